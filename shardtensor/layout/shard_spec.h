@@ -1,0 +1,153 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "shardtensor/layout/interval.h"
+#include "shardtensor/layout/mesh.h"
+#include "shardtensor/layout/partition.h"
+#include "shardtensor/layout/placement.h"
+
+namespace shardtensor {
+
+class ShardSpec;
+/// Interned: two equal specs that are alive at the same time are the same
+/// pointer, so that decisions are cached by address. Never null unless said.
+using SpecPtr = std::shared_ptr<const ShardSpec>;
+
+/// Everything about a sharded tensor but its data: global sizes, mesh, one
+/// placement per mesh axis, one partition per sharded dim. Every rank's box is
+/// known without communication. Several axes may shard one dim: its partition
+/// then has a piece for each combination, row-major in axis order.
+///
+/// Example: sizes (10, 4) on a mesh of 2 x 2 with (Shard(0), Shard(0)) and the
+/// partition {3, 3, 2, 2}: position 2, coordinates (1, 0), owns rows [6, 8).
+class ShardSpec {
+ public:
+  using Partitions = std::vector<std::optional<Partition>>;
+
+  ShardSpec(
+      MeshPtr mesh,
+      std::vector<int64_t> sizes,
+      std::vector<Placement> placements,
+      Partitions partitions); // use make_spec
+
+  const MeshPtr& mesh() const {
+    return mesh_;
+  }
+  int64_t dim() const {
+    return static_cast<int64_t>(sizes_.size());
+  }
+  const std::vector<int64_t>& sizes() const {
+    return sizes_;
+  }
+  int64_t size(int64_t dim) const {
+    return sizes_.at(dim);
+  }
+  int64_t numel() const;
+  const std::vector<Placement>& placements() const {
+    return placements_;
+  }
+  const Placement& placement(int64_t axis) const {
+    return placements_.at(axis);
+  }
+  const Partitions& partitions() const {
+    return partitions_;
+  }
+  bool is_sharded(int64_t dim) const {
+    return partitions_.at(dim).has_value();
+  }
+  /// Raises when the dim is not sharded.
+  const Partition& partition(int64_t dim) const;
+  /// The mesh axes that shard this dim, in order.
+  std::vector<int64_t> axes(int64_t dim) const;
+  /// The mesh axes with a Shard placement, in order.
+  std::vector<int64_t> sharded_axes() const;
+  std::vector<int64_t> partial_axes() const;
+  /// The dims with a partition, in order.
+  std::vector<int64_t> sharded_dims() const;
+  bool is_sharded() const {
+    return is_sharded_;
+  }
+  bool has_partial() const {
+    return has_partial_;
+  }
+  /// Every axis Replicate.
+  bool is_replicated() const {
+    return !is_sharded_ && !has_partial_;
+  }
+  /// No sharded dim has a repeated partition, see Note [Repeated partition].
+  bool is_contiguous() const;
+
+  /// The piece of `dim` that position owns; 0 for a dim that is not sharded.
+  int64_t piece(int64_t dim, int64_t position) const;
+  /// What position owns of `dim`, within one repetition of its partition.
+  Interval interval(int64_t dim, int64_t position) const;
+  /// This rank's.
+  Interval interval(int64_t dim) const {
+    return interval(dim, mesh_->position());
+  }
+  /// What position owns. Raises unless is_contiguous().
+  Box box(int64_t position) const;
+  std::vector<int64_t> local_sizes(int64_t position) const;
+  /// This rank's; all zero extents when it is not in the mesh.
+  const std::vector<int64_t>& local_sizes() const {
+    return local_sizes_;
+  }
+
+  size_t hash() const {
+    return hash_;
+  }
+  bool operator==(const ShardSpec& other) const;
+
+ private:
+  MeshPtr mesh_;
+  std::vector<int64_t> sizes_;
+  std::vector<Placement> placements_;
+  Partitions partitions_;
+  std::vector<int64_t> local_sizes_;
+  bool is_sharded_ = false;
+  bool has_partial_ = false;
+  size_t hash_ = 0;
+};
+
+/// Normalizes negative shard dims, gives each sharded dim without a partition
+/// torch.chunk's split, drops partitions of dims that no axis shards, checks
+/// everything and interns. Raises when the number of placements is not the
+/// mesh's number of axes, a shard dim is out of range, or a partition's extent
+/// or number of pieces does not fit; says the value and what was expected.
+SpecPtr make_spec(
+    const MeshPtr& mesh,
+    std::vector<int64_t> sizes,
+    std::vector<Placement> placements,
+    ShardSpec::Partitions partitions = {});
+
+/// The same mesh and sizes, every axis Replicate.
+SpecPtr replicated(const SpecPtr& spec);
+SpecPtr make_replicated(const MeshPtr& mesh, std::vector<int64_t> sizes);
+/// The same spec with each Partial axis made Replicate: the layout of a
+/// gradient.
+SpecPtr without_partial(const SpecPtr& spec);
+/// Only the given axis changes. Partitions of dims that keep all their axes
+/// are kept, others are chunked anew.
+SpecPtr with_placement(const SpecPtr& spec, int64_t axis, Placement placement);
+/// `dim` is no longer sharded: its axes become Replicate.
+SpecPtr without_shard(const SpecPtr& spec, int64_t dim);
+/// The same layout for other global sizes (same number of dims). Partitions of
+/// dims whose extent is unchanged are kept, others are chunked anew.
+SpecPtr with_sizes(const SpecPtr& spec, std::vector<int64_t> sizes);
+/// The same axes, `dim` cut as `partition` says (its extent becomes the size).
+SpecPtr with_partition(const SpecPtr& spec, int64_t dim, Partition partition);
+
+/// Live interned specs; for tests.
+int64_t interned_specs();
+
+/// "ShardSpec((10, 4) on Mesh(2): Shard(dim=0) [6, 4])".
+std::string to_string(const ShardSpec& spec);
+std::ostream& operator<<(std::ostream& out, const ShardSpec& spec);
+
+} // namespace shardtensor

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "shardtensor/layout/interval.h"
+#include "shardtensor/layout/shard_spec.h"
+
+namespace shardtensor {
+
+/// One box that moves between two mesh positions. `source` is in the local
+/// coordinates of src's tensor, `target` in those of dst's; same extents.
+struct Transfer {
+  int64_t src = 0;
+  int64_t dst = 0;
+  Box source;
+  Box target;
+  bool operator==(const Transfer&) const = default;
+};
+
+/// What one position does in an exchange: a linear map from the local tensors
+/// of all positions to new local tensors. Targets that no transfer reaches are
+/// zero; where several transfers reach one element they are summed
+/// (`accumulate`). The adjoint is the same exchange backwards.
+///
+/// For every pair (src, dst) the transfers stand in the same order in src's
+/// `sends` and in dst's `receives`: they travel in one message.
+struct ExchangePlan {
+  std::vector<int64_t> source_sizes; // local sizes before
+  std::vector<int64_t> target_sizes; // local sizes after
+  std::vector<Transfer> sends; // src is this position; dst may be, too
+  std::vector<Transfer> receives; // dst is this position; src may be, too
+  bool covers = false; // each target element is written exactly once
+  int64_t axis = -1; // >= 0: all peers differ in this mesh axis only
+
+  bool operator==(const ExchangePlan&) const = default;
+};
+
+/// The exchange that undoes the plan's direction: gradients flow back along
+/// every transfer and sum where one element was sent several times.
+ExchangePlan adjoint(const ExchangePlan& plan);
+
+/// Moves a tensor laid out as `from` into `to`; both of the same mesh and
+/// global sizes, contiguous partitions. A rank takes what it holds itself from
+/// itself, and from an axis on which `from` is Replicate only its own
+/// coordinate, so each element moves at most once. Where `from` is
+/// Partial(sum), every coordinate of that axis contributes and the pieces are
+/// summed: a reduce-scatter when `to` shards there. Raises when `to` is
+/// Partial on an axis where `from` is not the same Partial (that needs no
+/// messages), and when `from` is a Partial other than sum there.
+ExchangePlan plan_redistribute(
+    const SpecPtr& from,
+    const SpecPtr& to,
+    int64_t position);
+
+/// Bytes-independent cost: elements that cross between ranks, over all ranks.
+int64_t moved_elements(const SpecPtr& from, const SpecPtr& to);
+
+/// What this rank needs of one dim for a stencil, and from where: row i of the
+/// new local tensor is row `rows[i]` of the global one, or zero when rows[i]
+/// is -1. Consecutive rows travel as one box.
+using RowSource = std::vector<int64_t>;
+
+/// Gives every position, along each of `dims`, the global rows that
+/// `rows(dim, position)` names, from a tensor laid out as `spec`. Halo
+/// exchange of any width, boundary and geometry is this; corners included, one
+/// message per pair. `rows` must be the same function on all ranks and depend
+/// on position only through its coordinates on the axes that shard `dim`.
+ExchangePlan plan_gather_rows(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& dims,
+    const std::function<RowSource(int64_t dim, int64_t position)>& rows,
+    int64_t position);
+
+} // namespace shardtensor
