@@ -1,0 +1,447 @@
+"""Run test bodies on several ranks, quickly.
+
+A test reads as one function; its body runs on every rank at once:
+
+    from ranks import ranks, partitions, shard, sharded, assert_close, check_op
+
+    @ranks(1, 2, 3, 4, "2x2")                 # one pytest case per mesh
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_conv(mesh, stride):              # mesh: a DeviceMesh on the CPU
+        x = torch.arange(24.0).reshape(1, 1, 24)
+        for sizes in partitions(24, mesh.size()):
+            s = shard(x, mesh, [Shard(2)], {2: sizes})
+            assert_close(s * 2, x * 2)        # shape, dtype, this rank's piece
+            check_op(                         # values, gradients, 2nd order
+                lambda x, w: F.conv1d(x, w, stride=stride),
+                sharded(x.requires_grad_(), [Shard(2)], {2: sizes}),
+                torch.randn(1, 1, 3, requires_grad=True),  # stays plain
+                mesh=mesh, second_order=True)
+
+What there is:
+  ranks(1, 2, "2x2", ..., timeout=60)   the decorator
+  run(mesh, fn, *args)                  fn(device_mesh, *args) on all ranks;
+                                        a list with what each rank returned
+  run_isolated(n, fn, *args)            fresh processes, for tests that kill a
+                                        rank or break a group; fn(*args), one
+                                        Outcome per rank, never raises
+  uneven, partitions                    piece sizes to sweep
+  shard, sharded, assert_close, check_op, from_spec, piece
+                                        the oracle, see oracle.py
+
+`fn` and arguments travel by pickle; functions must be module level. A body
+may use pytest.raises, pytest.skip and picklable fixtures (tmp_path). Each body
+starts with the same seed on every rank and default dtype float32. The world
+(torch.distributed's default group) is exactly the ranks of the mesh.
+
+How: one process (the *seed*) imports torch once and never computes; workers
+are forked from it, a pool per number of ranks, and live for the whole pytest
+session. Where ranks disagree about the outcome, the pool is replaced, which
+costs 0.1 s. A body runs 1 ms after it is called.
+"""
+
+import ast
+import atexit
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import math
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
+
+import oracle
+import pytest
+from oracle import (  # noqa: F401  for tests: one import line
+    assert_close,
+    check_op,
+    from_spec,
+    partitions,
+    piece,
+    shard,
+    sharded,
+    uneven,
+)
+
+HERE = Path(__file__).resolve().parent
+# How long the other ranks may still take once one has failed, in seconds.
+GRACE = 3.0
+AXIS_NAMES = {1: ("domain",), 2: ("domain_h", "domain_w")}
+
+
+class RankError(Exception):
+    """What went wrong, rank by rank."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one rank's body came to. kind: ok, error, skip, died or timeout."""
+
+    kind: str
+    value: object = None
+    text: str = ""
+    layouts: tuple = ()  # the layouts that assert_close met, in order
+
+
+# ---- the decorator ----------------------------------------------------------
+
+
+def ranks(*meshes, timeout=60.0):
+    """Makes a test body run on every rank of each mesh: 3 or "2x2"."""
+
+    def decorate(body):
+        parameters = list(inspect.signature(body).parameters.values())
+        assert parameters[0].name == "mesh", "the body's first argument is mesh"
+
+        @functools.wraps(body)
+        def test(ranks, **arguments):
+            __tracebackhide__ = True
+            outcomes = _pool(ranks).call(ranks, body, (), arguments, timeout)
+            _report(outcomes)
+
+        test.body = body
+        parameter = inspect.Parameter("ranks", inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__ = inspect.Signature(
+            [p.replace(kind=p.KEYWORD_ONLY) for p in parameters[1:]] + [parameter]
+        )
+        del test.__wrapped__  # pytest would ask it for a fixture named mesh
+        return pytest.mark.parametrize("ranks", [str(m) for m in meshes])(test)
+
+    return decorate
+
+
+def run(mesh, fn, *args, timeout=60.0):
+    """fn(device_mesh, *args) on each rank of mesh (3, or "2x2"): the results."""
+    outcomes = _pool(str(mesh)).call(str(mesh), fn, args, {}, timeout)
+    bad = [o for o in outcomes if o.kind != "ok"]
+    if bad:
+        raise RankError(_describe(outcomes))
+    return [o.value for o in outcomes]
+
+
+def run_isolated(count, fn, *args, timeout=60.0, group_timeout=60.0):
+    """fn(*args) on `count` fresh ranks with a world of their own: Outcomes."""
+    pool = Pool(count, group_timeout)
+    try:
+        # One rank's failure is the point of such a test: wait for the others.
+        return pool.call(None, fn, args, {}, timeout, grace=timeout)
+    finally:
+        pool.stop()
+
+
+def _report(outcomes):
+    __tracebackhide__ = True
+    if all(o.kind == "skip" for o in outcomes):
+        pytest.skip(outcomes[0].text)
+    if any(o.kind != "ok" for o in outcomes):
+        pytest.fail(_describe(outcomes), pytrace=False)
+    if any(o.layouts != outcomes[0].layouts for o in outcomes):
+        lines = [f"rank {r}: {'; '.join(o.layouts)}" for r, o in enumerate(outcomes)]
+        pytest.fail("layouts differ between ranks\n" + "\n".join(lines), pytrace=False)
+
+
+def _describe(outcomes):
+    by_text = {}
+    for rank, outcome in enumerate(outcomes):
+        text = "finished" if outcome.kind == "ok" else f"{outcome.kind}\n{outcome.text}"
+        by_text.setdefault(text, []).append(rank)
+    parts = []
+    for text, who in by_text.items():
+        parts.append(f"---- rank {', '.join(map(str, who))}: {text}")
+    return "\n".join(parts)
+
+
+# ---- pools of workers -------------------------------------------------------
+
+_pools = {}
+_seed = None
+
+
+def _shape(mesh):
+    return tuple(int(n) for n in str(mesh).split("x"))
+
+
+def _pool(mesh):
+    count = math.prod(_shape(mesh))
+    if count not in _pools or _pools[count].broken:
+        if count in _pools:
+            _pools[count].stop()
+        _pools[count] = Pool(count)
+    return _pools[count]
+
+
+class Seed:
+    """The process that workers are forked from. It has imported torch and
+    started no thread."""
+
+    def __init__(self):
+        self.socket, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]}; "
+        code += f"import ranks; ranks._serve_seed({theirs.fileno()})"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment
+        )
+        theirs.close()
+
+    def request(self, message, descriptors=()):
+        socket.send_fds(self.socket, [json.dumps(message).encode()], descriptors)
+        reply = self.socket.recv(65536)
+        if not reply:
+            raise RankError("the process that forks test workers died; see its stderr")
+        return json.loads(reply)
+
+    def stop(self):
+        self.socket.close()
+        self.process.wait()
+
+
+def _stop_all():
+    global _seed
+    for pool in _pools.values():
+        pool.stop()
+    _pools.clear()
+    if _seed is not None:
+        _seed.stop()
+        _seed = None
+
+
+atexit.register(_stop_all)
+
+
+class Pool:
+    """`count` ranks with a world of their own."""
+
+    def __init__(self, count, group_timeout=60.0):
+        global _seed
+        if _seed is None:
+            _seed = Seed()
+        self.count = count
+        self.broken = False
+        self.folder = tempfile.mkdtemp(prefix="shardtensor-ranks-")
+        pairs = [socket.socketpair() for _ in range(count)]
+        message = {"fork": count, "folder": self.folder, "timeout": group_timeout}
+        theirs = [pair[1] for pair in pairs]
+        self.pids = _seed.request(message, [s.fileno() for s in theirs])
+        for end in theirs:
+            end.close()
+        self.pipes = [connection.Connection(pair[0].detach()) for pair in pairs]
+
+    def call(self, mesh, fn, args, kwargs, timeout, grace=GRACE):
+        path = inspect.getsourcefile(fn)
+        job = pickle.dumps((path, fn.__module__, fn.__qualname__, mesh, args, kwargs))
+        for pipe in self.pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send_bytes(job)
+        outcomes = self._collect(timeout, grace)
+        # An error that all ranks raise alike leaves no message under way.
+        kinds = {(o.kind, o.text.rstrip().rsplit("\n", 1)[-1]) for o in outcomes}
+        lost = any(o.kind in ("died", "timeout") for o in outcomes)
+        self.broken = lost or len(kinds) > 1
+        return outcomes
+
+    def _collect(self, timeout, grace):
+        outcomes = [None] * self.count
+        deadline = time.monotonic() + timeout
+        waiting = dict(zip(self.pipes, range(self.count), strict=True))
+        while waiting:
+            left = deadline - time.monotonic()
+            ready = connection.wait(list(waiting), max(left, 0))
+            if not ready:
+                break
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                outcomes[rank] = self._receive(pipe, rank)
+                if outcomes[rank].kind in ("error", "died"):
+                    deadline = min(deadline, time.monotonic() + grace)
+        for rank in waiting.values():
+            outcomes[rank] = self._stuck(rank)
+        return outcomes
+
+    def _receive(self, pipe, rank):
+        try:
+            return Outcome(*pipe.recv())
+        except (EOFError, ConnectionResetError):
+            status = _seed.request({"wait": self.pids[rank]})
+            self.pids[rank] = None
+            return Outcome("died", status, f"{_exit_text(status)}\n{self._stack(rank)}")
+
+    def _stuck(self, rank):
+        os.kill(self.pids[rank], signal.SIGUSR1)
+        time.sleep(0.1)
+        return Outcome("timeout", None, "still busy here:\n" + self._stack(rank))
+
+    def _stack(self, rank):
+        with open(os.path.join(self.folder, f"stack{rank}")) as file:
+            return file.read()
+
+    def stop(self):
+        for pipe in self.pipes:
+            pipe.close()
+        for pid in filter(None, self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _seed.request({"wait": pid})
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.pids = []
+
+
+def _exit_text(status):
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"
+
+
+# ---- in the seed and in the workers -----------------------------------------
+
+
+def _serve_seed(descriptor):
+    import torch
+    import torch.distributed.tensor  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import shardtensor  # noqa: F401
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
+    control = socket.socket(fileno=descriptor)
+    children = set()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 65536, 64)
+        if not data:
+            break
+        message = json.loads(data)
+        if "fork" in message:
+            reply = _fork_workers(control, message, descriptors)
+            children.update(reply)
+        else:
+            _, status = os.waitpid(message["wait"], 0)
+            children.discard(message["wait"])
+            reply = os.waitstatus_to_exitcode(status)
+        control.send(json.dumps(reply).encode())
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _fork_workers(control, message, descriptors):
+    pids = []
+    for rank, mine in enumerate(descriptors):
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            for other in descriptors:
+                if other != mine:
+                    os.close(other)
+            _worker(mine, rank, message["fork"], message["folder"], message["timeout"])
+        pids.append(pid)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pids
+
+
+def _worker(descriptor, rank, count, folder, group_timeout):
+    try:
+        stack = open(os.path.join(folder, f"stack{rank}"), "w")  # noqa: SIM115
+        faulthandler.enable(stack)
+        faulthandler.register(signal.SIGUSR1, stack)
+        pipe = connection.Connection(descriptor)
+        _init_world(rank, count, folder, group_timeout)
+        while True:
+            pipe.send(_outcome(*pickle.loads(pipe.recv_bytes())))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _init_world(rank, count, folder, group_timeout):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
+        MASTER_ADDR="localhost", MASTER_PORT="29500",
+    )  # fmt: skip
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(os.path.join(folder, "store"), count),
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=group_timeout),
+    )
+
+
+def _outcome(path, module, name, mesh, args, kwargs):
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    oracle.layouts.clear()
+    try:
+        fn = getattr(_load(path, module), name)
+        fn = getattr(fn, "body", fn)
+        value = fn(*([] if mesh is None else [_mesh(_shape(mesh))]), *args, **kwargs)
+        pickle.dumps(value)
+    except BaseException as error:
+        if isinstance(error, pytest.skip.Exception):
+            return "skip", None, str(error)
+        return "error", None, _format(error)
+    return "ok", value, "", tuple(oracle.layouts)
+
+
+def _format(error):
+    frames = traceback.TracebackException.from_exception(error)
+    # The reader wants the test, not the way to it.
+    while len(frames.stack) > 1 and frames.stack[0].filename == __file__:
+        frames.stack.pop(0)
+    return "".join(frames.format())
+
+
+class _RewrittenAsserts(importlib.machinery.SourceFileLoader):
+    """Loads a test file with pytest's explanations of failed assertions."""
+
+    def get_code(self, fullname):
+        from _pytest.assertion.rewrite import rewrite_asserts
+
+        source = self.get_data(self.path)
+        tree = ast.parse(source, self.path)
+        rewrite_asserts(tree, source, self.path)
+        return compile(tree, self.path, "exec", dont_inherit=True)
+
+
+@functools.cache
+def _load(path, name):
+    if name == __name__:
+        return sys.modules[name]
+    loader = _RewrittenAsserts(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _mesh(shape):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape, mesh_dim_names=AXIS_NAMES.get(len(shape)))
