@@ -32,7 +32,12 @@ struct ExchangePlan {
   std::vector<Transfer> sends; // src is this position; dst may be, too
   std::vector<Transfer> receives; // dst is this position; src may be, too
   bool covers = false; // each target element is written exactly once
-  int64_t axis = -1; // >= 0: all peers differ in this mesh axis only
+  // The next two are the same at every position, for they decide which
+  // collective runs: >= 0 when, at every position, all peers differ in this
+  // mesh axis only; and a bound of the elements in any one message between two
+  // different positions, 0 only when there is none at all.
+  int64_t axis = -1;
+  int64_t largest_message = 0;
 
   bool operator==(const ExchangePlan&) const = default;
 };
