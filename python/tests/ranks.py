@@ -367,7 +367,7 @@ def _worker(descriptor, rank, count, folder, group_timeout):
             pipe.send(_outcome(*pickle.loads(pipe.recv_bytes())))
     except (EOFError, BrokenPipeError):
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  whatever it is, the rank is lost
         traceback.print_exc()
         os._exit(1)
 
@@ -401,7 +401,7 @@ def _outcome(path, module, name, mesh, args, kwargs):
         fn = getattr(fn, "body", fn)
         value = fn(*([] if mesh is None else [_mesh(_shape(mesh))]), *args, **kwargs)
         pickle.dumps(value)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  reported by the caller
         if isinstance(error, pytest.skip.Exception):
             return "skip", None, str(error)
         return "error", None, _format(error)

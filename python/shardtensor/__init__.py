@@ -1,0 +1,1 @@
+"""Tensors sharded over ranks."""

@@ -1,0 +1,21 @@
+"""Starting a distributed program and describing its ranks."""
+
+from shardtensor.distributed.launch import (
+    Launch,
+    LaunchError,
+    detect_launch,
+)
+from shardtensor.distributed.manager import (
+    DistributedManager,
+    UndefinedGroupError,
+    UninitializedManagerError,
+)
+
+__all__ = [
+    "DistributedManager",
+    "Launch",
+    "LaunchError",
+    "UndefinedGroupError",
+    "UninitializedManagerError",
+    "detect_launch",
+]

@@ -1,0 +1,404 @@
+"""One object that knows the job: rank, device, groups and the global mesh."""
+
+import atexit
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardtensor.distributed.launch import Launch, detect_launch
+from shardtensor.mesh import forget_groups, whole_group
+
+TIMEOUT_VARIABLE = "SHARDTENSOR_DISTRIBUTED_TIMEOUT"
+
+
+class UninitializedManagerError(RuntimeError):
+    """DistributedManager() before DistributedManager.initialize()."""
+
+    def __init__(self):
+        super().__init__(
+            "DistributedManager(): call DistributedManager.initialize() first, "
+            "once per process"
+        )
+
+
+class UndefinedGroupError(KeyError):
+    """A group or mesh axis that nobody has created."""
+
+    def __init__(self, kind: str, name: str, known: Sequence[str]):
+        super().__init__(name)
+        known = ", ".join(known) or "none"
+        self.message = f"no {kind} named {name!r}; there are: {known}"
+
+    def __str__(self):
+        return self.message
+
+
+class DistributedManager:
+    """The job of this process. `initialize()` joins it, once; afterwards every
+    `DistributedManager()` is the same object.
+
+        DistributedManager.initialize()
+        manager = DistributedManager()
+        mesh = manager.initialize_mesh((-1, 2), ("data", "domain"))
+        x = x.to(manager.device)
+
+    Thread safety / ordering: initialize, cleanup, initialize_mesh,
+    get_mesh_group, create_process_subgroup and
+    create_orthogonal_process_group communicate: all ranks call them in the
+    same order.
+    """
+
+    _instance: "DistributedManager | None" = None
+
+    def __new__(cls):
+        if cls._instance is None:
+            raise UninitializedManagerError()
+        return cls._instance
+
+    # ---- joining and leaving ------------------------------------------------
+
+    @classmethod
+    def is_initialized(cls) -> bool:
+        return cls._instance is not None
+
+    @classmethod
+    def initialize(cls) -> None:
+        """Joins the job that the environment describes (see detect_launch), or
+        the process group that the program has made already. With one process
+        and no launcher nothing is opened. SHARDTENSOR_DISTRIBUTED_TIMEOUT
+        bounds every collective, in seconds."""
+        if cls.is_initialized():
+            warnings.warn(
+                "DistributedManager is initialized already; this call does nothing",
+                stacklevel=2,
+            )
+            return
+        if dist.is_initialized():
+            launch = _adopt()
+        else:
+            launch = detect_launch()
+            if launch.method != "single":
+                _join(launch)
+        cls._create(launch)
+
+    @classmethod
+    def setup(
+        cls,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int | None = None,
+        addr: str = "localhost",
+        port: int | str = 12355,
+        backend: str | None = None,
+        method: str = "env",
+    ) -> None:
+        """initialize() for a program that knows its place by other means."""
+        local_rank = rank if local_rank is None else local_rank
+        launch = Launch(rank, world_size, local_rank, addr, int(port), method)
+        _join(launch, backend)
+        cls._create(launch)
+
+    @classmethod
+    def _create(cls, launch):
+        manager = object.__new__(cls)
+        manager._launch = launch
+        manager._device = _device(launch)
+        manager._groups = {}
+        manager._group_ranks = {}
+        manager._global_mesh = None
+        manager._broadcast_buffers = False
+        manager._find_unused_parameters = False
+        cls._instance = manager
+        if manager._device.type == "cuda":
+            torch.cuda.set_device(manager._device)
+        atexit.register(cls._leave_quietly)
+
+    @classmethod
+    def cleanup(cls, barrier: bool = False) -> None:
+        """Leaves the job; initialize() may follow. `barrier` waits for the
+        other ranks first."""
+        if cls._instance is None:
+            return
+        cls._instance = None
+        atexit.unregister(cls._leave_quietly)
+        forget_groups()
+        if dist.is_initialized():
+            if barrier:
+                dist.barrier()
+            dist.destroy_process_group()
+
+    @classmethod
+    def _leave_quietly(cls):
+        with contextlib.suppress(RuntimeError):
+            cls.cleanup()
+
+    # ---- this process -------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._launch.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._launch.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank on this node."""
+        return self._launch.local_rank
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+    @property
+    def distributed(self) -> bool:
+        """Whether a launcher started this process (one rank counts)."""
+        return self._launch.method != "single"
+
+    @staticmethod
+    def get_available_backend() -> str:
+        return "nccl" if _use_nccl() else "gloo"
+
+    # ---- settings that programs hand to DistributedDataParallel -------------
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        return self._broadcast_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self._broadcast_buffers = bool(value)
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        return self._find_unused_parameters
+
+    @find_unused_parameters.setter
+    def find_unused_parameters(self, value: bool) -> None:
+        if value:
+            warnings.warn(
+                "find_unused_parameters=True makes DistributedDataParallel walk "
+                "the graph in every step; use it only if parameters are unused",
+                stacklevel=2,
+            )
+        self._find_unused_parameters = bool(value)
+
+    # ---- the global mesh ----------------------------------------------------
+
+    def initialize_mesh(
+        self, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]
+    ) -> DeviceMesh:
+        """A mesh over all ranks. One entry of `mesh_shape` may be -1: with 8
+        ranks, (-1, 2) is (4, 2). A single process gets a group of its own, so
+        that the same program runs without a launcher."""
+        shape = _mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
+        if not dist.is_initialized():
+            dist.init_process_group(
+                self.get_available_backend(),
+                store=dist.HashStore(),
+                rank=0,
+                world_size=1,
+            )
+        self._global_mesh = init_device_mesh(
+            self.device.type, shape, mesh_dim_names=tuple(mesh_dim_names)
+        )
+        return self._global_mesh
+
+    @property
+    def global_mesh(self) -> DeviceMesh:
+        """The mesh of initialize_mesh; one axis "world" if nobody called it."""
+        if self._global_mesh is None:
+            self.initialize_mesh((-1,), ("world",))
+        return self._global_mesh
+
+    def mesh(self, name: str | None = None) -> DeviceMesh:
+        """One axis of the global mesh; the global mesh itself for None."""
+        if name is None:
+            return self.global_mesh
+        if name not in self.mesh_dims:
+            raise UndefinedGroupError("mesh axis", name, list(self.mesh_dims))
+        return self.global_mesh[name]
+
+    @property
+    def mesh_dims(self) -> dict[str, int]:
+        """Axis name -> number of ranks; empty before there is a mesh."""
+        if self._global_mesh is None:
+            return {}
+        names = self._global_mesh.mesh_dim_names
+        return dict(zip(names, self._global_mesh.shape, strict=True))
+
+    def mesh_names(self) -> list[str]:
+        return list(self.mesh_dims)
+
+    def mesh_sizes(self) -> list[int]:
+        return list(self.mesh_dims.values())
+
+    def get_mesh_group(self, mesh: DeviceMesh) -> dist.ProcessGroup:
+        """The group of all ranks of a mesh of any number of axes. Made on the
+        first call, by the ranks of that mesh, then kept."""
+        return whole_group(mesh)
+
+    # ---- named groups -------------------------------------------------------
+
+    @property
+    def group_names(self) -> list[str]:
+        return list(self._groups)
+
+    def group(self, name: str | None = None) -> dist.ProcessGroup | None:
+        """The named group, or this rank's group along the mesh axis of that
+        name; None (torch's default group) for None."""
+        if name is None:
+            return None
+        if name in self._groups:
+            return self._groups[name]
+        if name in self.mesh_dims:
+            return self.global_mesh.get_group(name)
+        raise UndefinedGroupError("group", name, [*self._groups, *self.mesh_dims])
+
+    def group_size(self, name: str | None = None) -> int:
+        if name is None:
+            return self.world_size
+        return dist.get_world_size(self.group(name))
+
+    def group_rank(self, name: str | None = None) -> int:
+        if name is None:
+            return self.rank
+        return dist.get_rank(self.group(name))
+
+    def group_name(self, group: dist.ProcessGroup | None = None) -> str | None:
+        """The name under which a group was created; None for the default."""
+        if group is None:
+            return None
+        for name in [*self._groups, *self.mesh_dims]:
+            if self.group(name) is group:
+                return name
+        raise UndefinedGroupError("group", str(group), self.group_names)
+
+    @classmethod
+    def create_process_subgroup(
+        cls, name: str, size: int, group_name: str | None = None, verbose: bool = False
+    ) -> None:
+        """Cuts the ranks (or each group called `group_name`) into groups of
+        `size` consecutive ranks; `name` is then the one of this rank."""
+        manager = cls()
+        parents = [list(range(manager.world_size))]
+        if group_name is not None:
+            parents = manager._ranks_of(group_name)
+        if size < 1 or any(len(parent) % size for parent in parents):
+            raise ValueError(
+                f"create_process_subgroup: groups of {size} do not divide the "
+                f"{len(parents[0])} ranks of {group_name or 'the job'}"
+            )
+        ranks = [
+            parent[begin : begin + size]
+            for parent in parents
+            for begin in range(0, len(parent), size)
+        ]
+        manager._create_groups(name, ranks, verbose)
+
+    @classmethod
+    def create_orthogonal_process_group(
+        cls, orthogonal_group_name: str, group_name: str, verbose: bool = False
+    ) -> None:
+        """Groups that take one rank of each `group_name`: with groups [0, 1]
+        and [2, 3] these are [0, 2] and [1, 3]."""
+        manager = cls()
+        ranks = [
+            list(column) for column in zip(*manager._ranks_of(group_name), strict=True)
+        ]
+        manager._create_groups(orthogonal_group_name, ranks, verbose)
+
+    def _ranks_of(self, name):
+        if name not in self._group_ranks:
+            raise UndefinedGroupError("group", name, list(self._group_ranks))
+        return self._group_ranks[name]
+
+    def _create_groups(self, name, ranks, verbose):
+        if name in self._groups or name in self.mesh_dims:
+            raise ValueError(f"there is a group named {name!r} already")
+        if not self.distributed:
+            raise RuntimeError(
+                f"group {name!r}: this process was started without a launcher"
+            )
+        for members in ranks:
+            group = dist.new_group(members)
+            if self.rank in members:
+                self._groups[name] = group
+        self._group_ranks[name] = ranks
+        if verbose and self.rank == 0:
+            print(f"group {name!r}: {ranks}")
+
+    def __repr__(self):
+        return (
+            f"DistributedManager(rank {self.rank} of {self.world_size}, "
+            f"{self.device}, by {self._launch.method})"
+        )
+
+
+def _mesh_shape(shape, names, ranks):
+    """The shape with its -1 replaced, checked."""
+    if len(shape) == 0:
+        raise ValueError("initialize_mesh: the mesh needs at least one axis")
+    if len(shape) != len(names):
+        raise ValueError(
+            f"initialize_mesh: {len(shape)} axes {tuple(shape)} but "
+            f"{len(names)} names {tuple(names)}"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError(f"initialize_mesh: names {tuple(names)} are not unique")
+    known = math.prod(n for n in shape if n != -1)
+    wrong = ValueError(
+        f"initialize_mesh: a mesh of shape {tuple(shape)} does not have the "
+        f"{ranks} ranks of the job"
+    )
+    if list(shape).count(-1) > 1 or known < 1 or min(shape) < -1 or ranks % known:
+        raise wrong
+    shape = tuple(ranks // known if n == -1 else n for n in shape)
+    if math.prod(shape) != ranks:
+        raise wrong
+    return shape
+
+
+def _adopt():
+    """The launch of a process group that the program made itself."""
+    rank = dist.get_rank()
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return Launch(rank, dist.get_world_size(), local_rank, "", 0, "existing")
+
+
+def _join(launch, backend=None):
+    if dist.is_initialized():
+        raise RuntimeError("DistributedManager: there is a process group already")
+    timeout = os.environ.get(TIMEOUT_VARIABLE)
+    device = _device(launch)
+    dist.init_process_group(
+        # Both, so that host tensors can be reduced next to device tensors.
+        backend or ("cpu:gloo,cuda:nccl" if _use_nccl() else "gloo"),
+        init_method=f"tcp://{launch.address}:{launch.port}",
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timedelta(seconds=float(timeout)) if timeout else None,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def _device(launch):
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+
+
+def _use_nccl():
+    return torch.cuda.is_available() and dist.is_nccl_available()

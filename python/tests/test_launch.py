@@ -1,0 +1,86 @@
+"""What launchers say in the environment."""
+
+import pytest
+from shardtensor.distributed import Launch, LaunchError, detect_launch
+from shardtensor.distributed.launch import first_host
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "1234",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "100042",
+    "SLURM_STEP_NODELIST": "gpu[07-08],cpu1",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+METHOD = "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"
+
+
+def test_each_launcher_is_understood():
+    assert detect_launch(TORCHRUN) == Launch(5, 8, 1, "node0", 1234, "env")
+    assert detect_launch(SLURM) == Launch(3, 4, 1, "gpu07", 20042, "slurm")
+    assert detect_launch(OPENMPI) == Launch(1, 2, 1, "localhost", 29500, "openmpi")
+    assert detect_launch({}) == Launch(0, 1, 0, "localhost", 0, "single")
+
+
+def test_torchrun_wins_unless_another_method_is_chosen():
+    everything = {**TORCHRUN, **SLURM, **OPENMPI}
+    assert detect_launch(everything).method == "env"
+    assert detect_launch({**SLURM, **OPENMPI}).method == "slurm"
+    assert detect_launch({**everything, METHOD: "OPENMPI"}).method == "openmpi"
+    chosen = {**everything, "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD": "slurm"}
+    assert detect_launch(chosen).method == "slurm"
+    assert detect_launch({**chosen, METHOD: "ENV"}).method == "env"
+
+
+def test_the_address_of_rank_0_under_slurm():
+    assert detect_launch({**SLURM, "MASTER_ADDR": "here"}).address == "here"
+    assert detect_launch({**SLURM, "MASTER_PORT": "77"}).port == 77
+    rest = {k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"}
+    assert detect_launch({**rest, "SLURM_JOB_NODELIST": "a1,a2"}).address == "a1"
+    with_ip = {**rest, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
+    assert detect_launch(with_ip).address == "10.0.0.1"
+    with pytest.raises(LaunchError, match="no address of rank 0"):
+        detect_launch(rest)
+
+
+@pytest.mark.parametrize(
+    "nodes, first",
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[03-05,9],cpu1", "gpu03"),
+        ("gpu[9,11]", "gpu9"),
+        ("rack[1-2]-node[4-7]", "rack1-node4"),
+    ],
+)
+def test_first_host(nodes, first):
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    "environment, message",
+    [
+        ({METHOD: "PBS"}, "'PBS': expected one of ENV, SLURM, OPENMPI"),
+        ({METHOD: "ENV"}, "env: RANK is not set"),
+        ({METHOD: "SLURM"}, "slurm: SLURM_NTASKS or SLURM_NPROCS is not set"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK='x' is not an integer"),
+        ({**TORCHRUN, "RANK": "8"}, "rank 8 is outside a job of 8 processes"),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "local rank -1 < 0"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "need MASTER_ADDR"),
+    ],
+)
+def test_wrong_environments_say_what_is_missing(environment, message):
+    with pytest.raises(LaunchError, match=message):
+        detect_launch(environment)

@@ -1,0 +1,262 @@
+"""DistributedManager: one per process, from any launcher."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import ranks, run_isolated
+from shardtensor.distributed import (
+    DistributedManager,
+    UndefinedGroupError,
+    UninitializedManagerError,
+)
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def initialize_from(environment):
+    """In a worker: leaves its world and joins the one of `environment`."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update({k: v.replace("RANK", str(rank)) for k, v in environment.items()})
+    DistributedManager.initialize()
+    manager = DistributedManager()
+    x = torch.tensor(float(manager.rank + 1))
+    if manager.distributed:
+        dist.all_reduce(x)
+    text = repr(manager)
+    DistributedManager.cleanup(barrier=True)
+    assert not dist.is_initialized()
+    assert not DistributedManager.is_initialized()
+    return manager.rank, manager.world_size, manager.local_rank, x.item(), text
+
+
+def values(outcomes):
+    assert [o.kind for o in outcomes] == ["ok"] * len(outcomes), outcomes
+    return [o.value for o in outcomes]
+
+
+LAUNCHERS = {
+    "env": {"RANK": "RANK", "WORLD_SIZE": "2", "LOCAL_RANK": "RANK"},
+    "slurm": {
+        "SLURM_PROCID": "RANK",
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": "RANK",
+        "SLURM_STEP_NODELIST": "localhost",
+    },
+    "openmpi": {
+        "OMPI_COMM_WORLD_RANK": "RANK",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "RANK",
+    },
+}
+
+
+def launched(launcher, port):
+    environment = {**LAUNCHERS[launcher], "MASTER_PORT": str(port)}
+    return initialize_from({k: str(v) for k, v in environment.items()})
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_initialize_joins_the_job_of_each_launcher(launcher):
+    got = values(run_isolated(2, launched, launcher, free_port()))
+    for rank, (mine, size, local, total, text) in enumerate(got):
+        assert (mine, size, local, total) == (rank, 2, rank, 3.0)
+        assert f"rank {rank} of 2" in text and f"by {launcher}" in text
+
+
+def single():
+    got = initialize_from({})
+    DistributedManager.initialize()
+    manager = DistributedManager()
+    assert not manager.distributed and not dist.is_initialized()
+    mesh = manager.initialize_mesh((1, -1), ("a", "b"))
+    assert mesh.shape == (1, 1)
+    assert manager.group_size("a") == 1
+    with pytest.raises(RuntimeError, match="without a launcher"):
+        DistributedManager.create_process_subgroup("g", 1)
+    return got
+
+
+def test_without_a_launcher_there_is_one_rank_and_no_group():
+    got = values(run_isolated(1, single))
+    assert got[0][:4] == (0, 1, 0, 1.0)
+
+
+def test_torchrun(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import torch, torch.distributed as dist
+        from shardtensor.distributed import DistributedManager
+        DistributedManager.initialize()
+        m = DistributedManager()
+        mesh = m.initialize_mesh((-1,), ("domain",))
+        x = torch.ones(1)
+        dist.all_reduce(x, group=m.group("domain"))
+        print(f"{m!r} {m.group_rank('domain')} sum {x.item()}", flush=True)
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+         "--standalone", str(program)],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert (
+            f"DistributedManager(rank {rank} of 2, cpu, by env) {rank} sum 2.0"
+            in done.stdout
+        )
+
+
+def adopted():
+    """The manager of a worker's own world."""
+    DistributedManager._instance = None
+    DistributedManager.initialize()
+    return DistributedManager()
+
+
+@ranks(1, 2, 4)
+def test_it_is_one_object_that_adopts_an_existing_group(mesh):
+    manager = adopted()
+    assert DistributedManager() is manager
+    assert (manager.rank, manager.world_size) == (dist.get_rank(), mesh.size())
+    assert manager.device == torch.device("cpu") and not manager.cuda
+    assert manager.distributed and manager.get_available_backend() == "gloo"
+    with pytest.warns(UserWarning, match="initialized already"):
+        DistributedManager.initialize()
+    with pytest.raises(RuntimeError, match="a process group already"):
+        DistributedManager.setup(rank=0, world_size=1)
+
+
+def test_it_must_be_initialized_first():
+    assert not DistributedManager.is_initialized()
+    with pytest.raises(UninitializedManagerError, match=r"initialize\(\) first"):
+        DistributedManager()
+
+
+@ranks(4)
+def test_a_mesh_finds_its_missing_extent(mesh):
+    manager = adopted()
+    assert manager.mesh_dims == {} and manager.mesh_names() == []
+    assert manager.global_mesh.mesh_dim_names == ("world",)
+    grid = manager.initialize_mesh((-1, 2), ("data", "domain"))
+    assert grid.shape == (2, 2) and manager.global_mesh is grid
+    assert manager.mesh_dims == {"data": 2, "domain": 2}
+    assert manager.mesh_sizes() == [2, 2]
+    assert manager.mesh() is grid
+    assert manager.mesh("domain").mesh_dim_names == ("domain",)
+    assert manager.group_size("data") == 2 and manager.group_size() == 4
+    assert manager.group_rank("data") == manager.rank // 2
+    assert manager.group_rank("domain") == manager.rank % 2
+    assert manager.group_rank() == manager.rank
+    assert manager.group_name(manager.group("domain")) == "domain"
+    assert manager.group_name() is None and manager.group() is None
+    with pytest.raises(UndefinedGroupError, match="no mesh axis named 'x'"):
+        manager.mesh("x")
+    with pytest.raises(UndefinedGroupError, match="are: data, domain"):
+        manager.group("x")
+
+
+@ranks(4)
+@pytest.mark.parametrize(
+    "shape, names, message",
+    [
+        ((), (), "at least one axis"),
+        ((2, 2), ("a",), "2 axes .* but 1 names"),
+        ((2, 2), ("a", "a"), "not unique"),
+        ((3, -1), ("a", "b"), r"\(3, -1\) does not have the 4 ranks"),
+        ((2, 1), ("a", "b"), r"\(2, 1\) does not have the 4 ranks"),
+        ((-1, -1), ("a", "b"), "does not have the 4 ranks"),
+        ((0, -1), ("a", "b"), "does not have the 4 ranks"),
+    ],
+)
+def test_a_wrong_mesh_is_an_error(mesh, shape, names, message):
+    with pytest.raises(ValueError, match=message):
+        adopted().initialize_mesh(shape, names)
+
+
+@ranks(4)
+def test_a_mesh_of_several_axes_has_one_group(mesh):
+    manager = adopted()
+    grid = manager.initialize_mesh((2, 2), ("a", "b"))
+    assert manager.get_mesh_group(grid) is dist.group.WORLD
+    assert manager.get_mesh_group(grid["b"]) is grid.get_group("b")
+    corner = DeviceMesh("cpu", [[0, 1]])
+    if manager.rank < 2:
+        group = manager.get_mesh_group(corner)
+        assert dist.get_world_size(group) == 2
+        assert manager.get_mesh_group(corner) is group
+        x = torch.ones(1)
+        dist.all_reduce(x, group=group)
+        assert x.item() == 2
+
+
+@ranks(4)
+def test_groups_of_consecutive_and_of_orthogonal_ranks(mesh):
+    manager = adopted()
+    DistributedManager.create_process_subgroup("pair", 2)
+    DistributedManager.create_orthogonal_process_group("across", "pair")
+    DistributedManager.create_process_subgroup("alone", 1, group_name="pair")
+    assert dist.get_process_group_ranks(manager.group("pair")) == [
+        [0, 1], [0, 1], [2, 3], [2, 3]
+    ][manager.rank]  # fmt: skip
+    assert dist.get_process_group_ranks(manager.group("across")) == [
+        [0, 2], [1, 3], [0, 2], [1, 3]
+    ][manager.rank]  # fmt: skip
+    assert dist.get_process_group_ranks(manager.group("alone")) == [manager.rank]
+    assert manager.group_names == ["pair", "across", "alone"]
+    assert manager.group_name(manager.group("pair")) == "pair"
+    with pytest.raises(ValueError, match="groups of 3 do not divide the 4 ranks"):
+        DistributedManager.create_process_subgroup("three", 3)
+    with pytest.raises(ValueError, match="a group named 'pair' already"):
+        DistributedManager.create_process_subgroup("pair", 2)
+    with pytest.raises(UndefinedGroupError, match="no group named 'none'"):
+        DistributedManager.create_orthogonal_process_group("x", "none")
+
+
+@ranks(1)
+def test_settings_for_data_parallel(mesh):
+    manager = adopted()
+    assert not manager.broadcast_buffers and not manager.find_unused_parameters
+    manager.broadcast_buffers = True
+    with pytest.warns(UserWarning, match="walk the graph"):
+        manager.find_unused_parameters = True
+    assert manager.broadcast_buffers and manager.find_unused_parameters
+
+
+def time_limit():
+    os.environ["SHARDTENSOR_DISTRIBUTED_TIMEOUT"] = "0.5"
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.initialize()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="(?i)timed? ?out"):
+            dist.barrier()
+    else:
+        time.sleep(1)
+
+
+def timed(port):
+    os.environ["MASTER_PORT"] = str(port)
+    time_limit()
+
+
+def test_the_time_limit_bounds_collectives():
+    values(run_isolated(2, timed, free_port()))
