@@ -35,10 +35,13 @@ inline Interval intersect(const Interval& a, const Interval& b) {
 /// One interval per tensor dim. A box with an empty interval has no elements.
 using Box = std::vector<Interval>;
 
+/// Dim by dim. Raises when the numbers of dims differ.
 Box intersect(const Box& a, const Box& b);
+/// 1 for a box without dims.
 int64_t numel(const Box& box);
 std::vector<int64_t> extents(const Box& box);
 
+/// "[2, 7)".
 std::ostream& operator<<(std::ostream& out, const Interval& interval);
 
 } // namespace shardtensor

@@ -70,7 +70,8 @@ class Partition {
 
   /// Cut points times `by`: the partition of dims (n, by) merged.
   Partition scaled(int64_t by) const;
-  /// The same cut, repeated `times` as often: dims (times, n) merged.
+  /// The same cut, repeated `times` as often: dims (times, n) merged. Zero
+  /// times leaves every piece empty.
   Partition repeated(int64_t times) const;
 
   bool operator==(const Partition&) const = default;
@@ -80,6 +81,7 @@ class Partition {
   int64_t repeat_ = 1;
 };
 
+/// "[3, 2]"; "2 x [3, 2]" when it is repeated.
 std::ostream& operator<<(std::ostream& out, const Partition& partition);
 
 } // namespace shardtensor
