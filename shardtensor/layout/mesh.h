@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <ostream>
@@ -24,9 +25,11 @@ class Mesh {
     std::vector<int64_t> shape;
     std::vector<int64_t> ranks; // row-major, global ranks
     std::vector<std::string> axis_names; // empty, or one per axis
-    std::vector<std::string> axis_groups; // of this process, one per axis
+    std::vector<std::string> axis_groups; // of this process; as axis_names
     std::string group; // all ranks of the mesh
     int64_t position = -1; // of this process; -1: not in the mesh
+
+    bool operator==(const Options&) const = default;
   };
 
   explicit Mesh(Options options); // use make_mesh
@@ -65,7 +68,9 @@ class Mesh {
   /// axes shard together belongs to `position`.
   int64_t piece(int64_t position, const std::vector<int64_t>& axes) const;
 
+  /// "" when the axes have no names.
   const std::string& axis_name(int64_t axis) const;
+  /// Raises when the mesh was made without groups.
   const std::string& group(int64_t axis) const;
   const std::string& group() const {
     return options_.group;
@@ -79,11 +84,14 @@ class Mesh {
   std::vector<int64_t> strides_;
 };
 
-/// Raises unless the shape's product is the number of ranks, ranks increase
-/// in row-major order (process groups order their members so: a position is
-/// then the rank in `group`, a coordinate the rank in the axis group), and names and
-/// groups are one per axis.
+/// Raises unless there is an axis, the shape's product is the number of ranks,
+/// ranks increase in row-major order (process groups order their members so: a
+/// position is then the rank in `group`, a coordinate the rank in the axis
+/// group), names differ, and names and groups are one per axis where given.
 MeshPtr make_mesh(Mesh::Options options);
+
+/// Live interned meshes; for tests.
+int64_t interned_meshes();
 
 /// "Mesh(2x2: dp, domain)".
 std::ostream& operator<<(std::ostream& out, const Mesh& mesh);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -64,7 +65,9 @@ class ShardSpec {
   /// Raises when the dim is not sharded.
   const Partition& partition(int64_t dim) const;
   /// The mesh axes that shard this dim, in order.
-  std::vector<int64_t> axes(int64_t dim) const;
+  const std::vector<int64_t>& axes(int64_t dim) const {
+    return axes_.at(dim);
+  }
   /// The mesh axes with a Shard placement, in order.
   std::vector<int64_t> sharded_axes() const;
   std::vector<int64_t> partial_axes() const;
@@ -87,10 +90,8 @@ class ShardSpec {
   int64_t piece(int64_t dim, int64_t position) const;
   /// What position owns of `dim`, within one repetition of its partition.
   Interval interval(int64_t dim, int64_t position) const;
-  /// This rank's.
-  Interval interval(int64_t dim) const {
-    return interval(dim, mesh_->position());
-  }
+  /// This rank's; {0, 0} when it is not in the mesh.
+  Interval interval(int64_t dim) const;
   /// What position owns. Raises unless is_contiguous().
   Box box(int64_t position) const;
   std::vector<int64_t> local_sizes(int64_t position) const;
@@ -102,6 +103,7 @@ class ShardSpec {
   size_t hash() const {
     return hash_;
   }
+  /// All parts but the hash; make_spec keeps the pointers of equal specs equal.
   bool operator==(const ShardSpec& other) const;
 
  private:
@@ -109,6 +111,7 @@ class ShardSpec {
   std::vector<int64_t> sizes_;
   std::vector<Placement> placements_;
   Partitions partitions_;
+  std::vector<std::vector<int64_t>> axes_; // per dim
   std::vector<int64_t> local_sizes_;
   bool is_sharded_ = false;
   bool has_partial_ = false;
@@ -141,6 +144,7 @@ SpecPtr without_shard(const SpecPtr& spec, int64_t dim);
 /// dims whose extent is unchanged are kept, others are chunked anew.
 SpecPtr with_sizes(const SpecPtr& spec, std::vector<int64_t> sizes);
 /// The same axes, `dim` cut as `partition` says (its extent becomes the size).
+/// Raises when `dim` is not sharded.
 SpecPtr with_partition(const SpecPtr& spec, int64_t dim, Partition partition);
 
 /// Live interned specs; for tests.
