@@ -47,12 +47,12 @@ struct ExchangePlan {
 ExchangePlan adjoint(const ExchangePlan& plan);
 
 /// Moves a tensor laid out as `from` into `to`; both of the same mesh and
-/// global sizes, contiguous partitions. A rank takes what it holds itself from
-/// itself, and from an axis on which `from` is Replicate only its own
-/// coordinate, so each element moves at most once. Where `from` is
-/// Partial(sum), every coordinate of that axis contributes and the pieces are
-/// summed: a reduce-scatter when `to` shards there. Raises when `to` is
-/// Partial on an axis where `from` is not the same Partial (that needs no
+/// global sizes. A repeated partition takes one box per repetition. A rank
+/// takes what it holds itself from itself, and from an axis on which `from` is
+/// Replicate only its own coordinate, so each element moves at most once. Where
+/// `from` is Partial(sum), every coordinate of that axis contributes and the
+/// pieces are summed: a reduce-scatter when `to` shards there. Raises when `to`
+/// is Partial on an axis where `from` is not the same Partial (that needs no
 /// messages), and when `from` is a Partial other than sum there.
 ExchangePlan plan_redistribute(
     const SpecPtr& from,
@@ -60,6 +60,8 @@ ExchangePlan plan_redistribute(
     int64_t position);
 
 /// Bytes-independent cost: elements that cross between ranks, over all ranks.
+/// A Partial that is reduced counts as Partial(sum) does; one that `to` adds
+/// costs nothing. Never raises for a combination of placements.
 int64_t moved_elements(const SpecPtr& from, const SpecPtr& to);
 
 /// What this rank needs of one dim for a stencil, and from where: row i of the

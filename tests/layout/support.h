@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -204,7 +205,23 @@ inline void check_pairs(const std::vector<ExchangePlan>& plans) {
   }
 }
 
-/// `axis` and `is_local` are what the transfers of all positions together say.
+/// The most elements that any position sends to another one.
+inline int64_t largest_message(const std::vector<ExchangePlan>& plans) {
+  int64_t largest = 0;
+  for (const ExchangePlan& plan : plans) {
+    std::map<int64_t, int64_t> elements;
+    for (const Transfer& transfer : plan.sends) {
+      if (transfer.dst != transfer.src) {
+        elements[transfer.dst] += numel(transfer.source);
+        largest = std::max(largest, elements[transfer.dst]);
+      }
+    }
+  }
+  return largest;
+}
+
+/// `axis` and `largest_message` are what the transfers of all positions
+/// together say.
 inline void check_axis(
     const Mesh& mesh,
     const std::vector<ExchangePlan>& plans) {
@@ -220,7 +237,9 @@ inline void check_axis(
     }
   }
   for (const ExchangePlan& plan : plans) {
-    ASSERT_EQ(plan.is_local, crossed.empty());
+    ASSERT_EQ(plan.largest_message == 0, crossed.empty());
+    ASSERT_GE(plan.largest_message, largest_message(plans));
+    ASSERT_EQ(plan.largest_message, plans.front().largest_message);
     ASSERT_EQ(plan.axis, crossed.size() == 1 ? *crossed.begin() : -1);
   }
 }
