@@ -1,0 +1,164 @@
+// The part of Stencil that follows PyTorch's interpolation index arithmetic.
+// Its functions are used as they are, in the precision PyTorch uses, so that
+// an output never reads another row than it does unsharded.
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/native/UpSample.h>
+
+#include "shardtensor/halo/stencil.h"
+
+namespace shardtensor {
+
+namespace {
+
+using Mode = Resample::Mode;
+
+Taps single(int64_t row) {
+  Taps taps;
+  taps.count = 1;
+  taps.rows[0] = row;
+  taps.weights[0] = 1;
+  return taps;
+}
+
+// at::native::nearest_idx serves CUDA and backward; the CPU's forward works in
+// the data's precision, ignores the special cases and rounds once where the
+// compiler fuses multiply and add.
+template <typename Real>
+Taps nearest_taps(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output) {
+  const Real scale = at::native::area_pixel_compute_scale<Real>(
+      input, output, /*align_corners=*/false, how.scale);
+  const Real half = 0.5;
+  const Real at = how.mode == Mode::Nearest
+      ? scale * static_cast<Real>(o)
+      : std::fma(scale, static_cast<Real>(o) + half, -half) + half;
+  const auto row = static_cast<int64_t>(std::floor(static_cast<float>(at)));
+  return single(std::min(row, input - 1));
+}
+
+template <typename Real>
+Taps linear_taps(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output) {
+  const Real scale = at::native::area_pixel_compute_scale<Real>(
+      input, output, how.align_corners, how.scale);
+  Taps taps;
+  taps.count = 2;
+  Real low = 0;
+  Real high = 0;
+  at::native::compute_source_index_and_lambda<Real, Real>(
+      taps.rows[0],
+      taps.rows[1],
+      low,
+      high,
+      scale,
+      o,
+      input,
+      output,
+      how.align_corners);
+  taps.weights[0] = low;
+  taps.weights[1] = high;
+  return taps;
+}
+
+template <typename Real>
+Taps cubic_taps(const Resample& how, int64_t o, int64_t input, int64_t output) {
+  const Real scale = at::native::area_pixel_compute_scale<Real>(
+      input, output, how.align_corners, how.scale);
+  const Real at = at::native::area_pixel_compute_source_index<Real>(
+      scale, o, how.align_corners, /*cubic=*/true);
+  int64_t row = 0;
+  Real t = 0;
+  at::native::guard_index_and_lambda(at, input, row, t);
+  Real weights[4];
+  at::native::get_cubic_upsample_coefficients<Real>(weights, t);
+  Taps taps;
+  taps.count = 4;
+  for (int64_t j = 0; j < 4; ++j) {
+    taps.rows[j] = std::clamp<int64_t>(row - 1 + j, 0, input - 1);
+    taps.weights[j] = weights[j];
+  }
+  return taps;
+}
+
+} // namespace
+
+Taps Stencil::taps(int64_t o) const {
+  const bool wide = how_.double_precision;
+  switch (how_.mode) {
+    case Mode::Nearest:
+    case Mode::NearestExact:
+      return wide ? nearest_taps<double>(how_, o, input_, output_)
+                  : nearest_taps<float>(how_, o, input_, output_);
+    case Mode::Linear:
+      return wide ? linear_taps<double>(how_, o, input_, output_)
+                  : linear_taps<float>(how_, o, input_, output_);
+    case Mode::Cubic:
+      return wide ? cubic_taps<double>(how_, o, input_, output_)
+                  : cubic_taps<float>(how_, o, input_, output_);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+double Stencil::local_scale() const {
+  if (output_ == input_ && how_.mode == Mode::Linear) {
+    return 1; // PyTorch copies, whatever the scale
+  }
+  return how_.scale.has_value() && *how_.scale > 0
+      ? *how_.scale
+      : static_cast<double>(output_) / static_cast<double>(input_);
+}
+
+// Note [Shift-invariant interpolation]
+// With s rows per output, outputs shifted by a read rows shifted by a * s. If
+// s is a small multiple of a small power of two (doubling, halving, ...) there
+// is a small a for which a * s is whole, and positions are exact in floating
+// point: the local operator then repeats the global one's arithmetic.
+bool Stencil::is_shift_invariant() const {
+  constexpr double kFinest = 16;
+  const double rows_per_output = 1 / local_scale();
+  const double steps = rows_per_output * kFinest;
+  return !how_.align_corners && input_ > 0 && steps == std::floor(steps) &&
+      steps >= 1 && rows_per_output <= kFinest;
+}
+
+StencilPiece Stencil::shifted_piece(const Interval& outputs) const {
+  const double rows_per_output = 1 / local_scale();
+  int64_t period = 1; // outputs after which positions repeat
+  while (period * rows_per_output != std::floor(period * rows_per_output)) {
+    period *= 2;
+  }
+  const auto step = static_cast<int64_t>(period * rows_per_output);
+  const Interval needed = reads(outputs);
+  // No output that is kept reads before `needed`: there is nothing to clamp at
+  // either end that the global operator does not clamp there, too.
+  const int64_t start = std::min(needed.begin / step, outputs.begin / period);
+  return {
+      {start * step, needed.end},
+      0,
+      outputs.begin - start * period,
+      outputs.extent()};
+}
+
+int64_t Stencil::local_outputs(const StencilPiece& piece) const {
+  const double scale = local_scale();
+  const int64_t rows = piece.rows.extent();
+  int64_t outputs = std::max<int64_t>(1, piece.crop + piece.outputs);
+  // Copying and doubling are special cases that PyTorch recognizes by the
+  // extents, whatever the scale: one more output, not kept, avoids them.
+  while ((outputs == rows && scale != 1) ||
+         (outputs == 2 * rows && scale != 2)) {
+    ++outputs;
+  }
+  return outputs;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,255 @@
+#include "shardtensor/halo/stencil.h"
+
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+namespace shardtensor {
+
+namespace {
+
+// Rounded towards minus infinity; b > 0.
+int64_t floor_div(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return -floor_div(-a, b);
+}
+
+// The number of outputs with anchor < row: anchors grow, so bisect.
+int64_t outputs_before(const Stencil& stencil, int64_t row) {
+  int64_t low = 0;
+  int64_t high = stencil.output();
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (stencil.anchor(middle) < row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+} // namespace
+
+Stencil::Stencil(Kind kind, int64_t input, int64_t output)
+    : kind_(kind), input_(input), output_(output) {}
+
+Stencil Stencil::conv(Window window, int64_t input, int64_t output) {
+  Stencil stencil(Kind::Conv, input, output);
+  stencil.window_ = window;
+  return stencil;
+}
+
+Stencil Stencil::pool(Window window, int64_t input, int64_t output) {
+  Stencil stencil(Kind::Pool, input, output);
+  stencil.window_ = window;
+  return stencil;
+}
+
+Stencil Stencil::conv_transpose(Window window, int64_t input, int64_t output) {
+  Stencil stencil(Kind::ConvTranspose, input, output);
+  stencil.window_ = window;
+  return stencil;
+}
+
+Stencil Stencil::adaptive(int64_t input, int64_t output) {
+  return Stencil(Kind::Adaptive, input, output);
+}
+
+Stencil Stencil::resample(Resample how, int64_t input, int64_t output) {
+  Stencil stencil(Kind::Resample, input, output);
+  stencil.how_ = how;
+  return stencil;
+}
+
+Interval Stencil::reads(int64_t o) const {
+  const auto& w = window_;
+  switch (kind_) {
+    case Kind::Conv:
+    case Kind::Pool: {
+      const int64_t first = o * w.stride - w.padding;
+      return {first, first + w.span()};
+    }
+    case Kind::ConvTranspose: {
+      const int64_t first = ceil_div(o + w.padding - (w.span() - 1), w.stride);
+      // Empty where the stride leaves a gap between two kernels.
+      return {first, std::max(first, floor_div(o + w.padding, w.stride) + 1)};
+    }
+    case Kind::Adaptive:
+      return {o * input_ / output_, ceil_div((o + 1) * input_, output_)};
+    case Kind::Resample: {
+      const Taps t = taps(o);
+      const auto [low, high] = std::minmax_element(t.rows, t.rows + t.count);
+      return {*low, *high + 1};
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+Interval Stencil::reads(const Interval& outputs) const {
+  return {reads(outputs.begin).begin, reads(outputs.end - 1).end};
+}
+
+int64_t Stencil::anchor(int64_t o) const {
+  const auto& w = window_;
+  switch (kind_) {
+    case Kind::Conv:
+    case Kind::Pool:
+      return o * w.stride - w.padding + (w.span() - 1) / 2;
+    case Kind::ConvTranspose: {
+      // Input i owns `stride` outputs in the middle of the span it writes.
+      const int64_t overlap = std::max<int64_t>(0, w.span() - w.stride);
+      return floor_div(o + w.padding - (overlap + 1) / 2, w.stride);
+    }
+    case Kind::Adaptive:
+    case Kind::Resample:
+      return (2 * o + 1) * input_ / (2 * output_);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+int64_t Stencil::smallest_input() const {
+  const bool windows = kind_ == Kind::Conv || kind_ == Kind::Pool;
+  return windows ? window_.span() : 1;
+}
+
+StencilPiece Stencil::piece(const Interval& outputs) const {
+  if (outputs.empty()) {
+    return {{-smallest_input(), 0}, 0, 0, 0};
+  }
+  switch (kind_) {
+    case Kind::Conv:
+      return conv_piece(outputs);
+    case Kind::Pool:
+      return pool_piece(outputs);
+    case Kind::ConvTranspose:
+      return conv_transpose_piece(outputs);
+    case Kind::Adaptive:
+      return {reads(outputs), 0, 0, outputs.extent()};
+    case Kind::Resample:
+      return is_shift_invariant()
+          ? shifted_piece(outputs)
+          : StencilPiece{reads(outputs), 0, 0, outputs.extent()};
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// Padding is gathered as rows of zeros, at no cost: gathering copies anyway.
+StencilPiece Stencil::conv_piece(const Interval& outputs) const {
+  return {reads(outputs), 0, 0, outputs.extent()};
+}
+
+// Padding is never data in a pooling (it is not a candidate for a maximum, it
+// counts or not in an average), so the local operator pads as the global one
+// does. Local windows then start at L - padding for a multiple L of the stride;
+// those that see padding where the domain goes on are dropped.
+StencilPiece Stencil::pool_piece(const Interval& outputs) const {
+  const auto& w = window_;
+  const int64_t skipped =
+      std::min(outputs.begin, ceil_div(w.padding, w.stride));
+  const int64_t first = (outputs.begin - skipped) * w.stride;
+  return {
+      {first, std::min(input_, reads(outputs.end - 1).end)},
+      w.padding,
+      skipped,
+      outputs.extent()};
+}
+
+// Inputs [f, l) write the outputs from f * stride - padding on, without gaps
+// when called with no padding. Where the kernel is shorter than the stride the
+// interval is widened so that all outputs are among them, and rows outside the
+// input come as zeros: each output then gets its bias, also those that
+// output_padding adds.
+StencilPiece Stencil::conv_transpose_piece(const Interval& outputs) const {
+  const auto& w = window_;
+  const int64_t reach = w.span() - 1;
+  const int64_t a = outputs.begin + w.padding;
+  const int64_t b = outputs.end - 1 + w.padding;
+  const int64_t first =
+      std::min(ceil_div(a - reach, w.stride), floor_div(a, w.stride));
+  const int64_t last =
+      std::max(floor_div(b, w.stride), ceil_div(b - reach, w.stride));
+  return {{first, last + 1}, 0, a - first * w.stride, outputs.extent()};
+}
+
+Partition own_outputs(const Stencil& stencil, const Partition& input) {
+  std::vector<int64_t> sizes;
+  int64_t before = 0;
+  for (int64_t piece = 0; piece < input.pieces(); ++piece) {
+    const int64_t end = input.interval(piece).end;
+    const int64_t upto = end == 0 ? 0
+        : end == input.extent()   ? stencil.output()
+                                  : outputs_before(stencil, end);
+    sizes.push_back(upto - before);
+    before = upto;
+  }
+  // Without a single input row no piece has a claim: the last one takes all.
+  sizes.back() += stencil.output() - before;
+  return Partition(sizes);
+}
+
+StencilPlan plan_stencil(const Stencil& stencil, const Partition& input) {
+  StencilPlan plan{own_outputs(stencil, input), {}, true};
+  for (int64_t p = 0; p < input.pieces(); ++p) {
+    plan.pieces.push_back(stencil.piece(plan.outputs.interval(p)));
+    plan.is_local &= plan.pieces.back().rows == input.interval(p);
+  }
+  return plan;
+}
+
+const char* to_string(Boundary boundary) {
+  switch (boundary) {
+    case Boundary::None:
+      return "none";
+    case Boundary::Zeros:
+      return "zeros";
+    case Boundary::Periodic:
+      return "periodic";
+    case Boundary::Reflect:
+      return "reflect";
+    case Boundary::Replicate:
+      return "replicate";
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+int64_t boundary_row(int64_t row, int64_t extent, Boundary boundary) {
+  if (row >= 0 && row < extent) {
+    return row;
+  }
+  switch (boundary) {
+    case Boundary::None:
+    case Boundary::Zeros:
+      return -1;
+    case Boundary::Periodic:
+      return extent == 0 ? -1 : row - floor_div(row, extent) * extent;
+    case Boundary::Reflect: {
+      if (extent <= 1) {
+        return extent - 1;
+      }
+      const int64_t period = 2 * (extent - 1);
+      const int64_t at = row - floor_div(row, period) * period;
+      return std::min(at, period - at);
+    }
+    case Boundary::Replicate:
+      return std::min(std::max<int64_t>(row, 0), extent - 1);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+RowSource boundary_rows(
+    const Interval& rows,
+    int64_t extent,
+    Boundary boundary) {
+  RowSource source;
+  source.reserve(rows.extent());
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    source.push_back(boundary_row(row, extent, boundary));
+  }
+  return source;
+}
+
+} // namespace shardtensor
