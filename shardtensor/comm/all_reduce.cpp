@@ -1,0 +1,210 @@
+#include <numeric>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/group.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/stats.h"
+
+namespace shardtensor {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// ---- dtypes -----------------------------------------------------------------
+
+void check_dtype(const at::Tensor& x, Reduce reduce) {
+  const bool averages = reduce == Reduce::Avg;
+  const bool adds = reduce == Reduce::Sum || averages;
+  TORCH_CHECK_TYPE(
+      adds || !x.is_complex(),
+      "shardtensor::all_reduce: ",
+      to_string(reduce),
+      " of ",
+      x.scalar_type(),
+      ", expected sum or avg for complex tensors");
+  TORCH_CHECK_TYPE(
+      !averages || x.is_floating_point() || x.is_complex(),
+      "shardtensor::all_reduce: avg of ",
+      x.scalar_type(),
+      ", expected a floating-point or complex tensor");
+}
+
+/// What travels for x, as a fresh contiguous tensor of a dtype that every
+/// backend can reduce.
+at::Tensor to_wire(const at::Tensor& x) {
+  if (x.is_complex()) {
+    return at::view_as_real(x.clone(at::MemoryFormat::Contiguous));
+  }
+  if (x.scalar_type() == at::kBool) {
+    return x.to(at::kByte, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  }
+  if (x.scalar_type() == at::kShort) {
+    return x.to(at::kInt).contiguous();
+  }
+  return x.clone(at::MemoryFormat::Contiguous);
+}
+
+/// Sum and product of booleans are their "or" and "and".
+Reduce wire_reduce(const at::Tensor& x, Reduce reduce) {
+  if (reduce == Reduce::Avg) {
+    return Reduce::Sum;
+  }
+  if (x.scalar_type() == at::kBool) {
+    const bool any = reduce == Reduce::Sum || reduce == Reduce::Max;
+    return any ? Reduce::Max : Reduce::Min;
+  }
+  return reduce;
+}
+
+at::Tensor from_wire(const at::Tensor& wire, const at::Tensor& x) {
+  return x.is_complex() ? at::view_as_complex(wire) : wire.to(x.scalar_type());
+}
+
+// ---- kernels ----------------------------------------------------------------
+
+at::Tensor all_reduce_kernel(
+    const at::Tensor& x,
+    std::string reduce_name,
+    std::string group_name) {
+  const Reduce reduce = parse_reduce(reduce_name);
+  check_dtype(x, reduce);
+  const Group group(group_name);
+  if (group.ranks() == 1 || x.numel() == 0) {
+    return x.clone(at::MemoryFormat::Contiguous);
+  }
+  at::Tensor wire = to_wire(x);
+  group.all_reduce(wire, wire_reduce(x, reduce), [&] {
+    return c10::str(
+        "shardtensor::all_reduce (",
+        reduce_name,
+        ") of a ",
+        x.toString(),
+        ' ',
+        x.sizes());
+  });
+  count_all_reduce(static_cast<int64_t>(x.nbytes()));
+  at::Tensor result = from_wire(wire, x);
+  return reduce == Reduce::Avg ? result.div_(group.ranks()) : result;
+}
+
+at::Tensor all_reduce_meta(const at::Tensor& x, std::string, std::string) {
+  return at::empty_like(x, at::MemoryFormat::Contiguous);
+}
+
+// ---- autograd ---------------------------------------------------------------
+
+using AllReduceSignature =
+    at::Tensor(const at::Tensor&, std::string, std::string);
+
+const auto& all_reduce_operator() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("shardtensor::all_reduce", "")
+                             .typed<AllReduceSignature>();
+  return op;
+}
+
+bool is_linear(Reduce reduce) {
+  return reduce == Reduce::Sum || reduce == Reduce::Avg;
+}
+
+struct AllReduce : torch::autograd::Function<AllReduce> {
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(
+      AutogradContext* ctx,
+      const at::Tensor& x,
+      c10::DispatchKeySet keys,
+      const std::string& reduce,
+      const std::string& group) {
+    ctx->set_materialize_grads(false);
+    ctx->saved_data["reduce"] = reduce;
+    ctx->saved_data["group"] = group;
+    ctx->saved_data["scope"] = current_comm_scope();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return all_reduce_operator().redispatch(
+        keys & c10::after_autograd_keyset, x, reduce, group);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    }
+    const auto& reduce = ctx->saved_data["reduce"].toStringRef();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        is_linear(parse_reduce(reduce)),
+        "shardtensor::all_reduce: ",
+        reduce,
+        " has no derivative, only sum and avg have");
+    const CommScope scope(
+        "the backward of " + ctx->saved_data["scope"].toStringRef());
+    const auto& group = ctx->saved_data["group"].toStringRef();
+    return {
+        all_reduce_operator().call(gradients[0], reduce, group),
+        at::Tensor(),
+        at::Tensor(),
+        at::Tensor()};
+  }
+};
+
+at::Tensor all_reduce_autograd(
+    c10::DispatchKeySet keys,
+    const at::Tensor& x,
+    std::string reduce,
+    std::string group) {
+  return AllReduce::apply(x, keys, reduce, group);
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
+  m.impl("all_reduce", all_reduce_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+  m.impl("all_reduce", all_reduce_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("all_reduce", all_reduce_meta);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Autograd, m) {
+  m.impl("all_reduce", all_reduce_autograd);
+}
+
+} // namespace
+
+// ---- the C++ interface ------------------------------------------------------
+
+at::Tensor all_reduce(
+    const at::Tensor& x,
+    Reduce reduce,
+    const std::string& group) {
+  if (Group(group).ranks() == 1) {
+    return x;
+  }
+  return all_reduce_operator().call(x, to_string(reduce), group);
+}
+
+at::Tensor all_reduce(
+    const at::Tensor& x,
+    Reduce reduce,
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    return all_reduce(x, reduce, mesh.group());
+  }
+  at::Tensor result = x;
+  for (const auto axis : axes) {
+    result = all_reduce(result, reduce, mesh.group(axis));
+  }
+  return result;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,407 @@
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/group.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/stats.h"
+
+namespace shardtensor {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// An exchange is: copy what stays, and for each round of peers pack what goes
+// to them into one flat buffer, one all-to-all, unpack what they sent. Small
+// exchanges take one round. Large ones take several, each with a few peers, so
+// that no buffer holds more than a part of the tensor.
+constexpr int64_t kBytesPerRound = 16 << 20;
+constexpr int64_t kMostRounds = 8;
+
+// ---- the target -------------------------------------------------------------
+
+/// The source's memory format, where the target can have it.
+at::MemoryFormat format_for(const at::Tensor& x, size_t dim) {
+  return static_cast<size_t>(x.dim()) == dim ? x.suggest_memory_format()
+                                             : at::MemoryFormat::Contiguous;
+}
+
+at::Tensor make_target(const at::Tensor& x, const Side& target) {
+  const auto options =
+      x.options().memory_format(format_for(x, target.sizes.size()));
+  at::Tensor result = at::empty(target.sizes, options);
+  return target.starts_at_zero ? result.zero_() : result;
+}
+
+at::Tensor part(const at::Tensor& x, const Piece& piece) {
+  at::Tensor result = x;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    result = result.narrow(dim, piece.begin[dim], piece.extent[dim]);
+  }
+  return result;
+}
+
+void write(const at::Tensor& target, const Piece& piece, const at::Tensor& x) {
+  at::Tensor destination = part(target, piece);
+  if (piece.adds) {
+    destination.add_(x);
+  } else {
+    destination.copy_(x);
+  }
+}
+
+void copy_local(
+    const at::Tensor& target,
+    const at::Tensor& x,
+    const ExchangeCode& code) {
+  const auto from = code.source.of(code.rank);
+  const auto to = code.target.of(code.rank);
+  TORCH_CHECK_VALUE(
+      from.size() == to.size(),
+      "shardtensor::exchange: the code has ",
+      from.size(),
+      " pieces that stay as sources, ",
+      to.size(),
+      " as targets");
+  for (size_t i = 0; i < from.size(); ++i) {
+    write(target, to[i], part(x, from[i]));
+  }
+}
+
+// ---- messages ---------------------------------------------------------------
+
+/// The pieces that go to, or come from, some peers, in the order in which they
+/// stand in one flat buffer.
+struct Messages {
+  std::vector<Piece> pieces;
+  Splits splits; // per rank of the group
+  int64_t numel = 0;
+};
+
+Messages messages(const Side& side, std::vector<int64_t> peers, int64_t ranks) {
+  Messages result;
+  result.splits.assign(ranks, 0);
+  std::sort(peers.begin(), peers.end());
+  for (const auto peer : peers) {
+    for (const auto& piece : side.of(peer)) {
+      result.pieces.push_back(piece);
+      result.splits[peer] += piece.numel;
+      result.numel += piece.numel;
+    }
+  }
+  return result;
+}
+
+/// Memory of x that is already the flat buffer of these messages, if they are
+/// one contiguous box; else undefined.
+at::Tensor in_place_buffer(const at::Tensor& x, const Messages& messages) {
+  if (messages.pieces.size() != 1) {
+    return {};
+  }
+  const at::Tensor box = part(x, messages.pieces[0]);
+  return box.is_contiguous() ? box.view({-1}) : at::Tensor();
+}
+
+template <typename Visit>
+void for_each_piece(
+    const at::Tensor& buffer,
+    const Messages& messages,
+    Visit visit) {
+  int64_t offset = 0;
+  for (const auto& piece : messages.pieces) {
+    visit(piece, buffer.narrow(0, offset, piece.numel).view(piece.extent));
+    offset += piece.numel;
+  }
+}
+
+at::Tensor pack(const at::Tensor& x, const Messages& messages) {
+  const at::Tensor in_place = in_place_buffer(x, messages);
+  if (in_place.defined()) {
+    return in_place;
+  }
+  at::Tensor buffer = at::empty({messages.numel}, x.options());
+  for_each_piece(
+      buffer, messages, [&](const Piece& piece, const at::Tensor& place) {
+        place.copy_(part(x, piece));
+      });
+  return buffer;
+}
+
+// ---- rounds -----------------------------------------------------------------
+
+/// Whom this rank talks to in one round: r + k and r - k for some k, so that
+/// every rank has as many peers.
+struct Round {
+  std::vector<int64_t> send_to;
+  std::vector<int64_t> receive_from;
+};
+
+/// The same number of rounds on every rank.
+std::vector<Round> rounds_of(
+    const ExchangeCode& code,
+    const Group& group,
+    int64_t element_size) {
+  const int64_t peers = group.ranks() - 1;
+  const int64_t bytes = code.largest_message * peers * element_size;
+  const int64_t count = std::clamp<int64_t>(
+      bytes / kBytesPerRound, 1, std::clamp<int64_t>(peers, 1, kMostRounds));
+  std::vector<Round> rounds(count);
+  for (int64_t k = 1; k <= peers; ++k) {
+    Round& round = rounds[(k - 1) * count / peers];
+    round.send_to.push_back((group.rank() + k) % group.ranks());
+    round.receive_from.push_back(
+        (group.rank() - k + group.ranks()) % group.ranks());
+  }
+  return rounds;
+}
+
+void count_messages(const Messages& sends, int64_t element_size) {
+  const auto silent =
+      std::count(sends.splits.begin(), sends.splits.end(), int64_t{0});
+  count_exchange(
+      static_cast<int64_t>(sends.splits.size()) - silent,
+      sends.numel * element_size);
+}
+
+std::string describe(
+    const at::Tensor& x,
+    const Messages& sends,
+    const Messages& receives) {
+  std::ostringstream text;
+  text << "shardtensor::exchange of a " << x.toString() << ' ' << x.sizes()
+       << " (elements sent to each rank: " << c10::IntArrayRef(sends.splits)
+       << ", received: " << c10::IntArrayRef(receives.splits) << ')';
+  return text.str();
+}
+
+/// A received buffer that is still to be written.
+struct Received {
+  Messages messages;
+  at::Tensor buffer;
+};
+
+void unpack(const at::Tensor& target, const Received& received) {
+  for_each_piece(
+      received.buffer,
+      received.messages,
+      [&](const Piece& piece, const at::Tensor& x) {
+        write(target, piece, x);
+      });
+}
+
+/// Sums in rank order, this rank's own pieces among them.
+void write_in_rank_order(
+    const at::Tensor& target,
+    const at::Tensor& x,
+    const ExchangeCode& code,
+    const std::vector<Received>& received) {
+  std::vector<std::pair<Piece, at::Tensor>> writes;
+  for (const auto& r : received) {
+    for_each_piece(
+        r.buffer, r.messages, [&](const Piece& piece, const at::Tensor& box) {
+          writes.emplace_back(piece, box);
+        });
+  }
+  std::stable_sort(writes.begin(), writes.end(), [](auto& a, auto& b) {
+    return a.first.peer < b.first.peer;
+  });
+  auto next = writes.begin();
+  for (; next != writes.end() && next->first.peer < code.rank; ++next) {
+    write(target, next->first, next->second);
+  }
+  copy_local(target, x, code);
+  for (; next != writes.end(); ++next) {
+    write(target, next->first, next->second);
+  }
+}
+
+void exchange_messages(
+    const at::Tensor& target,
+    const at::Tensor& x,
+    const ExchangeCode& code,
+    const Group& group) {
+  const bool late = code.target.in_rank_order;
+  std::vector<Received> received;
+  bool first = true;
+  for (const auto& round : rounds_of(code, group, x.element_size())) {
+    const auto sends = messages(code.source, round.send_to, group.ranks());
+    Received r{messages(code.target, round.receive_from, group.ranks()), {}};
+    const at::Tensor in_place =
+        late ? at::Tensor() : in_place_buffer(target, r.messages);
+    const bool direct = in_place.defined() && !r.messages.pieces[0].adds;
+    r.buffer = direct ? in_place : at::empty({r.messages.numel}, x.options());
+    group.all_to_all(
+        r.buffer,
+        r.messages.splits,
+        pack(x, sends),
+        sends.splits,
+        [&] { return describe(x, sends, r.messages); },
+        [&] {
+          if (first && !late) {
+            copy_local(target, x, code);
+          }
+        });
+    first = false;
+    count_messages(sends, x.element_size());
+    if (late) {
+      received.push_back(std::move(r));
+    } else if (!direct) {
+      unpack(target, r);
+    }
+  }
+  if (late) {
+    write_in_rank_order(target, x, code, received);
+  }
+}
+
+// ---- kernels ----------------------------------------------------------------
+
+void check_source(const at::Tensor& x, const Side& source) {
+  TORCH_CHECK_VALUE(
+      x.sizes() == source.sizes,
+      "shardtensor::exchange: the local tensor has sizes ",
+      x.sizes(),
+      ", the plan expects ",
+      source.sizes);
+}
+
+at::Tensor exchange_kernel(
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    std::string group_name) {
+  const ExchangeCode exchange = decode(code);
+  check_source(x, exchange.source);
+  at::Tensor target = make_target(x, exchange.target);
+  if (exchange.largest_message == 0) {
+    copy_local(target, x, exchange);
+    return target;
+  }
+  const Group group(group_name);
+  TORCH_CHECK_VALUE(
+      group.rank() == exchange.rank,
+      "shardtensor::exchange: the plan is for rank ",
+      exchange.rank,
+      ", this is ",
+      group.to_string());
+  exchange_messages(target, x, exchange, group);
+  return target;
+}
+
+at::Tensor exchange_meta(
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    std::string) {
+  const auto sizes = decode(code).target.sizes;
+  return at::empty(
+      sizes, x.options().memory_format(format_for(x, sizes.size())));
+}
+
+// ---- autograd ---------------------------------------------------------------
+
+using ExchangeSignature =
+    at::Tensor(const at::Tensor&, c10::IntArrayRef, std::string);
+
+const auto& exchange_operator() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("shardtensor::exchange", "")
+                             .typed<ExchangeSignature>();
+  return op;
+}
+
+struct Exchange : torch::autograd::Function<Exchange> {
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(
+      AutogradContext* ctx,
+      const at::Tensor& x,
+      c10::DispatchKeySet keys,
+      c10::IntArrayRef code,
+      const std::string& group) {
+    ctx->set_materialize_grads(false);
+    ctx->saved_data["code"] = code.vec();
+    ctx->saved_data["group"] = group;
+    ctx->saved_data["scope"] = current_comm_scope();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return exchange_operator().redispatch(
+        keys & c10::after_autograd_keyset, x, code, group);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    }
+    const CommScope scope(
+        "the backward of " + ctx->saved_data["scope"].toStringRef());
+    const auto code = adjoint(ctx->saved_data["code"].toIntVector());
+    const auto& group = ctx->saved_data["group"].toStringRef();
+    return {
+        exchange_operator().call(gradients[0], code, group),
+        at::Tensor(),
+        at::Tensor(),
+        at::Tensor()};
+  }
+};
+
+at::Tensor exchange_autograd(
+    c10::DispatchKeySet keys,
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    std::string group) {
+  return Exchange::apply(x, keys, code, group);
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
+  m.impl("exchange", exchange_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+  m.impl("exchange", exchange_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("exchange", exchange_meta);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Autograd, m) {
+  m.impl("exchange", exchange_autograd);
+}
+
+} // namespace
+
+// ---- the C++ interface ------------------------------------------------------
+
+EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh) {
+  std::vector<int64_t> rank_of(mesh.ranks());
+  for (int64_t position = 0; position < mesh.ranks(); ++position) {
+    rank_of[position] =
+        plan.axis < 0 ? position : mesh.coordinate(position, plan.axis);
+  }
+  if (!mesh.contains_this_rank()) {
+    ExchangePlan silent = plan;
+    silent.largest_message = 0;
+    return {encode(silent, -1, rank_of), ""};
+  }
+  const auto& group = plan.axis < 0 ? mesh.group() : mesh.group(plan.axis);
+  return {encode(plan, rank_of[mesh.position()], rank_of), group};
+}
+
+at::Tensor exchange(const at::Tensor& x, const EncodedExchange& encoded) {
+  return exchange_operator().call(x, encoded.code, encoded.group);
+}
+
+at::Tensor exchange(
+    const at::Tensor& x,
+    const ExchangePlan& plan,
+    const Mesh& mesh) {
+  return exchange(x, encode(plan, mesh));
+}
+
+} // namespace shardtensor

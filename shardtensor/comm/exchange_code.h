@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <c10/util/ArrayRef.h>
+
+#include "shardtensor/layout/transfer.h"
+
+namespace shardtensor {
+
+/// One box of a local tensor, with the rank of the group that it goes to or
+/// comes from; the peer may be this rank.
+struct Piece {
+  int64_t peer = 0;
+  bool adds = false; // as a target: an earlier piece wrote some of it
+  c10::IntArrayRef begin;
+  c10::IntArrayRef extent;
+  int64_t numel = 0;
+};
+
+/// The local tensor before or after an exchange. Pieces stand by peer, within
+/// a peer in message order; the k-th piece of this rank's source side moves to
+/// the k-th piece of its target side.
+struct Side {
+  c10::IntArrayRef sizes;
+  bool starts_at_zero = false; // pieces do not write every element
+  // Several peers write one element: sum in rank order, so that every rank
+  // that holds a copy of it gets the same bits. Otherwise each element has at
+  // most one writer besides this rank, and order does not matter.
+  bool in_rank_order = false;
+  std::vector<Piece> pieces;
+
+  /// The pieces of one peer.
+  c10::ArrayRef<Piece> of(int64_t peer) const;
+};
+
+/// An ExchangePlan seen from a process group, as a view of the integers that
+/// carry it through the dispatcher. The adjoint swaps the two sides.
+///
+/// Layout: rank, largest message, length of the source side; then per side its
+/// dim, flags, number of pieces, sizes, and per piece its peer, flag, begin,
+/// extent.
+struct ExchangeCode {
+  int64_t rank = 0;
+  int64_t largest_message = 0; // elements; see ExchangePlan
+  Side source;
+  Side target;
+};
+
+/// A view: `code` must outlive it. Raises on integers that are no code.
+ExchangeCode decode(c10::IntArrayRef code);
+
+/// The code of the adjoint exchange.
+std::vector<int64_t> adjoint(c10::IntArrayRef code);
+
+/// The plan for the rank `rank` of a group in which a position's rank is
+/// `rank_of(position)`.
+std::vector<int64_t> encode(
+    const ExchangePlan& plan,
+    int64_t rank,
+    const std::vector<int64_t>& rank_of);
+
+} // namespace shardtensor

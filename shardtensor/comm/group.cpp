@@ -1,0 +1,201 @@
+#include "shardtensor/comm/group.h"
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/stats.h"
+
+namespace shardtensor {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+std::atomic<int64_t> timeout_milliseconds{0};
+
+// ---- errors -----------------------------------------------------------------
+
+/// The first line of an error's text, without c10's backtrace.
+std::string first_line(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text =
+      c10_error ? c10_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+[[noreturn]] void raise_backend_error(
+    const Group& group,
+    const std::string& what,
+    const std::string& cause) {
+  const auto& scope = current_comm_scope();
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str(
+          what,
+          scope.empty() ? "" : " in ",
+          scope,
+          " failed on ",
+          group.to_string(),
+          ": ",
+          cause,
+          "\nThe group cannot be used any more. Another rank may have died, "
+          "raised, or called something else."));
+}
+
+// ---- waiting ----------------------------------------------------------------
+
+/// Backends that ran on the current stream return no work.
+void wait(const Work& work) {
+  if (!work) {
+    return;
+  }
+  const auto limit = std::chrono::milliseconds(timeout_milliseconds.load());
+  TORCH_CHECK(work->wait(limit), "the work was aborted");
+}
+
+/// start() -> Work, meanwhile(), wait; any failure names what was under way.
+template <typename Start>
+void run(
+    const Group& group,
+    Describe describe,
+    Start start,
+    c10::function_ref<void()> meanwhile) {
+  try {
+    const Work work = start();
+    meanwhile();
+    const auto begin = Clock::now();
+    wait(work);
+    count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
+  } catch (const std::exception& error) {
+    raise_backend_error(group, describe(), first_line(error));
+  }
+}
+
+// ---- c10d's vocabulary ------------------------------------------------------
+
+c10d::ReduceOp to_c10d(Reduce reduce) {
+  switch (reduce) {
+    case Reduce::Sum:
+      return c10d::ReduceOp::SUM;
+    case Reduce::Prod:
+      return c10d::ReduceOp::PRODUCT;
+    case Reduce::Max:
+      return c10d::ReduceOp::MAX;
+    case Reduce::Min:
+      return c10d::ReduceOp::MIN;
+    case Reduce::Avg:
+      break; // gloo has none
+  }
+  TORCH_INTERNAL_ASSERT(false, "an average is a sum, divided");
+}
+
+/// Pure data movement needs no dtype, and backends lack some.
+at::Tensor as_bytes(const at::Tensor& flat) {
+  return flat.view(at::kByte);
+}
+
+Splits times(const Splits& splits, int64_t by) {
+  Splits result = splits;
+  for (auto& split : result) {
+    split *= by;
+  }
+  return result;
+}
+
+c10d::ProcessGroup& c10d_group(
+    const c10::intrusive_ptr<c10::intrusive_ptr_target>& target) {
+  return static_cast<c10d::ProcessGroup&>(*target);
+}
+
+/// PyTorch 2.13 renamed alltoall_base.
+template <typename ProcessGroup, typename... Args>
+Work start_all_to_all(ProcessGroup& group, Args&... args) {
+  if constexpr (requires { group.all_to_all_single(args...); }) {
+    return group.all_to_all_single(args...);
+  } else {
+    return group.alltoall_base(args...);
+  }
+}
+
+} // namespace
+
+void set_communication_timeout(double seconds) {
+  TORCH_CHECK_VALUE(
+      seconds >= 0,
+      "set_communication_timeout: seconds is ",
+      seconds,
+      ", expected 0 (no limit) or more");
+  timeout_milliseconds = static_cast<int64_t>(seconds * 1e3);
+}
+
+Group::Group(const std::string& name) : name_(name) {
+  const auto process_group = c10d::resolve_process_group(name);
+  rank_ = process_group->getRank();
+  ranks_ = process_group->getSize();
+  process_group_ = process_group;
+}
+
+std::string Group::to_string() const {
+  return c10::str("rank ", rank_, " of ", ranks_, " in group '", name_, "'");
+}
+
+void Group::all_to_all(
+    const at::Tensor& out,
+    const Splits& out_splits,
+    const at::Tensor& in,
+    const Splits& in_splits,
+    Describe describe,
+    c10::function_ref<void()> meanwhile) const {
+  at::Tensor out_bytes = as_bytes(out);
+  at::Tensor in_bytes = as_bytes(in);
+  const auto size = static_cast<int64_t>(in.element_size());
+  Splits out_lengths = times(out_splits, size);
+  Splits in_lengths = times(in_splits, size);
+  run(
+      *this,
+      describe,
+      [&] {
+        return start_all_to_all(
+            c10d_group(process_group_),
+            out_bytes,
+            in_bytes,
+            out_lengths,
+            in_lengths);
+      },
+      meanwhile);
+}
+
+void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
+    const {
+  std::vector<at::Tensor> tensors{x};
+  c10d::AllreduceOptions options;
+  options.reduceOp = to_c10d(reduce);
+  run(
+      *this,
+      describe,
+      [&] { return c10d_group(process_group_).allreduce(tensors, options); },
+      [] {});
+}
+
+at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
+  at::Tensor rows = at::empty({ranks_, row.numel()}, row.options());
+  std::vector<at::Tensor> inputs{row};
+  std::vector<std::vector<at::Tensor>> outputs{rows.unbind(0)};
+  run(
+      *this,
+      describe,
+      [&] { return c10d_group(process_group_).allgather(outputs, inputs); },
+      [] {});
+  return rows;
+}
+
+} // namespace shardtensor
