@@ -1,0 +1,102 @@
+# `make help` lists the targets. Everything runs in .venv, which `make setup`
+# makes around the active environment's torch, or with a torch of its own.
+
+.DEFAULT_GOAL := help
+SHELL := bash
+
+# The active environment's Python: the first of these that is new enough.
+ifndef PYTHON
+PYTHON := $(shell for p in python python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+  && command -v $$p && break; done)
+endif
+JOBS ?= $(shell nproc)
+RANKS ?= 2
+MESH ?=
+ARGS ?=
+
+BIN := .venv/bin
+PACKAGE := python/shardtensor
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+# Checkouts in several folders share one compiler cache.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
+CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
+  '*.h' '*.cpp')
+
+.PHONY: help setup build demo test test-cpp test-python asan lint format \
+  check-headers bench wheel clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
+	@echo
+	@echo '  RANKS=4 MESH=2x2 ARGS="..."  for demo; JOBS=N for builds and tests'
+
+setup:  ## make .venv: the active torch or torch==2.13.0, and the tools
+	@test -n '$(PYTHON)' || { echo 'Python 3.10 or newer is needed' \
+	  '(make PYTHON=...)'; exit 1; }
+	@$(PYTHON) tools/environment.py
+
+# Made by setup; newer than the build folder when .venv has changed.
+.venv/setup.json: setup ;
+
+build/build.ninja: .venv/setup.json CMakePresets.json
+	@$(BIN)/cmake --preset dev --fresh --log-level=NOTICE
+
+build: build/build.ninja  ## compile the library and the Python extension
+	@$(BIN)/cmake --build --preset dev --target shardtensor _C
+
+demo: build  ## train a 3-D UNet on a brain volume over RANKS processes
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
+	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))} \
+	$(BIN)/python -m torch.distributed.run --standalone \
+	  --nproc-per-node=$(RANKS) examples/python/train_unet.py \
+	  $(if $(MESH),--mesh $(MESH)) $(ARGS)
+
+test: test-cpp test-python  ## run the C++ and the Python tests
+
+test-cpp: build/build.ninja  ## ctest: everything that needs no ranks
+	@$(BIN)/python tools/environment.py gtest
+	@$(BIN)/cmake --build --preset dev
+	@$(BIN)/ctest --preset dev
+
+test-python: build  ## pytest: gloo ranks, the API and the examples
+	@$(BIN)/python -m pytest $(ARGS)
+
+asan: .venv/setup.json  ## the C++ tests with address and UB sanitizers
+	@$(BIN)/python tools/environment.py gtest
+	@$(BIN)/cmake --preset asan --log-level=NOTICE
+	@$(BIN)/cmake --build --preset asan
+	@$(BIN)/ctest --preset asan
+
+lint: setup  ## formatting, Python lint, layer order, stubs
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/python tools/check_includes.py
+	@echo 'lint: ok'
+
+check-headers: build/build.ninja  ## compile every header alone
+	@$(BIN)/cmake --build --preset dev \
+	  --target all_verify_interface_header_sets
+
+format: setup  ## format C++ and Python in place
+	@$(BIN)/clang-format -i $(CXX_FILES)
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format --quiet
+
+bench: build  ## per-operator cost and the UNet step
+	@$(BIN)/python benchmarks/python/run.py $(ARGS)
+
+wheel: setup  ## a wheel for the torch of .venv, in dist/
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation \
+	  --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:  ## remove what was built, not .venv
+	@rm -rf build build-* dist $(PACKAGE)/*.so

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Checks the layer order: a file includes only from its own and lower layers."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Layers from low to high; those of one line know nothing of each other.
+LAYERS = [
+    {"layout"},
+    {"comm"},
+    {"tensor"},
+    {"halo", "rules", "ring"},
+]
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
+# Whole-library headers: slow to compile, or Python where there is none.
+UNWANTED = {
+    "shardtensor": r"torch/(torch|extension)\.h|Python\.h|pybind11/.*|torch/csrc/utils/.*",
+    "python": r"torch/(torch|extension)\.h",
+    "tests": r"torch/(torch|extension)\.h",
+}
+C10D = re.compile(r"torch/csrc/distributed/.*")
+
+
+def allowed(layer: str) -> set[str]:
+    """The layers that a file in `layer` may include from, its own among them."""
+    level = next(i for i, names in enumerate(LAYERS) if layer in names)
+    return {layer}.union(*LAYERS[:level])
+
+
+def problems(path: Path) -> list[str]:
+    part, *rest = path.parts
+    layer = rest[0] if part == "shardtensor" and len(rest) > 1 else None
+    if layer is not None and not any(layer in names for names in LAYERS):
+        return [f"{path}: unknown layer {layer}, expected one of {LAYERS}"]
+    found = []
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match is None:
+            continue
+        bracket, header = match.groups()
+        where = f"{path}:{number}: includes {header}"
+        if re.fullmatch(UNWANTED[part], header):
+            found.append(f"{where}, which is too wide: name the narrow headers")
+        if layer not in (None, "comm") and C10D.fullmatch(header):
+            found.append(f"{where}: only shardtensor/comm knows c10d")
+        names = header.split("/")
+        if names[0] != "shardtensor":
+            if bracket == '"' and part == "shardtensor":
+                found.append(f'{where}: write the path as "shardtensor/..."')
+            continue
+        if layer is not None and (len(names) < 3 or names[1] not in allowed(layer)):
+            below = ", ".join(sorted(allowed(layer)))
+            found.append(f"{where}: {layer} may include from {below}")
+    return found
+
+
+def main() -> int:
+    files = sorted(
+        path.relative_to(ROOT)
+        for folder in UNWANTED
+        for pattern in ("*.h", "*.cpp")
+        for path in (ROOT / folder).rglob(pattern)
+    )
+    found = [problem for path in files for problem in problems(path)]
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
