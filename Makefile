@@ -46,7 +46,7 @@ setup:  ## make .venv: the active torch or torch==2.13.0, and the tools
 .venv/setup.json: setup ;
 
 build/build.ninja: .venv/setup.json CMakePresets.json
-	@$(BIN)/cmake --preset dev --fresh --log-level=NOTICE
+	@$(BIN)/cmake --preset dev --fresh
 
 build: build/build.ninja  ## compile the library and the Python extension
 	@$(BIN)/cmake --build --preset dev --target shardtensor _C
@@ -70,7 +70,7 @@ test-python: build  ## pytest: gloo ranks, the API and the examples
 
 asan: .venv/setup.json  ## the C++ tests with address and UB sanitizers
 	@$(BIN)/python tools/environment.py gtest
-	@$(BIN)/cmake --preset asan --log-level=NOTICE
+	@$(BIN)/cmake --preset asan
 	@$(BIN)/cmake --build --preset asan
 	@$(BIN)/ctest --preset asan
 
