@@ -85,7 +85,7 @@ struct CommStats {
   int64_t exchanges = 0; // calls with at least one message
   int64_t all_reduces = 0;
   int64_t messages = 0; // point-to-point pieces sent to other ranks
-  int64_t bytes = 0; // sent to other ranks; an all-reduce counts its tensor once
+  int64_t bytes = 0; // sent to others; an all-reduce counts its tensor once
   double seconds = 0; // spent waiting
 };
 CommStats comm_stats();
