@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+
+namespace shardtensor {
+
+// The two dispatch keys that carry a ShardTensor. PyTorch has no keys for
+// third parties, so we borrow two that no eager tensor uses; another PyTorch
+// version changes this file only.
+
+/// Function level: above autograd and autocast. Composite operators arrive
+/// whole; plain tensors are promoted here.
+constexpr c10::DispatchKey kFunctionKey = c10::DispatchKey::DeferredInit;
+
+/// Dispatch level: below autograd.
+constexpr c10::DispatchKey kDispatchKey = c10::DispatchKey::CustomRNGKeyId;
+
+/// The same keys, as TORCH_LIBRARY_IMPL wants them.
+#define SHARDTENSOR_FUNCTION_KEY DeferredInit
+#define SHARDTENSOR_DISPATCH_KEY CustomRNGKeyId
+
+} // namespace shardtensor

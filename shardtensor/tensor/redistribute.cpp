@@ -1,0 +1,192 @@
+#include "shardtensor/tensor/redistribute.h"
+
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/ops/div.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/hash.h>
+
+#include "shardtensor/comm/collectives.h"
+
+namespace shardtensor {
+namespace {
+
+/// The steps of a redistribution, a function of the two specs alone:
+/// all-reduces, then one exchange, then terms made from whole values.
+struct Route {
+  SpecPtr from; // keep the keys of the cache alive
+  SpecPtr to;
+  std::vector<int64_t> averaged; // Partial(avg) axes that the exchange sums
+  std::vector<std::pair<int64_t, Reduce>> reduced; // axes to all-reduce
+  bool exchanges = false;
+  bool only_cuts = false; // every rank keeps a part of what it has
+  EncodedExchange exchange;
+  bool zeroed = false; // Replicate -> Partial: another rank holds the value
+};
+
+using SpecPair = std::pair<const ShardSpec*, const ShardSpec*>;
+
+bool cut_only(const ShardSpec& from, const ShardSpec& to) {
+  for (int64_t axis = 0; axis < from.mesh()->axes(); ++axis) {
+    if (!from.placement(axis).is_replicate() &&
+        from.placement(axis) != to.placement(axis)) {
+      return false;
+    }
+  }
+  for (const int64_t dim : from.sharded_dims()) {
+    if (from.axes(dim) != to.axes(dim) ||
+        from.partition(dim) != to.partition(dim)) {
+      return false;
+    }
+  }
+  return to.is_contiguous();
+}
+
+void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
+  TORCH_CHECK_VALUE(
+      from.mesh() == to.mesh(),
+      "redistribute: expected both layouts on one mesh, got ",
+      to_string(from),
+      " and ",
+      to_string(to));
+  TORCH_CHECK_VALUE(
+      from.sizes() == to.sizes(),
+      "redistribute: expected layouts of one global size, got ",
+      to_string(from),
+      " and ",
+      to_string(to));
+}
+
+Route plan_route(const SpecPtr& from, const SpecPtr& to) {
+  check_same_tensor(*from, *to);
+  Route route{from, to, {}, {}, false, false, {}, false};
+  auto source = from->placements();
+  auto target = to->placements();
+  for (int64_t axis = 0; axis < from->mesh()->axes(); ++axis) {
+    const auto before = source[axis];
+    const auto after = target[axis];
+    if (before.is_partial() && before != after) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !after.is_partial(),
+          "redistribute: cannot turn ",
+          to_string(before),
+          " into ",
+          to_string(after));
+      const bool by_exchange = after.is_shard() &&
+          (before.reduce == Reduce::Sum || before.reduce == Reduce::Avg);
+      if (!by_exchange) {
+        route.reduced.emplace_back(axis, before.reduce);
+        source[axis] = Placement::replicate();
+      } else if (before.reduce == Reduce::Avg) {
+        route.averaged.push_back(axis);
+        source[axis] = Placement::partial();
+      }
+    }
+    if (after.is_partial() && before != after) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          before.is_replicate() && after.reduce != Reduce::Prod,
+          "redistribute: cannot turn ",
+          to_string(before),
+          " into ",
+          to_string(after),
+          "; go through Replicate");
+      route.zeroed |= after.reduce == Reduce::Sum &&
+          from->mesh()->contains_this_rank() &&
+          from->mesh()->coordinate(axis) != 0;
+      target[axis] = Placement::replicate();
+    }
+  }
+  const auto moved_from =
+      make_spec(from->mesh(), from->sizes(), source, from->partitions());
+  const auto moved_to =
+      make_spec(to->mesh(), to->sizes(), target, to->partitions());
+  if (moved_from != moved_to) {
+    route.only_cuts = cut_only(*moved_from, *moved_to);
+    route.exchanges = !route.only_cuts;
+    if (route.exchanges && from->mesh()->contains_this_rank()) {
+      route.exchange = encode(
+          plan_redistribute(moved_from, moved_to, from->mesh()->position()),
+          *from->mesh());
+    }
+  }
+  return route;
+}
+
+/// Routes are kept: the same redistribution comes back in every step.
+std::shared_ptr<const Route> find_route(const SpecPtr& from, const SpecPtr& to) {
+  struct Hash {
+    size_t operator()(const SpecPair& key) const {
+      return c10::get_hash(key.first, key.second);
+    }
+  };
+  constexpr size_t kMaxRoutes = 4096;
+  static std::mutex mutex;
+  static std::unordered_map<SpecPair, std::shared_ptr<const Route>, Hash> routes;
+  const SpecPair key{from.get(), to.get()};
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = routes.find(key);
+  if (found == routes.end()) {
+    if (routes.size() >= kMaxRoutes) {
+      routes.clear();
+    }
+    auto route = std::make_shared<const Route>(plan_route(from, to));
+    found = routes.emplace(key, std::move(route)).first;
+  }
+  return found->second;
+}
+
+at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {
+  for (const int64_t dim : to.sharded_dims()) {
+    if (!from.is_sharded(dim)) {
+      const auto rows = to.interval(dim);
+      local = local.narrow(dim, rows.begin, rows.extent());
+    }
+  }
+  return local;
+}
+
+} // namespace
+
+at::Tensor redistribute_local(
+    const at::Tensor& local,
+    const SpecPtr& from,
+    const SpecPtr& to) {
+  if (from == to) {
+    return local;
+  }
+  const auto route = find_route(from, to);
+  const auto& mesh = *from->mesh();
+  if (!mesh.contains_this_rank()) {
+    return local;
+  }
+  at::Tensor result = local;
+  for (const auto& [axis, reduce] : route->reduced) {
+    result = all_reduce(result, reduce, mesh.group(axis));
+  }
+  for (const int64_t axis : route->averaged) {
+    result = at::div(result, at::Scalar(mesh.ranks(axis)));
+  }
+  if (route->exchanges) {
+    result = exchange(result, route->exchange);
+  } else if (route->only_cuts) {
+    result = cut(std::move(result), *from, *to);
+  }
+  return route->zeroed ? at::zeros_like(result) : result;
+}
+
+int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
+  if (from == to) {
+    return 0;
+  }
+  const auto route = find_route(from, to);
+  int64_t cost = 0;
+  for (const auto& reduced : route->reduced) {
+    cost += 2 * from->numel() * (from->mesh()->ranks(reduced.first) - 1);
+  }
+  return route->exchanges
+      ? cost + moved_elements(without_partial(from), without_partial(to))
+      : cost;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,200 @@
+#include "shardtensor/tensor/shard_tensor.h"
+
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shared_weight.h"
+
+namespace shardtensor {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// Backward of to_local: the ranks' gradients make one ShardTensor again, in
+/// the layout of the tensor they belong to.
+struct ToLocalBackward : Node {
+  ToLocalBackward(SpecPtr grad_spec, SpecPtr spec)
+      : grad_spec_(std::move(grad_spec)), spec_(std::move(spec)) {}
+  std::string name() const override {
+    return "ShardTensorToLocalBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
+    }
+    return {redistribute(from_local(grads[0], grad_spec_), spec_)};
+  }
+  SpecPtr grad_spec_;
+  SpecPtr spec_;
+};
+
+struct FromLocalBackward : Node {
+  explicit FromLocalBackward(SpecPtr spec) : spec_(std::move(spec)) {}
+  std::string name() const override {
+    return "ShardTensorFromLocalBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!is_shard_tensor(grads[0])) {
+      return {grads[0]};
+    }
+    return {to_local(redistribute(grads[0], spec_))};
+  }
+  SpecPtr spec_;
+};
+
+struct RedistributeBackward : Node {
+  explicit RedistributeBackward(SpecPtr spec) : spec_(std::move(spec)) {}
+  std::string name() const override {
+    return "ShardTensorRedistributeBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!is_shard_tensor(grads[0])) {
+      return {grads[0]};
+    }
+    return {redistribute(grads[0], spec_)};
+  }
+  SpecPtr spec_;
+};
+
+/// Backward of promote: what the shards contributed, summed, as the plain
+/// gradient of the plain parameter.
+struct PromoteBackward : Node {
+  explicit PromoteBackward(MeshPtr mesh) : mesh_(std::move(mesh)) {}
+  std::string name() const override {
+    return "ShardTensorPromoteBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!is_shard_tensor(grads[0])) {
+      return {grads[0]};
+    }
+    const auto terms = as_terms(grads[0]);
+    const auto axes = spec(terms)->partial_axes();
+    return complete_gradients({to_local(terms)}, mesh_, axes);
+  }
+  // Partial sums stay, everything else becomes Replicate.
+  static at::Tensor as_terms(const at::Tensor& grad) {
+    auto placements = spec(grad)->placements();
+    for (auto& placement : placements) {
+      if (placement != Placement::partial()) {
+        placement = Placement::replicate();
+      }
+    }
+    return redistribute(grad, placements);
+  }
+  MeshPtr mesh_;
+};
+
+void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
+  // Below autograd an in-place operator bumps the wrapper's counter only; a
+  // plain node that saved the local tensor must see that.
+  if (!from.is_inference() && !to.is_inference()) {
+    torch::autograd::impl::set_version_counter(
+        to, torch::autograd::impl::version_counter(from));
+  }
+}
+
+void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
+  if (!check_mode() || !mesh.contains_this_rank()) {
+    return;
+  }
+  at::NoGradGuard no_grad;
+  const auto value = tensor.detach().to(at::kDouble);
+  const auto highest = all_reduce(value, Reduce::Max, mesh.group());
+  const auto lowest = all_reduce(value, Reduce::Min, mesh.group());
+  TORCH_CHECK_VALUE(
+      highest.equal(lowest),
+      "a plain tensor of sizes ",
+      tensor.sizes(),
+      " meets a ShardTensor, so it must be equal on all ranks, but it differs "
+      "by up to ",
+      at::sub(highest, lowest).max().item<double>(),
+      "; broadcast it first, or make it a ShardTensor with from_local()");
+}
+
+} // namespace
+
+const SpecPtr& spec(const at::Tensor& tensor) {
+  return impl_of(tensor)->spec();
+}
+
+at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec) {
+  TORCH_CHECK_TYPE(
+      !is_shard_tensor(local),
+      "from_local: expected a plain tensor, got a ShardTensor of ",
+      to_string(*shardtensor::spec(local)));
+  auto result = wrap(local.detach(), spec);
+  record<FromLocalBackward>(result, local, without_partial(spec));
+  return result;
+}
+
+at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
+  const auto* impl = impl_of(tensor);
+  auto result = impl->local().detach();
+  share_version_counter(tensor, result);
+  if (needs_node(tensor)) {
+    const auto own = without_partial(impl->spec());
+    record<ToLocalBackward>(result, tensor, grad_spec ? grad_spec : own, own);
+  }
+  return result;
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
+  const auto* impl = impl_of(tensor);
+  const auto from = impl->spec();
+  if (from == to) {
+    return tensor;
+  }
+  at::Tensor local;
+  {
+    at::NoGradGuard no_grad;
+    local = redistribute_local(impl->local(), from, to);
+    if (local.is_alias_of(impl->local())) {
+      local = local.clone();
+    }
+  }
+  auto result = wrap(local, to);
+  record<RedistributeBackward>(result, tensor, without_partial(from));
+  return result;
+}
+
+at::Tensor redistribute(
+    const at::Tensor& tensor,
+    const std::vector<Placement>& placements,
+    const ShardSpec::Partitions& partitions) {
+  const auto& from = spec(tensor);
+  auto kept = partitions;
+  if (kept.empty()) {
+    // A dim that stays cut by the same axes keeps its partition.
+    const auto chunked = make_spec(from->mesh(), from->sizes(), placements);
+    kept.resize(from->dim());
+    for (const int64_t dim : chunked->sharded_dims()) {
+      if (from->is_sharded(dim) && from->axes(dim) == chunked->axes(dim)) {
+        kept[dim] = from->partition(dim);
+      }
+    }
+  }
+  return redistribute(
+      tensor, make_spec(from->mesh(), from->sizes(), placements, kept));
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor, const SpecPtr& grad_spec) {
+  return to_local(redistribute(tensor, replicated(spec(tensor))), grad_spec);
+}
+
+at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
+  if (is_shard_tensor(tensor)) {
+    return tensor;
+  }
+  check_equal_on_all_ranks(tensor, *mesh);
+  auto result =
+      wrap(tensor.detach(), make_replicated(mesh, tensor.sizes().vec()));
+  record<PromoteBackward>(result, tensor, mesh);
+  return result;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/layout/shard_spec.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+
+/// Where the tensor's elements are. Raises for a plain tensor. No
+/// communication.
+const SpecPtr& spec(const at::Tensor& tensor);
+
+/// A ShardTensor of spec's global sizes whose shard on this rank is `local`
+/// (no copy). Differentiable: the gradient of `local` is the local part of the
+/// wrapper's gradient, brought to spec's layout with each Partial axis made
+/// Replicate. No communication. Raises when local's sizes are not spec's local
+/// sizes on this rank.
+at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec);
+
+/// This rank's shard as a plain tensor (no copy, shared version counter).
+/// `grad_spec` says how the ranks' gradients of the result are to be read:
+/// by default as the tensor's own layout with each Partial made Replicate;
+/// give Partial on an axis where ranks use a replicated tensor for different
+/// work. No communication.
+at::Tensor to_local(
+    const at::Tensor& tensor,
+    const SpecPtr& grad_spec = nullptr);
+
+/// The same tensor in another layout. Differentiable to any order: the
+/// gradient travels back the same way. Communication: see redistribute_local;
+/// none when the layouts are equal (then the tensor itself is returned).
+at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
+at::Tensor redistribute(
+    const at::Tensor& tensor,
+    const std::vector<Placement>& placements,
+    const ShardSpec::Partitions& partitions = {});
+
+/// The whole tensor, plain, on every rank: redistribute to Replicate, then
+/// to_local.
+at::Tensor full_tensor(
+    const at::Tensor& tensor,
+    const SpecPtr& grad_spec = nullptr);
+
+/// A plain tensor, equal on all ranks of the mesh, as a Replicate ShardTensor.
+/// Its gradient is plain and complete: see GradientPolicy. In check mode the
+/// ranks compare the values and raise when they differ. A ShardTensor is
+/// returned as it is. No communication otherwise.
+at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh);
+
+} // namespace shardtensor

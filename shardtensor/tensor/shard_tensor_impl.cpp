@@ -1,0 +1,164 @@
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+
+namespace shardtensor {
+namespace {
+
+std::atomic<BirthHook> birth_hook{nullptr};
+
+void born(const at::Tensor& tensor) {
+  if (auto hook = birth_hook.load(std::memory_order_acquire)) {
+    hook(tensor);
+  }
+}
+
+c10::DispatchKeySet keys_of(const at::Tensor& local) {
+  const auto backend = local.key_set().raw_repr() & c10::full_backend_mask;
+  return c10::DispatchKeySet(c10::DispatchKeySet::RAW, backend) |
+      c10::DispatchKeySet(
+             {c10::DispatchKey::Dense, kFunctionKey, kDispatchKey});
+}
+
+// Note [Global strides]
+// Dims keep the order they have in the local memory and its gaps: a dim's
+// stride is the global size of the dims inside it times the local gap factor.
+// An expanded dim (stride 0) stays expanded. A contiguous local tensor gives
+// a contiguous global one, a channels_last one a channels_last one.
+std::vector<int64_t> global_strides(
+    const at::Tensor& local,
+    const std::vector<int64_t>& sizes) {
+  const auto dims = static_cast<int64_t>(sizes.size());
+  const auto strides = local.strides();
+  std::vector<int64_t> order(dims);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return strides[a] > strides[b];
+  });
+  std::vector<int64_t> result(dims);
+  int64_t global = 1;
+  int64_t dense = 1; // the local stride without gaps
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    const auto dim = *it;
+    const auto local_size = std::max<int64_t>(local.size(dim), 1);
+    if (strides[dim] == 0 && local_size > 1) {
+      result[dim] = 0;
+      continue;
+    }
+    if (local_size > 1 && strides[dim] > dense) {
+      global *= std::max<int64_t>(strides[dim] / dense, 1);
+      dense = strides[dim];
+    }
+    result[dim] = global;
+    global *= std::max<int64_t>(sizes[dim], 1);
+    dense *= local_size;
+  }
+  return result;
+}
+
+} // namespace
+
+ShardTensorImpl::ShardTensorImpl(at::Tensor local, SpecPtr spec)
+    : TensorImpl(keys_of(local), local.dtype(), local.device()),
+      local_(std::move(local)),
+      spec_(std::move(spec)) {
+  refresh();
+}
+
+void ShardTensorImpl::refresh() {
+  set_allow_tensor_metadata_change(true);
+  if (local_.is_contiguous()) {
+    set_sizes_contiguous(spec_->sizes());
+  } else {
+    set_sizes_and_strides(
+        spec_->sizes(), global_strides(local_, spec_->sizes()));
+  }
+  const auto bytes = numel() * static_cast<int64_t>(local_.element_size());
+  storage_ = c10::Storage(
+      c10::Storage::use_byte_size_t{},
+      bytes,
+      c10::DataPtr{nullptr, local_.device()},
+      nullptr,
+      false);
+  storage_.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+}
+
+void ShardTensorImpl::set(at::Tensor local, SpecPtr spec) {
+  local_ = std::move(local);
+  spec_ = std::move(spec);
+  refresh();
+}
+
+c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version_counter,
+    bool allow_tensor_metadata_change) const {
+  auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_);
+  impl->set_version_counter(version_counter);
+  impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
+  impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
+  born(at::Tensor(impl));
+  return impl;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version_counter,
+    bool allow_tensor_metadata_change) const {
+  return shallow_copy_and_detach(
+      static_cast<const c10::VariableVersion&>(version_counter),
+      allow_tensor_metadata_change);
+}
+
+void ShardTensorImpl::shallow_copy_from(
+    const c10::intrusive_ptr<TensorImpl>& impl) {
+  auto* other = dynamic_cast<ShardTensorImpl*>(impl.get());
+  TORCH_CHECK_TYPE(
+      other,
+      "the data of a ShardTensor can only be set to a ShardTensor; make one "
+      "with from_local(), or write into to_local()");
+  TensorImpl::shallow_copy_from(impl);
+  local_ = other->local_;
+  spec_ = other->spec_;
+}
+
+ShardTensorImpl* impl_of(const at::Tensor& tensor) {
+  auto* impl = dynamic_cast<ShardTensorImpl*>(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK_TYPE(
+      impl,
+      "expected a ShardTensor, got a plain tensor of sizes ",
+      tensor.sizes(),
+      " (the .data of a plain tensor cannot be set to a ShardTensor)");
+  return impl;
+}
+
+at::Tensor wrap(const at::Tensor& local, const SpecPtr& spec) {
+  TORCH_CHECK_TYPE(
+      local.layout() == at::kStrided,
+      "a ShardTensor needs a strided local tensor, got layout ",
+      local.layout());
+  TORCH_CHECK_VALUE(
+      local.sizes() == at::IntArrayRef(spec->local_sizes()),
+      "the local tensor has sizes ",
+      local.sizes(),
+      " but rank ",
+      spec->mesh()->position(),
+      " of ",
+      to_string(*spec),
+      " holds ",
+      at::IntArrayRef(spec->local_sizes()));
+  auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec);
+  if (local.key_set().has(c10::DispatchKey::Python) ||
+      local.key_set().has(c10::DispatchKey::Functionalize)) {
+    // Only while torch.compile traces: eager wrappers carry no Python key.
+    tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
+  }
+  born(tensor);
+  return tensor;
+}
+
+void set_birth_hook(BirthHook hook) {
+  birth_hook.store(hook, std::memory_order_release);
+}
+
+} // namespace shardtensor

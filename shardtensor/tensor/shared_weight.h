@@ -1,0 +1,51 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/layout/mesh.h"
+
+namespace shardtensor {
+
+/// How the gradient of a plain, replicated parameter becomes complete. Each
+/// rank's backward computes the term that its shard contributes.
+///
+/// - Immediate: an all-reduce inside backward, before anybody sees the
+///   gradient. Right everywhere.
+/// - Coalesced: terms are set aside and summed at the end of this backward, in
+///   one all-reduce per dtype and group. Falls back to Immediate wherever
+///   somebody could see the gradient earlier: non-leaf parameters, hooks, DDP,
+///   torch.autograd.grad, create_graph.
+/// - Deferred: the term times the number of ranks that share it, for DDP or
+///   FSDP over the whole mesh, which average over all ranks themselves.
+enum class GradientPolicy { Immediate, Coalesced, Deferred };
+
+void set_gradient_policy(GradientPolicy policy);
+GradientPolicy gradient_policy();
+/// "immediate", "coalesced", "deferred".
+const char* to_string(GradientPolicy policy);
+/// Raises on another name.
+GradientPolicy parse_gradient_policy(const std::string& name);
+
+/// Plain parameters, equal on all ranks, about to be used by this rank's local
+/// work, to whose result the ranks of `axes` contribute separately. Returns
+/// them for local use; backward sums their gradients over `axes` by the
+/// gradient policy, all in one message. Undefined tensors pass. Differentiable
+/// twice. No communication forward. A ShardTensor among them is made Replicate
+/// first and its gradient is summed at once.
+std::vector<at::Tensor> shared_weights(
+    const std::vector<at::Tensor>& weights,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes);
+
+/// The complete gradients from this rank's terms, inside a backward whose
+/// current node's i-th edge leads to the parameter of terms[i]. Undefined where
+/// the policy sums later.
+std::vector<at::Tensor> complete_gradients(
+    const std::vector<at::Tensor>& terms,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes);
+
+} // namespace shardtensor
