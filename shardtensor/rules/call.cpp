@@ -1,0 +1,138 @@
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "shardtensor/rules/rule.h"
+
+namespace shardtensor {
+namespace {
+
+/// Calls visit(tensor) for every defined tensor in an argument.
+template <class Visit>
+void visit_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      visit(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor tensor : value.toTensorList()) {
+      if (tensor.defined()) {
+        visit(tensor);
+      }
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      if (tensor && tensor->defined()) {
+        visit(*tensor);
+      }
+    }
+  }
+}
+
+at::Tensor meta_like(const at::Tensor& tensor) {
+  auto meta = at::empty_strided(
+      tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return meta;
+}
+
+c10::IValue meta_value(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? meta_like(value.toTensor()) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor tensor : value.toTensorList()) {
+      list.push_back(tensor.defined() ? meta_like(tensor) : tensor);
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      list.push_back(
+          tensor && tensor->defined() ? meta_like(*tensor) : tensor);
+    }
+    return list;
+  }
+  if (value.isDevice()) {
+    return c10::Device(at::kMeta);
+  }
+  return value;
+}
+
+} // namespace
+
+Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
+    : op_(op) {
+  const auto& schema = op.schema();
+  const auto count = schema.arguments().size();
+  arguments_ = at::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const bool written = alias && alias->isWrite();
+    visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
+      Operand operand{i, tensor, nullptr, written};
+      if (is_shard_tensor(tensor)) {
+        operand.spec = spec(tensor);
+        TORCH_CHECK_VALUE(
+            !mesh_ || mesh_ == operand.spec->mesh(),
+            name(),
+            ": expected all ShardTensors on one mesh, got ",
+            *mesh_,
+            " and ",
+            *operand.spec->mesh());
+        mesh_ = operand.spec->mesh();
+      }
+      operands_.push_back(std::move(operand));
+    });
+  }
+  TORCH_INTERNAL_ASSERT(mesh_, name(), " was called without a ShardTensor");
+  for (auto& operand : operands_) {
+    if (!operand.spec && operand.tensor.dim() > 0) {
+      operand.spec = make_replicated(mesh_, operand.tensor.sizes().vec());
+    }
+  }
+}
+
+std::string Call::name() const {
+  return c10::toString(op_.operator_name());
+}
+
+size_t Call::argument_index(const char* name) const {
+  const auto index = op_.schema().argumentIndexWithName(name);
+  TORCH_INTERNAL_ASSERT(index, this->name(), " has no argument ", name);
+  return *index;
+}
+
+bool Call::has_argument(const char* name) const {
+  return op_.schema().argumentIndexWithName(name).has_value();
+}
+
+const c10::IValue& Call::argument(const char* name) const {
+  return arguments_[argument_index(name)];
+}
+
+const std::vector<std::vector<int64_t>>& Call::output_sizes() {
+  if (inferred_) {
+    return output_sizes_;
+  }
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments_) {
+    stack.push_back(meta_value(argument));
+  }
+  op_.callBoxed(&stack);
+  for (const auto& value : stack) {
+    visit_tensors(value, [&](const at::Tensor& tensor) {
+      output_sizes_.push_back(tensor.sizes().vec());
+    });
+  }
+  inferred_ = true;
+  return output_sizes_;
+}
+
+} // namespace shardtensor

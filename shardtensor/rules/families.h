@@ -1,0 +1,18 @@
+#pragma once
+
+#include "shardtensor/rules/rule.h"
+
+namespace shardtensor {
+
+// One function per file of rules/: its operators. Read by install.cpp.
+void add_pointwise_rules(RuleTable& table);
+void add_factory_rules(RuleTable& table);
+void add_reduction_rules(RuleTable& table);
+void add_matmul_rules(RuleTable& table);
+
+// The rules that operators of other libraries can be registered with.
+
+/// Output element i depends on the elements i of the inputs (broadcast).
+Decision pointwise_rule(Call& call);
+
+} // namespace shardtensor

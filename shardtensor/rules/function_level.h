@@ -1,0 +1,39 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/shared_weight.h"
+
+namespace shardtensor {
+
+// What function-level rules are made of. Such a rule is an ordinary function
+// with the operator's C++ signature, registered on SHARDTENSOR_FUNCTION_KEY. It
+// runs above autograd: to_local() -> communication -> plain ATen ->
+// from_local(), or a composition of operators on ShardTensors; gradients of any
+// order follow from the parts.
+
+/// The mesh of the first ShardTensor among the arguments. Raises when there is
+/// none, or when two are on different meshes.
+MeshPtr common_mesh(const char* op, at::ArrayRef<at::Tensor> tensors);
+
+/// The operator's other path for tensors that need no rule of ours: inside
+/// this scope calls skip the function level and go on to autograd. Plain
+/// tensors with dims must have been promoted before.
+class BelowFunctionLevel {
+ public:
+  BelowFunctionLevel() : guard_(c10::DispatchKeySet(kFunctionKey)) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor ? *tensor : at::Tensor();
+}
+
+} // namespace shardtensor

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/layout/mesh.h"
+
+namespace shardtensor {
+
+/// What happens when a plain tensor meets a ShardTensor in an operator. It must
+/// be equal on all ranks and is promoted to Replicate: silently (the default),
+/// with a warning, or not at all (an error).
+enum class TensorPromotionMode { Disabled, Warn, Silent };
+
+void set_promotion_mode(TensorPromotionMode mode);
+TensorPromotionMode promotion_mode();
+
+/// promote() under the current mode, for the operator `op`.
+at::Tensor promote_operand(
+    const at::Tensor& tensor,
+    const MeshPtr& mesh,
+    const std::string& op);
+
+} // namespace shardtensor

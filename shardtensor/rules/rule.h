@@ -1,0 +1,112 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+// A dispatch-level rule says, from layouts alone, in which layout an operator's
+// local call needs its inputs and in which layout its outputs are then. It is
+// a pure function, its answer is cached. ATen's own derivative formulas run
+// above it, so rules have no backward of their own.
+
+/// One tensor among the arguments of a call, in argument order; the elements of
+/// a tensor list one after the other.
+struct Operand {
+  size_t argument; // its place in the schema
+  at::Tensor tensor;
+  SpecPtr spec; // null: a plain 0-d tensor, the same on all ranks
+  bool written = false; // an in-place or out= argument
+
+  int64_t dim() const {
+    return spec ? spec->dim() : 0;
+  }
+};
+
+/// An operator call below autograd, as a rule sees it. At least one operand
+/// has a spec; plain operands with dims count as Replicate.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+  const c10::OperatorHandle& op() const {
+    return op_;
+  }
+  /// "aten::add.Tensor".
+  std::string name() const;
+  const MeshPtr& mesh() const {
+    return mesh_;
+  }
+  const c10::SmallVector<Operand, 4>& operands() const {
+    return operands_;
+  }
+  const Operand& operand(size_t index) const {
+    return operands_[index];
+  }
+  size_t arguments() const {
+    return arguments_.size();
+  }
+  const c10::IValue& argument(size_t index) const {
+    return arguments_[index];
+  }
+  /// Raises when the schema has no such argument.
+  const c10::IValue& argument(const char* name) const;
+  size_t argument_index(const char* name) const;
+  bool has_argument(const char* name) const;
+
+  /// The global sizes of the tensor outputs, one after the other, by running
+  /// the operator on meta tensors of the global sizes. PyTorch's own shape
+  /// errors come from here, with global sizes, the same on every rank.
+  const std::vector<std::vector<int64_t>>& output_sizes();
+
+ private:
+  const c10::OperatorHandle& op_;
+  at::ArrayRef<c10::IValue> arguments_;
+  c10::SmallVector<Operand, 4> operands_;
+  MeshPtr mesh_;
+  std::vector<std::vector<int64_t>> output_sizes_;
+  bool inferred_ = false;
+};
+
+/// What a rule decides.
+struct Decision {
+  /// One per operand: the layout the local call needs it in; null leaves it as
+  /// it is.
+  std::vector<SpecPtr> inputs;
+  /// One per output tensor, one after the other. None at all: Replicate, of the
+  /// sizes that the local call gives.
+  std::vector<SpecPtr> outputs;
+  /// Arguments to replace in the local call: global sizes made local, say.
+  std::vector<std::pair<size_t, c10::IValue>> arguments;
+};
+
+using Rule = Decision (*)(Call& call);
+
+struct RuleEntry {
+  const char* op; // "aten::add.Tensor"
+  Rule rule;
+};
+using RuleTable = std::vector<RuleEntry>;
+
+/// Gives an operator a dispatch-level rule: one of the families below, or your
+/// own. For operators outside this library, at any time, once per operator.
+/// Function-level rules need no call of ours: TORCH_LIBRARY_IMPL(my_library,
+/// SHARDTENSOR_FUNCTION_KEY, m) { m.impl("op", rule); }
+void register_rule(const std::string& op, Rule rule);
+
+/// Runs a call on the stack by a rule: redistributes the inputs, calls the
+/// operator on local tensors, wraps what comes back.
+void run_rule(
+    const c10::OperatorHandle& op,
+    Rule rule,
+    torch::jit::Stack* stack);
+
+} // namespace shardtensor
