@@ -15,7 +15,7 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
       visit(value.toTensor());
     }
   } else if (value.isTensorList()) {
-    for (const at::Tensor tensor : value.toTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
       if (tensor.defined()) {
         visit(tensor);
       }
@@ -45,7 +45,7 @@ c10::IValue meta_value(const c10::IValue& value) {
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor tensor : value.toTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
       list.push_back(tensor.defined() ? meta_like(tensor) : tensor);
     }
     return list;

@@ -123,10 +123,11 @@ void note_fallback(
 }
 
 void run_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  for (const auto& operand : Call(op, *stack).operands()) {
+  const Call call(op, *stack);
+  for (const auto& operand : call.operands()) {
     if (operand.spec && operand.spec->is_sharded()) {
       note_fallback(
-          c10::toString(op.operator_name()),
+          call.name(),
           operand.spec,
           replicated(operand.spec));
     }

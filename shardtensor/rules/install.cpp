@@ -1,5 +1,6 @@
+#include <algorithm>
+#include <atomic>
 #include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/core/List.h>
@@ -20,6 +21,12 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::OperatorHandle;
+
+/// Explicit composite operators whose own kernel is written in terms of other
+/// operators on tensors: better than gathering.
+bool decomposes(const c10::OperatorName& name) {
+  return name.name.rfind("aten::_foreach_", 0) == 0;
+}
 
 // ---- dispatch level ---------------------------------------------------------
 
@@ -78,7 +85,8 @@ class Registry {
     const auto has = [&](DispatchKey key) {
       return op->hasKernelForDispatchKey(key);
     };
-    if (!op || has(DispatchKey::CompositeImplicitAutograd) ||
+    if (!op || has(kDispatchKey) || decomposes(name) ||
+        has(DispatchKey::CompositeImplicitAutograd) ||
         !(has(DispatchKey::CompositeExplicitAutograd) ||
           has(DispatchKey::CompositeExplicitAutogradNonFunctional))) {
       return;
@@ -144,10 +152,10 @@ void install() {
   for (const auto& entry : table) {
     Registry::instance().add_rule(entry.op, entry.rule);
   }
-  // Existing operators are told to the listener at once.
+  // Existing operators are told to the listener at once; they are registered at
+  // the first call, when every rule file has registered its own kernels.
   static const auto handle = c10::Dispatcher::singleton().addRegistrationListener(
       std::make_unique<LateOperators>());
-  register_pending();
 }
 
 // ---- function level ---------------------------------------------------------
@@ -160,7 +168,7 @@ MeshPtr mesh_in(const c10::IValue& value) {
     return mesh_of(value.toTensor());
   }
   if (value.isTensorList()) {
-    for (const at::Tensor tensor : value.toTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
       if (auto mesh = mesh_of(tensor)) {
         return mesh;
       }

@@ -147,7 +147,7 @@ void replace_operands(
       }
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor tensor : value.toTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
         list.push_back(tensor.defined() ? locals[next++] : tensor);
       }
       value = std::move(list);
@@ -202,7 +202,7 @@ class Outputs {
     }
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor tensor : value.toTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
         list.push_back(tensor.defined() ? wrapped(tensor) : tensor);
       }
       return list;

@@ -1,0 +1,132 @@
+#include <string_view>
+#include <unordered_set>
+
+#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/labels.h"
+
+namespace shardtensor {
+
+Decision pointwise_rule(Call& call) {
+  return rule_by_labels(call, broadcast_labels(call), Linearity::None);
+}
+
+namespace {
+
+template <Linearity linearity>
+Decision linear_rule(Call& call) {
+  return rule_by_labels(call, broadcast_labels(call), linearity);
+}
+
+/// fill_ and the like: the old values do not count, the layout stays.
+Decision overwrite_rule(Call& call) {
+  Decision decision;
+  for (const auto& operand : call.operands()) {
+    decision.inputs.push_back(
+        operand.written ? without_partial(operand.spec)
+                        : operand.spec ? replicated(operand.spec) : nullptr);
+  }
+  decision.outputs = {decision.inputs[0]};
+  return decision;
+}
+
+const RuleTable& linear_rules() {
+  constexpr auto copy = linear_rule<Linearity::Copy>;
+  constexpr auto unary = linear_rule<Linearity::Unary>;
+  constexpr auto additive = linear_rule<Linearity::Additive>;
+  constexpr auto product = linear_rule<Linearity::Product>;
+  constexpr auto first = linear_rule<Linearity::First>;
+  static const RuleTable table = {
+      {"aten::alias", copy},
+      {"aten::detach", copy},
+      {"aten::clone", copy},
+      {"aten::lift_fresh", copy},
+      {"aten::_to_copy", unary},
+      {"aten::neg", unary},
+      {"aten::neg_", unary},
+      {"aten::mul.Scalar", unary},
+      {"aten::mul_.Scalar", unary},
+      {"aten::div.Scalar", unary},
+      {"aten::div_.Scalar", unary},
+      {"aten::add.Tensor", additive},
+      {"aten::add_.Tensor", additive},
+      {"aten::sub.Tensor", additive},
+      {"aten::sub_.Tensor", additive},
+      {"aten::mul.Tensor", product},
+      {"aten::mul_.Tensor", product},
+      {"aten::div.Tensor", first},
+      {"aten::div_.Tensor", first},
+      {"aten::fill_.Scalar", overwrite_rule},
+      {"aten::fill_.Tensor", overwrite_rule},
+      {"aten::zero_", overwrite_rule},
+  };
+  return table;
+}
+
+/// Pointwise operators that do not carry PyTorch's `pointwise` tag.
+constexpr const char* kUntagged[] = {
+    "aten::copy_",
+    "aten::where.self",
+    "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor",
+    "aten::masked_fill_.Scalar",
+    "aten::masked_fill_.Tensor",
+    "aten::isnan",
+    "aten::sigmoid_backward",
+    "aten::tanh_backward",
+    "aten::logit_backward",
+    "aten::softplus_backward",
+    "aten::silu_backward",
+    "aten::mish_backward",
+    "aten::hardswish_backward",
+    "aten::hardsigmoid_backward",
+    "aten::hardtanh_backward",
+    "aten::leaky_relu_backward",
+    "aten::elu_backward",
+    "aten::gelu_backward",
+    "aten::threshold_backward",
+    "aten::log_sigmoid_forward",
+    "aten::log_sigmoid_backward",
+    "aten::native_dropout_backward",
+    "aten::_conj",
+    "aten::_neg_view",
+    "aten::_conj_physical",
+    "aten::polar",
+    "aten::complex",
+    "aten::lerp.Scalar",
+    "aten::lerp.Tensor",
+    "aten::_fused_dropout",
+};
+
+bool is_pointwise(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) &&
+      !op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+} // namespace
+
+void add_pointwise_rules(RuleTable& table) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::unordered_set<std::string> listed;
+  for (const auto& entry : linear_rules()) {
+    table.push_back(entry);
+    listed.insert(entry.op);
+  }
+  static std::vector<std::string> names; // the table keeps pointers
+  for (const char* name : kUntagged) {
+    names.emplace_back(name);
+  }
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.rfind("aten::", 0) == 0 && is_pointwise(*op)) {
+      names.push_back(c10::toString(name));
+    }
+  }
+  std::unordered_set<std::string_view> seen;
+  for (const auto& name : names) {
+    if (!listed.count(name) && seen.insert(name).second) {
+      table.push_back({name.c_str(), pointwise_rule});
+    }
+  }
+}
+
+} // namespace shardtensor

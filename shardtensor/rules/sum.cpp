@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <ATen/ops/div.h>
+#include <ATen/ops/sum.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/promotion.h"
+#include "shardtensor/rules/reduction.h"
+#include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/redistribute.h"
+
+// Note [Sums at the function level]
+// ATen's derivative of a sum expands the gradient to the global sizes; what
+// follows would be computed in full on every rank. Here the gradient of a sum
+// is expanded shard by shard, and the gradient of that expansion is a sum.
+
+namespace shardtensor {
+
+std::vector<int64_t> reduced_dims(
+    const char* op,
+    int64_t ndim,
+    at::OptionalIntArrayRef dims) {
+  std::vector<int64_t> result;
+  if (!dims || dims->empty()) {
+    result.resize(ndim);
+    std::iota(result.begin(), result.end(), 0);
+    return result;
+  }
+  const auto bound = std::max<int64_t>(ndim, 1);
+  for (const int64_t dim : *dims) {
+    TORCH_CHECK_INDEX(
+        dim >= -bound && dim < bound,
+        op,
+        ": expected dims in [",
+        -bound,
+        ", ",
+        bound - 1,
+        "], got ",
+        dim);
+    if (ndim > 0) {
+      result.push_back(dim < 0 ? dim + ndim : dim);
+    }
+  }
+  std::sort(result.begin(), result.end());
+  TORCH_CHECK(
+      std::adjacent_find(result.begin(), result.end()) == result.end(),
+      op,
+      ": a dim appears twice in ",
+      *dims);
+  return result;
+}
+
+std::vector<int64_t> axes_of_dims(
+    const ShardSpec& spec,
+    const std::vector<int64_t>& dims) {
+  std::set<int64_t> axes;
+  for (const int64_t dim : dims) {
+    const auto of_dim = spec.axes(dim);
+    axes.insert(of_dim.begin(), of_dim.end());
+  }
+  return {axes.begin(), axes.end()};
+}
+
+SpecPtr reduced_spec(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& dims,
+    bool keepdim,
+    Placement on_reduced_axes) {
+  std::vector<int64_t> sizes;
+  ShardSpec::Partitions partitions;
+  std::vector<int64_t> new_dim(spec->dim(), -1);
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    const bool reduced = std::binary_search(dims.begin(), dims.end(), dim);
+    if (!reduced || keepdim) {
+      new_dim[dim] = reduced ? -1 : static_cast<int64_t>(sizes.size());
+      sizes.push_back(reduced ? 1 : spec->size(dim));
+      partitions.push_back(reduced ? std::nullopt : spec->partitions()[dim]);
+    }
+  }
+  auto placements = spec->placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard()) {
+      placement = new_dim[placement.dim] < 0
+          ? on_reduced_axes
+          : Placement::shard(new_dim[placement.dim]);
+    }
+  }
+  return make_spec(
+      spec->mesh(), std::move(sizes), placements, std::move(partitions));
+}
+
+at::Tensor gather_terms(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const std::vector<int64_t>& axes) {
+  int64_t terms = 1;
+  for (const int64_t axis : axes) {
+    terms *= spec->mesh()->ranks(axis);
+  }
+  auto sizes = spec->sizes();
+  sizes.insert(sizes.begin(), terms);
+  auto partitions = spec->partitions();
+  partitions.insert(partitions.begin(), std::nullopt);
+  auto placements = spec->placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard()) {
+      placement.dim += 1;
+    }
+  }
+  auto stacked = placements;
+  for (const int64_t axis : axes) {
+    stacked[axis] = Placement::shard(0);
+    placements[axis] = Placement::replicate();
+  }
+  return redistribute_local(
+      local.unsqueeze(0),
+      make_spec(spec->mesh(), sizes, stacked, partitions),
+      make_spec(spec->mesh(), sizes, placements, partitions));
+}
+
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// What a sum does to shapes: everything its gradient needs.
+struct SumGeometry {
+  SpecPtr spec; // of the input, without Partial
+  std::vector<int64_t> dims;
+  bool keepdim;
+  at::ScalarType dtype; // of the input
+};
+
+at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry);
+
+struct SumBackward : Node {
+  explicit SumBackward(SumGeometry geometry) : geometry_(std::move(geometry)) {}
+  std::string name() const override {
+    return "ShardTensorSumBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    return {grads[0].defined() ? expand_sum(grads[0], geometry_) : grads[0]};
+  }
+  SumGeometry geometry_;
+};
+
+struct ExpandSumBackward : Node {
+  explicit ExpandSumBackward(SumGeometry geometry)
+      : geometry_(std::move(geometry)) {}
+  std::string name() const override {
+    return "ShardTensorExpandSumBackward";
+  }
+  variable_list apply(variable_list&& grads) override {
+    return {
+        grads[0].defined()
+            ? sum_dims(grads[0], geometry_.dims, geometry_.keepdim, {})
+            : grads[0]};
+  }
+  SumGeometry geometry_;
+};
+
+/// The gradient of a sum, in the layout of the input; each rank expands its own
+/// part, without memory.
+at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
+  const auto laid_out = reduced_spec(
+      geometry.spec, geometry.dims, geometry.keepdim, Placement::replicate());
+  const auto source = redistribute(
+      promote(grad, geometry.spec->mesh()).to(geometry.dtype), laid_out);
+  auto local = impl_of(source)->local();
+  if (!geometry.keepdim) {
+    for (const int64_t dim : geometry.dims) {
+      local = local.unsqueeze(dim);
+    }
+  }
+  auto result =
+      wrap(local.expand(geometry.spec->local_sizes()), geometry.spec);
+  record<ExpandSumBackward>(result, source, geometry);
+  return result;
+}
+
+bool is_half(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+/// Sums are linear in Partial(sum) and Partial(avg); other reductions first.
+at::Tensor without_nonlinear_partial(const at::Tensor& tensor) {
+  auto placements = spec(tensor)->placements();
+  bool changed = false;
+  for (auto& placement : placements) {
+    if (placement.is_partial() && placement.reduce != Reduce::Sum &&
+        placement.reduce != Reduce::Avg) {
+      placement = Placement::replicate();
+      changed = true;
+    }
+  }
+  return changed ? redistribute(tensor, placements) : tensor;
+}
+
+at::Tensor local_sum(
+    const at::Tensor& local,
+    const std::vector<int64_t>& dims,
+    bool keepdim,
+    std::optional<at::ScalarType> dtype) {
+  return local.dim() == 0 ? at::sum(local, dtype)
+                          : at::sum(local, dims, keepdim, dtype);
+}
+
+} // namespace
+
+at::Tensor sum_dims(
+    const at::Tensor& input,
+    const std::vector<int64_t>& dims,
+    bool keepdim,
+    std::optional<at::ScalarType> dtype) {
+  const auto tensor = without_nonlinear_partial(input);
+  const auto& from = spec(tensor);
+  const auto& local = impl_of(tensor)->local();
+  const auto out_dtype = dtype.value_or(
+      at::isIntegralType(tensor.scalar_type(), true) ? at::kLong
+                                                     : tensor.scalar_type());
+  const auto terms = reduced_spec(from, dims, keepdim, Placement::partial());
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (is_half(out_dtype) && terms->has_partial()) {
+      const auto whole = without_partial(terms);
+      const auto sum = local_sum(local, dims, keepdim, at::kFloat);
+      result = wrap(
+          redistribute_local(sum, terms, whole).to(out_dtype), whole);
+    } else {
+      result = wrap(local_sum(local, dims, keepdim, out_dtype), terms);
+    }
+  }
+  if (needs_node(tensor) && result.is_floating_point() | result.is_complex()) {
+    record<SumBackward>(
+        result,
+        tensor,
+        SumGeometry{
+            without_partial(from), dims, keepdim, tensor.scalar_type()});
+  }
+  return result;
+}
+
+namespace {
+
+at::Tensor sum_all_rule(
+    const at::Tensor& self,
+    std::optional<at::ScalarType> dtype) {
+  return sum_dims(self, reduced_dims("sum", self.dim(), {}), false, dtype);
+}
+
+at::Tensor sum_rule(
+    const at::Tensor& self,
+    at::OptionalIntArrayRef dim,
+    bool keepdim,
+    std::optional<at::ScalarType> dtype) {
+  return sum_dims(self, reduced_dims("sum", self.dim(), dim), keepdim, dtype);
+}
+
+/// The mean divides by the global count, so uneven shards weigh as they should.
+at::Tensor mean_rule(
+    const at::Tensor& self,
+    at::OptionalIntArrayRef dim,
+    bool keepdim,
+    std::optional<at::ScalarType> dtype) {
+  const auto type = dtype.value_or(self.scalar_type());
+  TORCH_CHECK(
+      at::isFloatingType(type) || at::isComplexType(type),
+      "mean: expected a floating point or complex dtype, got ",
+      type);
+  const auto dims = reduced_dims("mean", self.dim(), dim);
+  int64_t count = 1;
+  for (const int64_t reduced : dims) {
+    count *= self.size(reduced);
+  }
+  if (is_half(type)) {
+    return at::div(
+               sum_dims(self, dims, keepdim, at::kFloat),
+               at::Scalar(static_cast<double>(count)))
+        .to(type);
+  }
+  return at::div(
+      sum_dims(self, dims, keepdim, type),
+      at::Scalar(static_cast<double>(count)));
+}
+
+at::Tensor mean_all_rule(
+    const at::Tensor& self,
+    std::optional<at::ScalarType> dtype) {
+  return mean_rule(self, {}, false, dtype);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("sum", sum_all_rule);
+  m.impl("sum.dim_IntList", sum_rule);
+  m.impl("mean", mean_all_rule);
+  m.impl("mean.dim", mean_rule);
+}
+
+} // namespace shardtensor
