@@ -30,13 +30,13 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+/// Plain 0-d tensors stay: operators take them beside any device.
 at::Tensor meta_like(const at::Tensor& tensor) {
-  auto meta = at::empty_strided(
-      tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (tensor.dim() == 0 && !is_shard_tensor(tensor)) {
+    return tensor;
   }
-  return meta;
+  return at::empty_strided(
+      tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
 c10::IValue meta_value(const c10::IValue& value) {
