@@ -1,5 +1,3 @@
-#include <numeric>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_like.h>
@@ -9,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/scope.h"
@@ -73,6 +72,16 @@ at::Tensor from_wire(const at::Tensor& wire, const at::Tensor& x) {
 
 // ---- kernels ----------------------------------------------------------------
 
+std::string describe(const at::Tensor& x, const std::string& reduce) {
+  return c10::str(
+      "shardtensor::all_reduce (",
+      reduce,
+      ") of a ",
+      x.scalar_type(),
+      " tensor ",
+      x.sizes());
+}
+
 at::Tensor all_reduce_kernel(
     const at::Tensor& x,
     std::string reduce_name,
@@ -80,19 +89,15 @@ at::Tensor all_reduce_kernel(
   const Reduce reduce = parse_reduce(reduce_name);
   check_dtype(x, reduce);
   const Group group(group_name);
+  if (check_mode()) {
+    check_same_call(group, x.device(), {describe(x, reduce_name), {}, {}});
+  }
   if (group.ranks() == 1 || x.numel() == 0) {
     return x.clone(at::MemoryFormat::Contiguous);
   }
   at::Tensor wire = to_wire(x);
-  group.all_reduce(wire, wire_reduce(x, reduce), [&] {
-    return c10::str(
-        "shardtensor::all_reduce (",
-        reduce_name,
-        ") of a ",
-        x.toString(),
-        ' ',
-        x.sizes());
-  });
+  group.all_reduce(
+      wire, wire_reduce(x, reduce), [&] { return describe(x, reduce_name); });
   count_all_reduce(static_cast<int64_t>(x.nbytes()));
   at::Tensor result = from_wire(wire, x);
   return reduce == Reduce::Avg ? result.div_(group.ranks()) : result;
@@ -146,8 +151,7 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
         "shardtensor::all_reduce: ",
         reduce,
         " has no derivative, only sum and avg have");
-    const CommScope scope(
-        "the backward of " + ctx->saved_data["scope"].toStringRef());
+    const CommScope scope(backward_of(ctx->saved_data["scope"].toStringRef()));
     const auto& group = ctx->saved_data["group"].toStringRef();
     return {
         all_reduce_operator().call(gradients[0], reduce, group),

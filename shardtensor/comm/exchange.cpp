@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <sstream>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
@@ -67,13 +67,6 @@ void copy_local(
     const ExchangeCode& code) {
   const auto from = code.source.of(code.rank);
   const auto to = code.target.of(code.rank);
-  TORCH_CHECK_VALUE(
-      from.size() == to.size(),
-      "shardtensor::exchange: the code has ",
-      from.size(),
-      " pieces that stay as sources, ",
-      to.size(),
-      " as targets");
   for (size_t i = 0; i < from.size(); ++i) {
     write(target, to[i], part(x, from[i]));
   }
@@ -178,11 +171,47 @@ std::string describe(
     const at::Tensor& x,
     const Messages& sends,
     const Messages& receives) {
-  std::ostringstream text;
-  text << "shardtensor::exchange of a " << x.toString() << ' ' << x.sizes()
-       << " (elements sent to each rank: " << c10::IntArrayRef(sends.splits)
-       << ", received: " << c10::IntArrayRef(receives.splits) << ')';
-  return text.str();
+  return c10::str(
+      "shardtensor::exchange of a ",
+      x.scalar_type(),
+      " tensor ",
+      x.sizes(),
+      " (elements sent to each rank: ",
+      c10::IntArrayRef(sends.splits),
+      ", received: ",
+      c10::IntArrayRef(receives.splits),
+      ')');
+}
+
+/// Every rank's number of elements, all rounds together.
+Splits totals(const Side& side, int64_t rank, int64_t ranks) {
+  Splits result(ranks, 0);
+  for (const auto& piece : side.pieces) {
+    if (piece.peer != rank) {
+      result.at(piece.peer) += piece.numel;
+    }
+  }
+  return result;
+}
+
+void check_exchange(
+    const at::Tensor& x,
+    const ExchangeCode& code,
+    const Group& group) {
+  if (!check_mode()) {
+    return;
+  }
+  check_same_call(
+      group,
+      x.device(),
+      {c10::str(
+           "shardtensor::exchange of a ",
+           x.scalar_type(),
+           " tensor, messages of at most ",
+           code.largest_message,
+           " elements"),
+       totals(code.source, code.rank, group.ranks()),
+       totals(code.target, code.rank, group.ranks())});
 }
 
 /// A received buffer that is still to be written.
@@ -283,7 +312,8 @@ at::Tensor exchange_kernel(
   const ExchangeCode exchange = decode(code);
   check_source(x, exchange.source);
   at::Tensor target = make_target(x, exchange.target);
-  if (exchange.largest_message == 0) {
+  const bool silent = exchange.largest_message == 0;
+  if (silent && (group_name.empty() || !check_mode())) {
     copy_local(target, x, exchange);
     return target;
   }
@@ -294,7 +324,12 @@ at::Tensor exchange_kernel(
       exchange.rank,
       ", this is ",
       group.to_string());
-  exchange_messages(target, x, exchange, group);
+  check_exchange(x, exchange, group);
+  if (silent) {
+    copy_local(target, x, exchange);
+  } else {
+    exchange_messages(target, x, exchange, group);
+  }
   return target;
 }
 
@@ -341,8 +376,7 @@ struct Exchange : torch::autograd::Function<Exchange> {
     if (!gradients[0].defined()) {
       return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     }
-    const CommScope scope(
-        "the backward of " + ctx->saved_data["scope"].toStringRef());
+    const CommScope scope(backward_of(ctx->saved_data["scope"].toStringRef()));
     const auto code = adjoint(ctx->saved_data["code"].toIntVector());
     const auto& group = ctx->saved_data["group"].toStringRef();
     return {

@@ -202,6 +202,15 @@ ExchangeCode decode(c10::IntArrayRef code) {
   result.target = read_side(reader);
   TORCH_CHECK_VALUE(
       reader.done(), "shardtensor::exchange: the code is too long");
+  const auto leave = result.source.of(result.rank).size();
+  const auto arrive = result.target.of(result.rank).size();
+  TORCH_CHECK_VALUE(
+      leave == arrive,
+      "shardtensor::exchange: the code has ",
+      leave,
+      " source pieces that stay on the rank and ",
+      arrive,
+      " target pieces, expected as many");
   return result;
 }
 

@@ -62,6 +62,19 @@ void wait(const Work& work) {
   TORCH_CHECK(work->wait(limit), "the work was aborted");
 }
 
+/// gloo then ends the operation itself, so that nothing is left running that
+/// would keep the process from ending. NCCL's watchdog would end the process:
+/// there only the wait is bounded.
+template <typename Options>
+Options bounded(const at::Tensor& x) {
+  Options options;
+  const int64_t limit = timeout_milliseconds;
+  if (x.is_cpu() && limit > 0) {
+    options.timeout = std::chrono::milliseconds(limit);
+  }
+  return options;
+}
+
 /// start() -> Work, meanwhile(), wait; any failure names what was under way.
 template <typename Start>
 void run(
@@ -126,6 +139,19 @@ Work start_all_to_all(ProcessGroup& group, Args&... args) {
   }
 }
 
+c10::intrusive_ptr<c10d::ProcessGroup> find_process_group(
+    const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {
+    TORCH_CHECK_VALUE(
+        false,
+        "shardtensor: there is no process group named '",
+        name,
+        "' on this rank. Was it destroyed, or is the rank not in it?");
+  }
+}
+
 } // namespace
 
 void set_communication_timeout(double seconds) {
@@ -138,7 +164,7 @@ void set_communication_timeout(double seconds) {
 }
 
 Group::Group(const std::string& name) : name_(name) {
-  const auto process_group = c10d::resolve_process_group(name);
+  const auto process_group = find_process_group(name);
   rank_ = process_group->getRank();
   ranks_ = process_group->getSize();
   process_group_ = process_group;
@@ -160,6 +186,7 @@ void Group::all_to_all(
   const auto size = static_cast<int64_t>(in.element_size());
   Splits out_lengths = times(out_splits, size);
   Splits in_lengths = times(in_splits, size);
+  const auto options = bounded<c10d::AllToAllOptions>(in);
   run(
       *this,
       describe,
@@ -169,7 +196,8 @@ void Group::all_to_all(
             out_bytes,
             in_bytes,
             out_lengths,
-            in_lengths);
+            in_lengths,
+            options);
       },
       meanwhile);
 }
@@ -177,7 +205,7 @@ void Group::all_to_all(
 void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
   std::vector<at::Tensor> tensors{x};
-  c10d::AllreduceOptions options;
+  auto options = bounded<c10d::AllreduceOptions>(x);
   options.reduceOp = to_c10d(reduce);
   run(
       *this,
@@ -190,10 +218,13 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
   at::Tensor rows = at::empty({ranks_, row.numel()}, row.options());
   std::vector<at::Tensor> inputs{row};
   std::vector<std::vector<at::Tensor>> outputs{rows.unbind(0)};
+  const auto options = bounded<c10d::AllgatherOptions>(row);
   run(
       *this,
       describe,
-      [&] { return c10d_group(process_group_).allgather(outputs, inputs); },
+      [&] {
+        return c10d_group(process_group_).allgather(outputs, inputs, options);
+      },
       [] {});
   return rows;
 }
