@@ -149,6 +149,7 @@ void install() {
   add_factory_rules(table);
   add_reduction_rules(table);
   add_matmul_rules(table);
+  add_optimizer_rules(table);
   for (const auto& entry : table) {
     Registry::instance().add_rule(entry.op, entry.rule);
   }

@@ -180,8 +180,15 @@ void write_back(
     return;
   }
   auto* impl = impl_of(operand.tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !impl->is_view_copy(),
+      "cannot write into this view of sizes ",
+      operand.tensor.sizes(),
+      ": its ShardTensor had to be redistributed to make it, so the two share "
+      "no memory; redistribute first, or write into a clone()");
   const auto& result = output ? output : wanted ? wanted : impl->spec();
   if (impl->spec()->sizes() != result->sizes() ||
+      (impl->spec()->has_partial() && impl->spec() != result) ||
       (local.is_same(impl->local()) && impl->spec() != result)) {
     impl->set(local, result);
   } else if (!local.is_same(impl->local())) {
@@ -196,14 +203,17 @@ class Outputs {
   Outputs(const Call& call, const Decision& decision)
       : call_(call), decision_(decision) {}
 
-  c10::IValue wrapped(const c10::IValue& value) {
+  c10::IValue wrapped(const c10::IValue& value, bool is_view_copy) {
     if (value.isTensor()) {
-      return value.toTensor().defined() ? wrapped(value.toTensor()) : value;
+      return value.toTensor().defined()
+          ? wrapped(value.toTensor(), is_view_copy)
+          : value;
     }
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(tensor.defined() ? wrapped(tensor) : tensor);
+        list.push_back(
+            tensor.defined() ? wrapped(tensor, is_view_copy) : tensor);
       }
       return list;
     }
@@ -218,18 +228,36 @@ class Outputs {
   }
 
  private:
-  at::Tensor wrapped(const at::Tensor& local) {
+  at::Tensor wrapped(const at::Tensor& local, bool is_view_copy) {
     auto spec = take();
     if (!spec) {
       spec = make_replicated(call_.mesh(), local.sizes().vec());
     }
-    return wrap(local, spec);
+    auto result = wrap(local, spec);
+    if (is_view_copy) {
+      impl_of(result)->set_is_view_copy();
+    }
+    return result;
   }
 
   const Call& call_;
   const Decision& decision_;
   size_t next_ = 0;
 };
+
+/// True when a view operator's input was moved, so that the result is no view.
+bool severs_view(const Call& call, const Decision& decision) {
+  const auto& arguments = call.op().schema().arguments();
+  for (size_t i = 0; i < decision.inputs.size(); ++i) {
+    const auto& operand = call.operand(i);
+    const auto* alias = arguments[operand.argument].alias_info();
+    if (alias && !alias->isWrite() && decision.inputs[i] &&
+        decision.inputs[i] != operand.spec) {
+      return true;
+    }
+  }
+  return false;
+}
 
 /// The operand that a written return value stands for.
 const Operand* written_operand(
@@ -254,6 +282,7 @@ void finish(
   const auto& returns = call.op().schema().returns();
   const auto first = stack.size() - returns.size();
   Outputs outputs(call, decision);
+  const bool severed = severs_view(call, decision);
   std::vector<bool> handled(call.operands().size());
   for (size_t i = 0; i < returns.size(); ++i) {
     auto& value = stack[first + i];
@@ -261,7 +290,7 @@ void finish(
     const auto* target =
         alias && alias->isWrite() ? written_operand(call, *alias) : nullptr;
     if (!target || !value.isTensor()) {
-      value = outputs.wrapped(value);
+      value = outputs.wrapped(value, severed && alias);
       continue;
     }
     const auto index = static_cast<size_t>(target - call.operands().data());

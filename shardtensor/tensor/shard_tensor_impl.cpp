@@ -98,6 +98,7 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
   impl->set_version_counter(version_counter);
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
+  impl->is_view_copy_ = is_view_copy_;
   born(at::Tensor(impl));
   return impl;
 }
@@ -120,6 +121,7 @@ void ShardTensorImpl::shallow_copy_from(
   TensorImpl::shallow_copy_from(impl);
   local_ = other->local_;
   spec_ = other->spec_;
+  is_view_copy_ = other->is_view_copy_;
 }
 
 ShardTensorImpl* impl_of(const at::Tensor& tensor) {

@@ -29,6 +29,15 @@ class ShardTensorImpl : public c10::TensorImpl {
   /// sizes, `.data =` and a compiled graph do.
   void set(at::Tensor local, SpecPtr spec);
 
+  /// True for the result of a view operator whose input had to be moved first:
+  /// it shares no memory with its base, so writing into it must raise.
+  bool is_view_copy() const {
+    return is_view_copy_;
+  }
+  void set_is_view_copy() {
+    is_view_copy_ = true;
+  }
+
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
       const c10::VariableVersion& version_counter,
       bool allow_tensor_metadata_change) const override;
@@ -47,6 +56,7 @@ class ShardTensorImpl : public c10::TensorImpl {
 
   at::Tensor local_;
   SpecPtr spec_;
+  bool is_view_copy_ = false;
 };
 
 /// True for every tensor that this library made.
