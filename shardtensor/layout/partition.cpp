@@ -19,9 +19,12 @@ std::vector<int64_t> chunk_sizes(int64_t extent, int64_t pieces) {
   return sizes;
 }
 
-void check_chunk(int64_t extent, int64_t pieces) {
+void check_extent(int64_t extent) {
   TORCH_CHECK_VALUE(
       extent >= 0, "Partition: extent ", extent, ", expected at least 0");
+}
+
+void check_pieces(int64_t pieces) {
   TORCH_CHECK_VALUE(
       pieces >= 1, "Partition: ", pieces, " pieces, expected at least 1");
 }
@@ -49,14 +52,16 @@ Partition::Partition(const std::vector<int64_t>& sizes, int64_t repeat)
 }
 
 Partition Partition::chunked(int64_t extent, int64_t pieces) {
-  check_chunk(extent, pieces);
+  check_extent(extent);
+  check_pieces(pieces);
   return Partition(chunk_sizes(extent, pieces));
 }
 
 Partition Partition::chunked(int64_t extent, const std::vector<int64_t>& axes) {
+  check_extent(extent);
   std::vector<int64_t> sizes{extent};
   for (int64_t pieces : axes) {
-    check_chunk(extent, pieces);
+    check_pieces(pieces);
     std::vector<int64_t> finer;
     finer.reserve(sizes.size() * pieces);
     for (int64_t size : sizes) {

@@ -66,6 +66,8 @@ Placement normalized(const Placement& placement, int64_t dims) {
       break;
   }
   TORCH_CHECK_INDEX(
+      dims > 0, "make_spec: ", placement, " of a tensor without dims");
+  TORCH_CHECK_INDEX(
       placement.dim >= -dims && placement.dim < dims,
       "make_spec: ",
       placement,

@@ -7,8 +7,11 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "shardtensor/layout/mesh.h"
@@ -18,6 +21,25 @@
 // Every position's local tensor lives in one process: a plan is applied for
 // all positions at once and compared with what each of them should then hold.
 namespace shardtensor::testing {
+
+template <class T>
+std::string printed(const T& value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+
+/// Calling `function` raises an E with exactly this message.
+template <class E, class Function>
+void expect_error(const Function& function, const std::string& message) {
+  try {
+    function();
+  } catch (const E& error) {
+    EXPECT_EQ(std::string(error.what_without_backtrace()), message);
+    return;
+  }
+  ADD_FAILURE() << "no error, expected: " << message;
+}
 
 /// A mesh over ranks 0, 1, ... seen from position 0.
 inline MeshPtr mesh_of(std::vector<int64_t> shape, int64_t position = 0) {
