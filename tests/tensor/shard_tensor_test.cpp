@@ -1,0 +1,132 @@
+#include "shardtensor/tensor/shard_tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "../layout/support.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::mesh_of;
+
+/// Rank `position` of two; nothing here communicates.
+at::Tensor shard_of(
+    const at::Tensor& full,
+    int64_t dim,
+    Partition partition,
+    int64_t position = 0) {
+  ShardSpec::Partitions partitions(full.dim());
+  const auto rows = partition.interval(position);
+  const auto mesh = mesh_of({partition.pieces()}, position);
+  partitions[dim] = std::move(partition);
+  return from_local(
+      full.narrow(dim, rows.begin, rows.extent()).contiguous(),
+      make_spec(
+          mesh, full.sizes().vec(), {Placement::shard(dim)}, partitions));
+}
+
+TEST(ShardTensor, ShowsGlobalSizesAndHoldsItsShard) {
+  const auto full = at::arange(20).view({5, 4});
+  const auto tensor = shard_of(full, 0, Partition({4, 1}), 1);
+  EXPECT_EQ(tensor.sizes(), full.sizes());
+  EXPECT_EQ(tensor.strides(), full.strides());
+  EXPECT_TRUE(is_shard_tensor(tensor));
+  EXPECT_TRUE(to_local(tensor).equal(full.narrow(0, 4, 1)));
+}
+
+TEST(ShardTensor, KeepsTheMemoryFormatOfItsShard) {
+  const auto full = at::rand({2, 3, 8, 4}).contiguous(
+      at::MemoryFormat::ChannelsLast);
+  const auto spec = make_spec(
+      mesh_of({2}), full.sizes().vec(), {Placement::shard(2)});
+  const auto local =
+      full.narrow(2, 0, 4).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto tensor = from_local(local, spec);
+  EXPECT_TRUE(tensor.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_FALSE(tensor.is_contiguous());
+}
+
+TEST(ShardTensor, HasNoMemoryToRead) {
+  const auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  EXPECT_THROW(tensor.mutable_data_ptr(), c10::Error);
+}
+
+TEST(ShardTensor, FromLocalNamesTheSizesItExpects) {
+  const auto spec = make_spec(mesh_of({2}), {5, 4}, {Placement::shard(0)});
+  try {
+    from_local(at::rand({2, 4}), spec);
+    FAIL() << "expected an error";
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(
+        error.msg().find("sizes [2, 4] but rank 0"), std::string::npos)
+        << error.msg();
+    EXPECT_NE(error.msg().find("holds [3, 4]"), std::string::npos);
+  }
+}
+
+TEST(ShardTensor, FromLocalRefusesAShardTensor) {
+  const auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  EXPECT_THROW(from_local(tensor, spec(tensor)), c10::TypeError);
+}
+
+TEST(ShardTensor, SpecOfAPlainTensorRaises) {
+  EXPECT_THROW(spec(at::rand({2})), c10::TypeError);
+}
+
+TEST(ShardTensor, GradientsCrossTheBoundaryShardByShard) {
+  const auto local = at::rand({3, 4}, at::kDouble).requires_grad_();
+  const auto spec = make_spec(mesh_of({2}), {5, 4}, {Placement::shard(0)});
+  const auto back = to_local(from_local(local, spec) * 3);
+  const auto grads =
+      torch::autograd::grad({back.square().sum()}, {local}, {}, {}, true);
+  EXPECT_TRUE(grads[0].allclose(18 * local));
+  const auto second = torch::autograd::grad({grads[0].sum()}, {local});
+  EXPECT_TRUE(second[0].allclose(at::full_like(local, 18)));
+}
+
+TEST(ShardTensor, ToLocalSeesLaterChangesInPlace) {
+  // Without a shared version counter this backward would use changed values.
+  auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  const auto weight = at::rand({2, 2}).requires_grad_();
+  const auto used = to_local(tensor).mm(weight);
+  tensor.add_(1);
+  EXPECT_THROW(
+      torch::autograd::backward({used.sum()}, {at::ones({})}), c10::Error);
+}
+
+TEST(ShardTensor, DataOfAShardTensorCannotBecomePlain) {
+  auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  EXPECT_THROW(tensor.set_data(at::rand({4, 2})), c10::Error);
+}
+
+
+TEST(ShardTensor, PromotedParametersKeepPlainGradients) {
+  const auto tensor = shard_of(at::rand({4, 2}), 1, Partition({1, 1}));
+  const auto bias = at::rand({4, 1}).requires_grad_();
+  const auto out = tensor + promote(bias, spec(tensor)->mesh());
+  EXPECT_TRUE(is_shard_tensor(out));
+  EXPECT_FALSE(is_shard_tensor(bias));
+  EXPECT_EQ(spec(promote(bias, spec(tensor)->mesh()))->is_replicated(), true);
+}
+
+TEST(ShardTensor, OneRankRedistributesWithoutMessages) {
+  const auto full = at::rand({4, 6});
+  const auto tensor = shard_of(full, 0, Partition({4}));
+  const auto moved = redistribute(tensor, {Placement::shard(1)});
+  EXPECT_EQ(spec(moved)->sharded_dims(), std::vector<int64_t>{1});
+  EXPECT_TRUE(full_tensor(moved).equal(full));
+}
+
+TEST(ShardTensor, CutsAReplicatedTensorByCopy) {
+  const auto full = at::rand({4, 6});
+  const auto whole = from_local(full, make_replicated(mesh_of({2}), {4, 6}));
+  auto cut = redistribute(whole, {Placement::shard(0)});
+  cut.zero_();
+  EXPECT_GT(full.abs().sum().item<double>(), 0);
+}
+
+} // namespace
+} // namespace shardtensor
