@@ -1,0 +1,78 @@
+#include "shardtensor/tensor/scatter.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+namespace {
+
+Box from_zero(const Box& box) {
+  Box result;
+  for (const auto& interval : box) {
+    result.push_back(interval.shifted(-interval.begin));
+  }
+  return result;
+}
+
+ExchangePlan plan_scatter(const ShardSpec& spec, int64_t source) {
+  const auto position = spec.mesh()->position();
+  ExchangePlan plan;
+  plan.source_sizes =
+      position == source ? spec.sizes() : std::vector<int64_t>{0};
+  plan.target_sizes = spec.local_sizes();
+  plan.covers = true;
+  for (int64_t dst = 0; dst < spec.mesh()->ranks(); ++dst) {
+    const auto box = spec.box(dst);
+    if (numel(box) == 0) {
+      continue;
+    }
+    const Transfer transfer{source, dst, box, from_zero(box)};
+    if (position == source) {
+      plan.sends.push_back(transfer);
+    }
+    if (position == dst) {
+      plan.receives.push_back(transfer);
+    }
+    if (dst != source) {
+      plan.largest_message = std::max(plan.largest_message, numel(box));
+    }
+  }
+  return plan;
+}
+
+} // namespace
+
+at::Tensor scatter(
+    const at::Tensor& tensor,
+    int64_t source,
+    const SpecPtr& spec) {
+  const auto& mesh = *spec->mesh();
+  TORCH_CHECK_VALUE(
+      source >= 0 && source < mesh.ranks(),
+      "scatter: the source position ",
+      source,
+      " is outside ",
+      mesh);
+  TORCH_CHECK_VALUE(
+      !spec->has_partial() && spec->is_contiguous(),
+      "scatter: expected Shard and Replicate placements, got ",
+      to_string(*spec));
+  const bool holds = mesh.position() == source;
+  TORCH_CHECK_VALUE(
+      !holds || tensor.sizes() == at::IntArrayRef(spec->sizes()),
+      "scatter: the source's tensor has sizes ",
+      tensor.sizes(),
+      ", expected ",
+      at::IntArrayRef(spec->sizes()));
+  const at::NoGradGuard no_grad;
+  const CommScope scope("scatter " + to_string(*spec));
+  const auto whole = holds ? tensor.detach() : at::empty({0}, tensor.options());
+  return wrap(exchange(whole, plan_scatter(*spec, source), mesh), spec);
+}
+
+} // namespace shardtensor
