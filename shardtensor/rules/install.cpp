@@ -12,6 +12,7 @@
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/handlers.h"
 #include "shardtensor/rules/promotion.h"
 #include "shardtensor/tensor/keys.h"
 
@@ -34,7 +35,9 @@ void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
-  run_fallback(op, stack);
+  if (!handled(op, stack)) {
+    run_fallback(op, stack);
+  }
 }
 
 /// The kernel of an operator with a rule.
@@ -45,7 +48,9 @@ class RuleKernel : public c10::OperatorKernel {
       const OperatorHandle& op,
       DispatchKeySet,
       torch::jit::Stack* stack) {
-    run_rule(op, rule_, stack);
+    if (!handled(op, stack)) {
+      run_rule(op, rule_, stack);
+    }
   }
 
  private:
