@@ -1,0 +1,50 @@
+#include <string>
+
+#include "bindings.h"
+#include "shardtensor/comm/collectives.h"
+
+namespace shardtensor::python {
+
+void bind_comm(py::module_& module) {
+  module.def(
+      "all_reduce",
+      [](const at::Tensor& x,
+         const std::string& reduce,
+         const std::string& group) {
+        return all_reduce(x, parse_reduce(reduce), group);
+      },
+      ReleaseGil(),
+      py::arg("x"),
+      py::arg("reduce"),
+      py::arg("group"));
+  module.def("check_mode", &check_mode);
+  module.def("set_check_mode", &set_check_mode, py::arg("on"));
+  module.def(
+      "set_communication_timeout",
+      &set_communication_timeout,
+      py::arg("seconds"));
+  py::class_<CommStats>(module, "CommStats")
+      .def_readonly("exchanges", &CommStats::exchanges)
+      .def_readonly("all_reduces", &CommStats::all_reduces)
+      .def_readonly("messages", &CommStats::messages)
+      .def_readonly("bytes", &CommStats::bytes)
+      .def_readonly("seconds", &CommStats::seconds)
+      .def("__repr__", [](const CommStats& stats) {
+        return c10::str(
+            "CommStats(exchanges=",
+            stats.exchanges,
+            ", all_reduces=",
+            stats.all_reduces,
+            ", messages=",
+            stats.messages,
+            ", bytes=",
+            stats.bytes,
+            ", seconds=",
+            stats.seconds,
+            ")");
+      });
+  module.def("comm_stats", &comm_stats);
+  module.def("reset_comm_stats", &reset_comm_stats);
+}
+
+} // namespace shardtensor::python

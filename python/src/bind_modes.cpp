@@ -1,0 +1,43 @@
+#include <string>
+
+#include "bindings.h"
+#include "shardtensor/rules/fallback.h"
+#include "shardtensor/rules/promotion.h"
+#include "shardtensor/tensor/shared_weight.h"
+
+namespace shardtensor::python {
+
+void bind_modes(py::module_& module) {
+  py::enum_<TensorPromotionMode>(module, "TensorPromotionMode")
+      .value("DISABLED", TensorPromotionMode::Disabled)
+      .value("WARN", TensorPromotionMode::Warn)
+      .value("SILENT", TensorPromotionMode::Silent);
+  module.def("promotion_mode", &promotion_mode);
+  module.def("set_promotion_mode", &set_promotion_mode, py::arg("mode"));
+
+  module.def("fallback_mode", [] { return to_string(fallback_mode()); });
+  module.def(
+      "set_fallback_mode",
+      [](const std::string& mode) {
+        set_fallback_mode(parse_fallback_mode(mode));
+      },
+      py::arg("mode"));
+  module.def("fallback_counts", [] {
+    py::dict result;
+    for (const auto& count : fallback_counts()) {
+      result[py::str(count.op)] = py::make_tuple(count.calls, count.elements);
+    }
+    return result;
+  });
+  module.def("reset_fallback_counts", &reset_fallback_counts);
+
+  module.def("gradient_policy", [] { return to_string(gradient_policy()); });
+  module.def(
+      "set_gradient_policy",
+      [](const std::string& policy) {
+        set_gradient_policy(parse_gradient_policy(policy));
+      },
+      py::arg("policy"));
+}
+
+} // namespace shardtensor::python

@@ -1,0 +1,123 @@
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "bindings.h"
+#include "shardtensor/tensor/scatter.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor::python {
+namespace {
+
+PyTypeObject* tensor_class = nullptr;
+
+/// Gives a new wrapper its Python class. A Python kernel (of a custom
+/// operator) may have met the tensor first and made it a plain Tensor.
+void type_at_birth(const at::Tensor& tensor) {
+  if (!Py_IsInitialized()) {
+    return;
+  }
+  py::gil_scoped_acquire gil;
+  PyObject* known = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  if (known == nullptr) {
+    Py_XDECREF(THPVariable_Wrap(tensor, tensor_class));
+  } else if (
+      Py_TYPE(known) == reinterpret_cast<PyTypeObject*>(THPVariableClass)) {
+    if (PyObject_SetAttrString(
+            known, "__class__", reinterpret_cast<PyObject*>(tensor_class))) {
+      throw py::error_already_set();
+    }
+  }
+}
+
+void set_tensor_class(const py::type& type) {
+  tensor_class = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+  set_birth_hook(&type_at_birth);
+}
+
+void bind_access(py::module_& module) {
+  module.def("set_tensor_class", &set_tensor_class, py::arg("type"));
+  module.def("is_shard_tensor", &is_shard_tensor, py::arg("tensor"));
+  module.def(
+      "spec",
+      [](const at::Tensor& tensor) { return handle(spec(tensor)); },
+      py::arg("tensor"));
+  module.def(
+      "local",
+      [](const at::Tensor& tensor) { return impl_of(tensor)->local(); },
+      py::arg("tensor"),
+      "The local tensor itself, without autograd history.");
+  module.def(
+      "set_local",
+      [](const at::Tensor& tensor, const at::Tensor& local) {
+        auto* impl = impl_of(tensor);
+        TORCH_CHECK_VALUE(
+            local.sizes() == impl->local().sizes(),
+            "_local_tensor: expected sizes ",
+            impl->local().sizes(),
+            ", got ",
+            local.sizes());
+        impl->set(local.detach(), impl->spec());
+      },
+      py::arg("tensor"),
+      py::arg("local"));
+}
+
+} // namespace
+
+void bind_tensor(py::module_& module) {
+  bind_access(module);
+  module.def(
+      "from_local",
+      [](const at::Tensor& local, const SpecHandle& spec) {
+        return from_local(local, spec);
+      },
+      ReleaseGil(),
+      py::arg("local"),
+      py::arg("spec"));
+  module.def(
+      "to_local",
+      [](const at::Tensor& tensor, const SpecHandle& grad_spec) {
+        return to_local(tensor, grad_spec);
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("grad_spec") = SpecHandle());
+  module.def(
+      "redistribute",
+      [](const at::Tensor& tensor, const SpecHandle& to) {
+        return redistribute(tensor, SpecPtr(to));
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("to"));
+  module.def(
+      "full_tensor",
+      [](const at::Tensor& tensor, const SpecHandle& grad_spec) {
+        return full_tensor(tensor, grad_spec);
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("grad_spec") = SpecHandle());
+  module.def(
+      "promote",
+      [](const at::Tensor& tensor, const MeshHandle& mesh) {
+        return promote(tensor, mesh);
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("mesh"));
+  module.def(
+      "scatter",
+      [](const at::Tensor& tensor, int64_t source, const SpecHandle& spec) {
+        return scatter(tensor, source, spec);
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("source"),
+      py::arg("spec"));
+}
+
+} // namespace shardtensor::python
