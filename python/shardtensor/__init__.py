@@ -1,1 +1,82 @@
-"""Tensors sharded over ranks."""
+"""Tensors sharded over ranks, for unchanged PyTorch models.
+
+import shardtensor
+from shardtensor import ShardTensor, Shard
+
+shardtensor.distributed.DistributedManager.initialize()
+mesh = shardtensor.distributed.DistributedManager().global_mesh
+x = ShardTensor.from_local(piece, mesh, (Shard(2),))
+model(x).square().mean().backward()
+"""
+
+import torch  # noqa: F401  its libraries come before ours
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from shardtensor import distributed
+from shardtensor.create import (
+    distribute_tensor,
+    empty,
+    full,
+    ones,
+    rand,
+    randn,
+    scatter_tensor,
+    zeros,
+)
+from shardtensor.modes import (
+    CommStats,
+    check_mode,
+    comm_stats,
+    fallback_counts,
+    fallback_mode,
+    get_check_mode,
+    get_fallback_mode,
+    get_gradient_policy,
+    gradient_policy,
+    reset_comm_stats,
+    reset_fallback_counts,
+    set_check_mode,
+    set_communication_timeout,
+    set_fallback_mode,
+    set_gradient_policy,
+)
+from shardtensor.shard_tensor import ShardTensor, TensorPromotionMode
+from shardtensor.spec import ShardTensorSpec, make_spec
+
+__all__ = [
+    "CommStats",
+    "DeviceMesh",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "ShardTensor",
+    "ShardTensorSpec",
+    "TensorPromotionMode",
+    "check_mode",
+    "comm_stats",
+    "distribute_tensor",
+    "distributed",
+    "empty",
+    "fallback_counts",
+    "fallback_mode",
+    "full",
+    "get_check_mode",
+    "get_fallback_mode",
+    "get_gradient_policy",
+    "gradient_policy",
+    "init_device_mesh",
+    "make_spec",
+    "ones",
+    "rand",
+    "randn",
+    "reset_comm_stats",
+    "reset_fallback_counts",
+    "scatter_tensor",
+    "set_check_mode",
+    "set_communication_timeout",
+    "set_fallback_mode",
+    "set_gradient_policy",
+    "zeros",
+]

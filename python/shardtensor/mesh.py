@@ -1,8 +1,14 @@
-"""PyTorch's DeviceMesh: the group of all its ranks."""
+"""PyTorch's DeviceMesh and the core's Mesh, one for one."""
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardtensor import _C
+
+# Neither knows the other; both are few and live as long as the job.
+_core_meshes: dict[DeviceMesh, _C.Mesh] = {}
+_device_meshes: dict[_C.Mesh, DeviceMesh] = {}
 _groups: dict[DeviceMesh, dist.ProcessGroup] = {}
 
 
@@ -22,9 +28,67 @@ def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     return group
 
 
+def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
+    """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
+    found = _core_meshes.get(mesh)
+    if found is None:
+        found = _make_core_mesh(mesh)
+        _core_meshes[mesh] = found
+        _device_meshes.setdefault(found, mesh)
+    return found
+
+
+def device_mesh(mesh: _C.Mesh) -> DeviceMesh:
+    """The DeviceMesh of one of the core's meshes."""
+    if mesh not in _device_meshes:
+        raise RuntimeError(f"{mesh} was not made from a DeviceMesh")
+    return _device_meshes[mesh]
+
+
+def find_mesh(
+    device_type: str, ranks: list, names: tuple[str, ...] | None
+) -> DeviceMesh:
+    """The mesh of these ranks that the program uses already, else a new one
+    (which all ranks then make together)."""
+    for mesh in _core_meshes:
+        known = mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names
+        if known == (device_type, ranks, names):
+            return mesh
+    return DeviceMesh(device_type, torch.tensor(ranks), mesh_dim_names=names)
+
+
+def default_mesh() -> DeviceMesh:
+    """The mesh of a call that names none: DistributedManager's."""
+    from shardtensor.distributed import DistributedManager
+
+    if not DistributedManager.is_initialized():
+        raise ValueError(
+            "device_mesh: expected a DeviceMesh; there is no default one, for "
+            "DistributedManager is not initialized"
+        )
+    return DistributedManager().global_mesh
+
+
 def forget_groups() -> None:
     """After torch.distributed.destroy_process_group."""
     _groups.clear()
+    _core_meshes.clear()
+    _device_meshes.clear()
+
+
+def _make_core_mesh(mesh):
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"device_mesh: expected a DeviceMesh, got {mesh!r}")
+    ranks = mesh.mesh.flatten().tolist()
+    me = dist.get_rank()
+    position = ranks.index(me) if me in ranks else -1
+    axis_groups, group = [""] * mesh.ndim, ""
+    if position >= 0:
+        axis_groups = [mesh.get_group(i).group_name for i in range(mesh.ndim)]
+        group = whole_group(mesh).group_name
+    names = list(mesh.mesh_dim_names or ())
+    shape = list(mesh.mesh.shape)
+    return _C.make_mesh(shape, ranks, names, axis_groups, group, position)
 
 
 def _alive(group):

@@ -1,0 +1,204 @@
+"""Making ShardTensors: from one rank's tensor, from equal ones, from nothing."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate
+
+from shardtensor import _C
+from shardtensor.mesh import default_mesh, whole_group
+from shardtensor.placements import check_placements
+from shardtensor.shard_tensor import ShardTensor
+from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
+
+
+def scatter_tensor(
+    tensor: torch.Tensor | None,
+    global_src: int,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    global_shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    *,
+    sizes: Sizes | None = None,
+) -> ShardTensor:
+    """What rank `global_src` holds, cut: each rank receives its shard only.
+    Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
+    checked against the tensor, `dtype` converts it. The result is a leaf.
+    Communication: one small broadcast, one message to each rank."""
+    placements = check_placements(placements, mesh.ndim)
+    ranks = mesh.mesh.flatten().tolist()
+    if global_src not in ranks:
+        raise ValueError(
+            f"scatter_tensor: global_src {global_src} is not one of the mesh's "
+            f"ranks {ranks}"
+        )
+    holds = dist.get_rank() == global_src
+    told = _describe(tensor, global_shape, dtype) if holds else None
+    shape, dtype = _tell(told, global_src, mesh)
+    spec = make_spec(mesh, shape, placements, sizes)
+    whole = tensor.detach() if holds else torch.empty(0)
+    whole = whole.to(device=_device(mesh), dtype=dtype)
+    scattered = _C.scatter(whole, ranks.index(global_src), spec._core)
+    return scattered.requires_grad_(requires_grad)
+
+
+def _describe(tensor, global_shape, dtype):
+    """What the source tells the others; a string is an error for all."""
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardTensor):
+        return (
+            f"expected a plain tensor on the source rank, got {type(tensor).__name__}"
+        )
+    if global_shape is not None and tensor.shape != torch.Size(global_shape):
+        return (
+            f"the source's tensor has shape {tuple(tensor.shape)}, global_shape "
+            f"says {tuple(global_shape)}"
+        )
+    return tuple(tensor.shape), dtype or tensor.dtype
+
+
+def _tell(told, source, mesh):
+    message = [told]
+    dist.broadcast_object_list(message, source, whole_group(mesh), _device(mesh))
+    if isinstance(message[0], str):
+        raise ValueError(f"scatter_tensor: {message[0]}")
+    return message[0]
+
+
+def _device(mesh):
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    sizes: Sizes | None = None,
+    src_data_rank: int | None = 0,
+) -> ShardTensor:
+    """A leaf made of `tensor`, which every rank has in its whole size. The
+    values are those of the mesh's rank number `src_data_rank`; None takes each
+    rank's own values, which must be equal, without communication."""
+    mesh = default_mesh() if device_mesh is None else device_mesh
+    placements = [Replicate()] * mesh.ndim if placements is None else placements
+    placements = check_placements(placements, mesh.ndim)
+    if src_data_rank is not None:
+        ranks = mesh.mesh.flatten().tolist()
+        if not 0 <= src_data_rank < len(ranks):
+            raise ValueError(
+                f"distribute_tensor: src_data_rank {src_data_rank} is outside a "
+                f"mesh of {len(ranks)} ranks"
+            )
+        return scatter_tensor(
+            tensor, ranks[src_data_rank], mesh, placements,
+            requires_grad=tensor.requires_grad, sizes=sizes,
+        )  # fmt: skip
+    spec = make_spec(mesh, tensor.shape, placements, sizes)
+    local = tensor.detach().to(_device(mesh))
+    for dim in spec.sizes():
+        begin, end = spec.interval(dim)
+        local = local.narrow(dim, begin, end - begin)
+    shard = ShardTensor.from_spec(local.contiguous(), spec)
+    return shard.requires_grad_(tensor.requires_grad)
+
+
+# ---- factories --------------------------------------------------------------
+
+
+def zeros(*size: int, **options) -> ShardTensor:
+    """zeros(4, 6, device_mesh=mesh, placements=[Shard(0)]), see full."""
+    return _filled(size, lambda spec, **o: torch.zeros(spec.local_shape, **o), options)
+
+
+def ones(*size: int, **options) -> ShardTensor:
+    """As torch.ones, see full."""
+    return _filled(size, lambda spec, **o: torch.ones(spec.local_shape, **o), options)
+
+
+def empty(*size: int, **options) -> ShardTensor:
+    """As torch.empty, see full."""
+    return _filled(size, lambda spec, **o: torch.empty(spec.local_shape, **o), options)
+
+
+def full(
+    size: Sequence[int],
+    fill_value: float,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    sizes: Sizes | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> ShardTensor:
+    """As torch.full, each rank making its own piece. All factories take the
+    mesh (DistributedManager's by default), placements (Replicate), `sizes` for
+    an uneven split, dtype and requires_grad. No communication."""
+    options = {
+        "device_mesh": device_mesh,
+        "placements": placements,
+        "sizes": sizes,
+        "dtype": dtype,
+        "requires_grad": requires_grad,
+    }
+    return _filled(
+        (size,),
+        lambda spec, **o: torch.full(spec.local_shape, fill_value, **o),
+        options,
+    )
+
+
+def rand(*size: int, **options) -> ShardTensor:
+    """As torch.rand, see full. Pieces are independent, replicas equal. Rank 0
+    of the mesh draws a seed from torch's generator and tells the others."""
+    return _filled(size, _random(torch.rand), options)
+
+
+def randn(*size: int, **options) -> ShardTensor:
+    """As torch.randn, see rand."""
+    return _filled(size, _random(torch.randn), options)
+
+
+def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    mesh = options.pop("device_mesh", None) or default_mesh()
+    placements = options.pop("placements", None) or [Replicate()] * mesh.ndim
+    placements = check_placements(placements, mesh.ndim)
+    spec = make_spec(mesh, shape, placements, options.pop("sizes", None))
+    if not all(p.is_shard() or p.is_replicate() for p in placements):
+        raise ValueError(f"factories make Shard and Replicate, not {placements}")
+    dtype = options.pop("dtype", None)
+    requires_grad = options.pop("requires_grad", False)
+    if options:
+        raise TypeError(f"a factory got unexpected arguments: {', '.join(options)}")
+    local = make(spec, dtype=dtype, device=_device(mesh))
+    return ShardTensor.from_spec(local, spec).requires_grad_(requires_grad)
+
+
+def _random(draw: Callable) -> Callable:
+    def make(spec: ShardTensorSpec, device: torch.device, **options) -> torch.Tensor:
+        group = whole_group(spec.mesh)
+        seed = torch.randint(2**62, (1,)).to(device)
+        dist.broadcast(seed, group_src=0, group=group)
+        generator = torch.Generator(device)
+        generator.manual_seed(seed.item() + _piece(spec))
+        return draw(spec.local_shape, generator=generator, device=device, **options)
+
+    return make
+
+
+def _piece(spec: ShardTensorSpec) -> int:
+    """A number for this rank's piece; ranks with the same piece share it."""
+    core = spec._core
+    counts = [core.partition(dim).pieces for dim in core.sharded_dims]
+    index = 0
+    for dim, count in zip(core.sharded_dims, counts, strict=True):
+        index = index * count + core.piece(dim, core.mesh.position)
+    assert index < math.prod(counts)
+    return index

@@ -1,0 +1,85 @@
+"""Process-wide settings and counters. The same on every rank."""
+
+import contextlib
+
+from shardtensor import _C
+
+CommStats = _C.CommStats
+comm_stats = _C.comm_stats
+reset_comm_stats = _C.reset_comm_stats
+
+
+def get_fallback_mode() -> str:
+    """What happens where an operator has no rule for a layout: "error",
+    "warn" (gather it, say so once: the default) or "silent"."""
+    return _C.fallback_mode()
+
+
+def set_fallback_mode(mode: str) -> None:
+    _C.set_fallback_mode(mode)
+
+
+@contextlib.contextmanager
+def fallback_mode(mode: str):
+    """set_fallback_mode within a with-block."""
+    with _restored(_C.fallback_mode, _C.set_fallback_mode, mode):
+        yield
+
+
+def fallback_counts() -> dict[str, tuple[int, int]]:
+    """Operator -> (calls that fell back, elements moved for them)."""
+    return _C.fallback_counts()
+
+
+def reset_fallback_counts() -> None:
+    _C.reset_fallback_counts()
+
+
+def get_gradient_policy() -> str:
+    """How gradients of plain parameters become complete: "immediate",
+    "coalesced" (one all-reduce at the end of backward) or "deferred" (left to
+    DDP or FSDP over the whole mesh)."""
+    return _C.gradient_policy()
+
+
+def set_gradient_policy(policy: str) -> None:
+    _C.set_gradient_policy(policy)
+
+
+@contextlib.contextmanager
+def gradient_policy(policy: str):
+    """set_gradient_policy within a with-block around forward and backward."""
+    with _restored(_C.gradient_policy, _C.set_gradient_policy, policy):
+        yield
+
+
+def get_check_mode() -> bool:
+    """Whether ranks compare what they are about to do before each collective,
+    and promoted tensors' values."""
+    return _C.check_mode()
+
+
+def set_check_mode(on: bool) -> None:
+    _C.set_check_mode(on)
+
+
+@contextlib.contextmanager
+def check_mode(on: bool = True):
+    """set_check_mode within a with-block."""
+    with _restored(_C.check_mode, _C.set_check_mode, on):
+        yield
+
+
+def set_communication_timeout(seconds: float) -> None:
+    """Bounds every wait for other ranks; 0 leaves the group's own limit."""
+    _C.set_communication_timeout(seconds)
+
+
+@contextlib.contextmanager
+def _restored(get, put, value):
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)

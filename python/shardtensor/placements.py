@@ -1,0 +1,47 @@
+"""PyTorch's placements and the core's, one for one."""
+
+import functools
+from collections.abc import Sequence
+
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from shardtensor import _C
+
+Placements = tuple[Placement, ...]
+
+
+def to_core(placement: Placement) -> _C.Placement:
+    if type(placement) is Shard:
+        return _C.Placement.shard(placement.dim)
+    if type(placement) is Replicate:
+        return _C.Placement.replicate()
+    if type(placement) is Partial:
+        return _C.Placement.partial(placement.reduce_op)
+    raise TypeError(
+        f"expected Shard, Replicate or Partial of torch.distributed.tensor, "
+        f"got {placement!r}"
+    )
+
+
+@functools.cache
+def from_core(placement: _C.Placement) -> Placement:
+    if placement.kind == "shard":
+        return Shard(placement.dim)
+    if placement.kind == "replicate":
+        return Replicate()
+    return Partial(placement.reduce)
+
+
+def check_placements(placements: Sequence[Placement], axes: int) -> Placements:
+    """One placement per mesh axis, as a tuple."""
+    if isinstance(placements, Placement):
+        placements = (placements,)
+    placements = tuple(placements)
+    for placement in placements:
+        to_core(placement)
+    if len(placements) != axes:
+        raise ValueError(
+            f"expected one placement for each of the {axes} mesh axes, got "
+            f"{len(placements)}: {placements}"
+        )
+    return placements

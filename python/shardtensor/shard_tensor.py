@@ -1,0 +1,385 @@
+"""The tensor that users hold."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+from shardtensor import _C, handlers
+from shardtensor.infer import infer_spec
+from shardtensor.mesh import core_mesh, default_mesh, find_mesh
+from shardtensor.placements import Placements, check_placements, to_core
+from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
+
+TensorPromotionMode = _C.TensorPromotionMode
+
+
+class ShardTensor(torch.Tensor):
+    """A tensor of global shape of which each rank holds one piece.
+
+    It goes through unchanged PyTorch code: operators give the numbers of one
+    device and communicate where they must. Plain tensors that meet it are the
+    same on every rank (parameters, constants) and stay plain.
+
+        x = ShardTensor.from_local(piece, mesh, (Shard(2),))
+        model(x).square().mean().backward()
+
+    Thread safety / ordering: every rank runs the same operators in the same
+    order; `repr`, shapes and layouts never communicate.
+    """
+
+    # Disabled until somebody registers a function handler, see handlers.py.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __new__(cls, *_, **__):
+        raise TypeError(
+            "a ShardTensor is made by ShardTensor.from_local, from_dtensor, "
+            "scatter_tensor, distribute_tensor or a factory such as zeros"
+        )
+
+    # ---- making one ---------------------------------------------------------
+
+    @staticmethod
+    def from_local(
+        local_tensor: torch.Tensor,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        sharding_shapes: str | Mapping[int, Sequence[Sequence[int]]] = "infer",
+        global_shape: Sequence[int] | None = None,
+    ) -> "ShardTensor":
+        """The tensor of which each rank holds `local_tensor` (no copy),
+        differentiable. `sharding_shapes` says how the others' pieces look:
+        "infer" asks them (one small gather); "chunk" takes torch.chunk's split
+        of global_shape (of equal pieces without it); a dict gives, for each
+        mesh axis, the local shapes along it. The last two do not communicate.
+        Default: DistributedManager's mesh, Replicate."""
+        mesh = default_mesh() if device_mesh is None else device_mesh
+        if placements is None:
+            placements = [Replicate()] * mesh.ndim
+        spec = infer_spec(
+            local_tensor,
+            mesh,
+            check_placements(placements, mesh.ndim),
+            sharding_shapes,
+            global_shape,
+        )
+        return _from_local(local_tensor, spec._core)
+
+    @staticmethod
+    def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> "ShardTensor":
+        """The same with a known layout. No communication."""
+        return _from_local(local_tensor, spec._core)
+
+    @staticmethod
+    def from_dtensor(dtensor: DTensor) -> "ShardTensor":
+        """The same pieces, differentiable. No communication."""
+        local = dtensor.to_local()
+        spec = make_spec(dtensor.device_mesh, dtensor.shape, dtensor.placements)
+        return _from_local(local, spec._core)
+
+    # ---- leaving ------------------------------------------------------------
+
+    def to_dtensor(self) -> DTensor:
+        """As a DTensor, differentiable. A DTensor is always cut as torch.chunk
+        does: another split is redistributed first."""
+        even = make_spec(self.device_mesh, self.shape, self.placements)
+        local = _to_local(_redistribute(self, even._core))
+        return DTensor.from_local(
+            local,
+            self.device_mesh,
+            self.placements,
+            run_check=False,
+            shape=self.shape,
+            stride=self.stride(),
+        )
+
+    def to_local(
+        self, grad_placements: Sequence[Placement] | None = None
+    ) -> torch.Tensor:
+        """This rank's piece as a plain tensor, differentiable, no copy. The
+        ranks' gradients of it are read as `grad_placements`: by default the
+        tensor's own placements with Partial made Replicate; say Partial()
+        where ranks use a replicated tensor for different work."""
+        return _to_local(self, self._grad_spec(grad_placements))
+
+    def full_tensor(
+        self, grad_placements: Sequence[Placement] | None = None
+    ) -> torch.Tensor:
+        """The whole tensor, plain, on every rank; differentiable, its gradient
+        the same on every rank (else see grad_placements in to_local)."""
+        return _full_tensor(self, self._grad_spec(grad_placements))
+
+    def redistribute(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        sizes: Sizes | None = None,
+        async_op: bool = False,
+    ) -> "ShardTensor":
+        """The same tensor in another layout, differentiable. `sizes` asks for
+        an uneven split, {dim: piece sizes}; a dim that stays cut by the same
+        mesh axes keeps its split otherwise. Every element moves at most once.
+        `async_op` is taken for DTensor's sake: the exchange is done on return."""
+        del async_op
+        if device_mesh is not None and core_mesh(device_mesh) != self._core.mesh:
+            raise ValueError(
+                f"redistribute: the tensor is on {self.device_mesh}, it cannot "
+                f"move to {device_mesh}; use full_tensor() and distribute_tensor()"
+            )
+        if placements is None and sizes is None:
+            raise ValueError("redistribute: expected placements, sizes or both")
+        if placements is None:
+            placements = self.placements
+        return _redistribute(self, self._layout(placements, sizes))
+
+    # ---- layout -------------------------------------------------------------
+
+    @property
+    def _core(self):
+        return _C.spec(self)
+
+    @property
+    def _spec(self) -> ShardTensorSpec:
+        meta = TensorMeta(self.shape, self.stride(), self.dtype)
+        return ShardTensorSpec(_C.spec(self), meta)
+
+    @property
+    def placements(self) -> Placements:
+        return ShardTensorSpec(_C.spec(self)).placements
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        return ShardTensorSpec(_C.spec(self)).mesh
+
+    def offsets(self, mesh_dim: int | None = None) -> tuple[int, ...] | int:
+        """Where this rank's piece begins, see ShardTensorSpec.offsets."""
+        return ShardTensorSpec(_C.spec(self)).offsets(mesh_dim)
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:
+        """The piece itself, outside autograd."""
+        return _C.local(self)
+
+    @_local_tensor.setter
+    def _local_tensor(self, local):
+        _C.set_local(self, local)
+
+    def _layout(self, placements, sizes=None):
+        """The core spec of this tensor with other placements and sizes: what
+        stays cut by the same axes, and is not in sizes, keeps its cut."""
+        core = self._core
+        placements = check_placements(placements, len(core.placements))
+        wanted = [to_core(p) for p in placements]
+        shape = core.sizes
+        chunked = _C.make_spec(core.mesh, shape, wanted)
+        cuts = partitions(placements, len(shape), sizes) or [None] * len(shape)
+        for dim in chunked.sharded_dims:
+            same = core.is_sharded(dim) and core.axes(dim) == chunked.axes(dim)
+            if cuts[dim] is None and same:
+                cuts[dim] = core.partition(dim)
+        return _C.make_spec(core.mesh, shape, wanted, cuts)
+
+    def _grad_spec(self, grad_placements):
+        return None if grad_placements is None else self._layout(grad_placements)
+
+    # ---- autograd -----------------------------------------------------------
+
+    def backward(self, gradient=None, *args, **kwargs) -> None:
+        """As torch.Tensor.backward; a plain gradient must be whole and the
+        same on every rank."""
+        if gradient is not None and not isinstance(gradient, ShardTensor):
+            core = self._core
+            gradient = _C.promote(gradient.expand(self.shape), core.mesh)
+            gradient = _C.redistribute(gradient, core.without_partial())
+        super().backward(gradient, *args, **kwargs)
+
+    # ---- handlers and modes -------------------------------------------------
+
+    @classmethod
+    def patches_enabled(cls) -> bool:
+        """True: operators understand ShardTensors from the import on; nothing
+        of PyTorch is patched."""
+        return True
+
+    register_function_handler = classmethod(handlers.register_function_handler)
+    register_named_function_handler = classmethod(
+        handlers.register_named_function_handler
+    )
+    register_dispatch_handler = classmethod(handlers.register_dispatch_handler)
+    unregister_function_handler = classmethod(handlers.unregister_function_handler)
+    unregister_named_function_handler = classmethod(
+        handlers.unregister_named_function_handler
+    )
+    unregister_dispatch_handler = classmethod(handlers.unregister_dispatch_handler)
+
+    @staticmethod
+    def get_promotion_mode() -> TensorPromotionMode:
+        """What happens when a plain tensor meets a ShardTensor."""
+        return _C.promotion_mode()
+
+    @staticmethod
+    def set_promotion_mode(mode: TensorPromotionMode) -> None:
+        _C.set_promotion_mode(mode)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def promotion_mode(mode: TensorPromotionMode):
+        """set_promotion_mode within a with-block."""
+        before = _C.promotion_mode()
+        _C.set_promotion_mode(mode)
+        try:
+            yield
+        finally:
+            _C.set_promotion_mode(before)
+
+    # ---- printing and copying -----------------------------------------------
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        # No communication: a rank may print alone.
+        with torch.no_grad():
+            local = repr(_C.local(self).detach())
+        spec = self._spec
+        parts = [f"shape={tuple(self.shape)}", f"placements={spec.placements}"]
+        if self.requires_grad:
+            name = type(self.grad_fn).__name__
+            graph = self.grad_fn is not None
+            parts.append(f"grad_fn=<{name}>" if graph else "requires_grad=True")
+        head = f"{type(self).__name__}({', '.join(parts)}, {self._core.mesh}"
+        return f"{head},\n  local={local.replace(chr(10), chr(10) + '  ')})"
+
+    __str__ = __repr__
+
+    def __format__(self, format_spec):
+        if self.dim() == 0 and format_spec:
+            return format(self.item(), format_spec)
+        return format(repr(self), format_spec)
+
+    def __deepcopy__(self, memo):
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "deepcopy: expected a ShardTensor that is a leaf of the graph; "
+                "detach() it first"
+            )
+        copied = _C.from_local(_C.local(self).detach().clone(), self._core)
+        copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        for name, value in self.__dict__.items():
+            setattr(copied, name, value)
+        return copied
+
+    def __reduce_ex__(self, protocol):
+        """The local tensor and the layout in plain words: each rank saves its
+        piece and loads it on the same rank of an equal mesh."""
+        mesh, core = self.device_mesh, self._core
+        state = (
+            _C.local(self).detach(),
+            mesh.device_type,
+            mesh.mesh.tolist(),
+            mesh.mesh_dim_names,
+            list(core.sizes),
+            [(p.kind, p.dim, p.reduce) for p in core.placements],
+            [(p.sizes, p.repeat) if p else None for p in core.partitions],
+            self.requires_grad,
+            dict(self.__dict__),
+        )
+        return _rebuild, state
+
+    # ---- what one rank cannot answer ----------------------------------------
+
+    def new_tensor(self, data, **kwargs) -> torch.Tensor:
+        """A plain tensor of this dtype and device."""
+        kwargs.setdefault("dtype", self.dtype)
+        kwargs.setdefault("device", self.device)
+        return torch.tensor(data, **kwargs)
+
+    def tolist(self):
+        return self.item() if self.dim() == 0 else _refuse(self, "tolist")
+
+    def numpy(self, *_, **__):
+        _refuse(self, "numpy")
+
+    def __array__(self, *_, **__):
+        _refuse(self, "conversion to a numpy array")
+
+    def data_ptr(self):
+        _refuse(self, "data_ptr")
+
+    def storage(self):
+        _refuse(self, "storage")
+
+    def __dlpack__(self, *_, **__):
+        _refuse(self, "dlpack")
+
+    def share_memory_(self):
+        _refuse(self, "share_memory_")
+
+    def resize_(self, *_, **__):
+        _refuse(self, "resize_")
+
+    def resize_as_(self, *_, **__):
+        _refuse(self, "resize_as_")
+
+    def set_(self, *_, **__):
+        _refuse(self, "set_")
+
+    def as_strided(self, *_, **__):
+        _refuse(self, "as_strided")
+
+    def as_strided_(self, *_, **__):
+        _refuse(self, "as_strided_")
+
+
+def _refuse(tensor: ShardTensor, what: str):
+    raise NotImplementedError(
+        f"{what}: this rank holds one piece of {tensor._spec}; use full_tensor() "
+        "for the whole tensor or to_local() for the piece"
+    )
+
+
+# The doors to the core. torch.compile stops at them and goes on behind.
+_from_local: Callable = torch.compiler.disable(_C.from_local)
+_to_local: Callable = torch.compiler.disable(_C.to_local)
+_full_tensor: Callable = torch.compiler.disable(_C.full_tensor)
+_redistribute: Callable = torch.compiler.disable(_C.redistribute)
+
+
+def _rebuild(
+    local,
+    device_type,
+    ranks,
+    names,
+    sizes,
+    placements,
+    cuts,
+    requires_grad,
+    attributes,
+):
+    """Loads what __reduce_ex__ saved."""
+    kinds = {
+        "shard": lambda dim, _: _C.Placement.shard(dim),
+        "replicate": lambda *_: _C.Placement.replicate(),
+        "partial": lambda _, reduce: _C.Placement.partial(reduce),
+    }
+    core = _C.make_spec(
+        core_mesh(find_mesh(device_type, ranks, names)),
+        sizes,
+        [kinds[kind](dim, reduce) for kind, dim, reduce in placements],
+        [_C.Partition(*cut) if cut else None for cut in cuts],
+    )
+    tensor = _C.from_local(local, core).requires_grad_(requires_grad)
+    for name, value in attributes.items():
+        setattr(tensor, name, value)
+    return tensor
+
+
+torch.serialization.add_safe_globals([_rebuild, ShardTensor])
+_C.set_tensor_class(ShardTensor)
+handlers.tensor_class = ShardTensor

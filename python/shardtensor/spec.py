@@ -1,0 +1,183 @@
+"""Everything about a ShardTensor but its data."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+from shardtensor import _C
+from shardtensor.mesh import core_mesh, device_mesh
+from shardtensor.placements import Placements, check_placements, from_core, to_core
+
+# Piece sizes: {tensor dim: [5, 3, 2]}, or just [5, 3, 2] where one dim is cut.
+Sizes = Mapping[int, Sequence[int]] | Sequence[int]
+
+
+class ShardTensorSpec:
+    """Mesh, placements, global shape and the cut of every sharded dim; every
+    rank's piece is known without communication. Immutable.
+
+        spec = make_spec(mesh, (10, 4), [Shard(0)], sizes=[6, 4])
+        spec.local_shape      # (6, 4) on rank 0, (4, 4) on rank 1
+        spec.offsets()        # (0,) on rank 0, (6,) on rank 1
+        spec.sharding_shapes()  # {0: ((6, 4), (4, 4))}
+    """
+
+    __slots__ = ("_core", "_meta")
+
+    def __init__(self, core: _C.ShardSpec, meta: TensorMeta | None = None):
+        self._core = core
+        self._meta = meta
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        return device_mesh(self._core.mesh)
+
+    device_mesh = mesh
+
+    @property
+    def placements(self) -> Placements:
+        return tuple(map(from_core, self._core.placements))
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._core.sizes)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._core.sizes)
+
+    @property
+    def tensor_meta(self) -> TensorMeta | None:
+        """Shape, stride and dtype; None for a spec that no tensor has yet."""
+        return self._meta
+
+    @property
+    def local_shape(self) -> torch.Size:
+        """The shape of this rank's shard."""
+        return torch.Size(self._core.local_sizes(self._position))
+
+    def sharding_shapes(
+        self, mesh_dim: int | None = None
+    ) -> dict[int, tuple[torch.Size, ...]] | tuple[torch.Size, ...]:
+        """For each mesh axis that shards a dim, the local shapes of the ranks
+        along that axis, with this rank's coordinates on the other axes."""
+        if mesh_dim is None:
+            return {
+                axis: self.sharding_shapes(axis)
+                for axis, placement in enumerate(self._core.placements)
+                if placement.kind == "shard"
+            }
+        mesh = self._core.mesh
+        return tuple(
+            torch.Size(
+                self._core.local_sizes(
+                    mesh.with_coordinate(self._position, mesh_dim, rank)
+                )
+            )
+            for rank in range(mesh.shape[mesh_dim])
+        )
+
+    sharding_sizes = sharding_shapes
+
+    def offsets(self, mesh_dim: int | None = None) -> tuple[int, ...] | int:
+        """For each mesh axis, where this rank's shard begins in the dim that
+        the axis shards; 0 where it shards none."""
+        if mesh_dim is None:
+            return tuple(self.offsets(axis) for axis in range(len(self.placements)))
+        placement = self._core.placements[mesh_dim]
+        if placement.kind != "shard":
+            return 0
+        return self._core.interval(placement.dim, self._position)[0]
+
+    def sizes(self) -> dict[int, list[int]]:
+        """The piece sizes of each sharded dim, as redistribute takes them."""
+        dims = self._core.sharded_dims
+        return {dim: self._core.partition(dim).sizes for dim in dims}
+
+    def is_sharded(self, dim: int | None = None) -> bool:
+        return self._core.is_sharded() if dim is None else self._core.is_sharded(dim)
+
+    def is_replicated(self) -> bool:
+        return self._core.is_replicated()
+
+    def partition(self, dim: int) -> _C.Partition:
+        """The cut of a sharded dim: sizes, offsets, repeat, period."""
+        return self._core.partition(dim)
+
+    def interval(self, dim: int, position: int | None = None) -> tuple[int, int]:
+        """What a mesh position (this rank's by default) owns of `dim`, in one
+        repetition of its partition: (begin, end)."""
+        return self._core.interval(
+            dim, self._position if position is None else position
+        )
+
+    def without_partial(self) -> "ShardTensorSpec":
+        """Each Partial made Replicate: the layout of a gradient."""
+        return ShardTensorSpec(self._core.without_partial(), self._meta)
+
+    @property
+    def _position(self):
+        position = self._core.mesh.position
+        if position < 0:
+            raise RuntimeError(f"this rank is not in {self._core.mesh}")
+        return position
+
+    def __eq__(self, other):
+        return isinstance(other, ShardTensorSpec) and self._core == other._core
+
+    def __hash__(self):
+        return hash(self._core)
+
+    def _stable_hash_for_caching(self) -> str:
+        return repr(self._core)
+
+    def __repr__(self):
+        return repr(self._core).replace("ShardSpec", "ShardTensorSpec", 1)
+
+    def __reduce__(self):
+        raise TypeError("a ShardTensorSpec belongs to a running job: pickle the tensor")
+
+
+def make_spec(
+    mesh: DeviceMesh,
+    shape: Sequence[int],
+    placements: Sequence[Placement],
+    sizes: Sizes | None = None,
+) -> ShardTensorSpec:
+    """A layout. `sizes` gives the piece sizes of sharded dims, in mesh order
+    (row-major over the axes when several shard one dim); the others are cut as
+    torch.chunk would."""
+    placements = check_placements(placements, mesh.ndim)
+    return ShardTensorSpec(
+        _C.make_spec(
+            core_mesh(mesh),
+            list(shape),
+            [to_core(p) for p in placements],
+            partitions(placements, len(shape), sizes),
+        )
+    )
+
+
+def partitions(
+    placements: Placements, ndim: int, sizes: Sizes | None
+) -> list[_C.Partition | None]:
+    """The core's form of `sizes`: one entry per tensor dim, or none at all."""
+    if sizes is None:
+        return []
+    dims = {p.dim % ndim for p in placements if p.is_shard() and -ndim <= p.dim < ndim}
+    if not isinstance(sizes, Mapping):
+        if len(dims) != 1:
+            raise ValueError(
+                f"sizes: a list of piece sizes needs one sharded dim, but "
+                f"{placements} shards {len(dims)}; give a dict {{dim: sizes}}"
+            )
+        sizes = {next(iter(dims)): sizes}
+    result: list[_C.Partition | None] = [None] * ndim
+    for dim, pieces in sizes.items():
+        if not -ndim <= dim < ndim or dim % ndim not in dims:
+            raise ValueError(f"sizes: dim {dim} is not sharded by {placements}")
+        result[dim % ndim] = _C.Partition(list(pieces))
+    return result
