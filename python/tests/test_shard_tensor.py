@@ -1,0 +1,442 @@
+"""The class: making one, leaving it, its layout, moving it."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import (
+    assert_close,
+    check_op,
+    from_spec,
+    partitions,
+    ranks,
+    run_isolated,
+    shard,
+    sharded,
+    uneven,
+)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import shardtensor
+from shardtensor import ShardTensor, make_spec
+
+
+def numbered(*shape):
+    """Every element is its own global index."""
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float64).reshape(shape)
+
+
+# ---- from_local -------------------------------------------------------------
+
+
+@ranks(1, 2, 3, 4)
+def test_from_local_infers_uneven_and_empty_pieces(mesh):
+    x = numbered(10, 3)
+    for sizes in partitions(10, mesh.size()):
+        mine = x.split(sizes)[mesh.get_rank()]
+        y = ShardTensor.from_local(mine, mesh, (Shard(0),))
+        assert type(y) is ShardTensor and isinstance(y, torch.Tensor)
+        assert y.shape == (10, 3) and y.placements == (Shard(0),)
+        assert y.device_mesh is mesh and y._spec.sizes() == {0: sizes}
+        assert_close(y, x)
+
+
+@ranks("2x2", "1x2", "2x1")
+def test_from_local_infers_two_sharded_dims(mesh):
+    x = numbered(7, 5)
+    rows, columns = uneven(7, mesh.size(0)), uneven(5, mesh.size(1))
+    r, c = mesh.get_coordinate()
+    mine = x.split(rows)[r].split(columns, 1)[c]
+    y = ShardTensor.from_local(mine, mesh, (Shard(0), Shard(-1)))
+    assert y.placements == (Shard(0), Shard(1))
+    assert y._spec.sizes() == {0: rows, 1: columns}
+    assert_close(y, x)
+
+
+@ranks("2x2")
+def test_from_local_infers_two_axes_on_one_dim(mesh):
+    x = numbered(10, 2)
+    sizes = [4, 3, 0, 3]
+    y = ShardTensor.from_local(
+        x.split(sizes)[dist.get_rank()], mesh, (Shard(0), Shard(0))
+    )
+    assert y._spec.sizes() == {0: sizes}
+    assert_close(y, x)
+
+
+@ranks(1, 2, 3)
+def test_from_local_takes_replicate_by_default(mesh):
+    x = numbered(4, 2)
+    y = ShardTensor.from_local(x, mesh)
+    assert y.placements == (Replicate(),)
+    assert_close(y, x)
+    terms = ShardTensor.from_local(x, mesh, [Partial()])
+    assert_close(terms, x * mesh.size())
+
+
+@ranks(1, 2, 3, 4)
+def test_from_local_chunk_does_not_communicate(mesh):
+    x = numbered(10, 3)
+    rank, count = mesh.get_rank(), mesh.size()
+    spec = make_spec(mesh, (10, 3), [Shard(0)])
+    begin, end = spec.interval(0)
+    shardtensor.reset_comm_stats()
+    y = ShardTensor.from_local(
+        x[begin:end], mesh, [Shard(0)], sharding_shapes="chunk", global_shape=(10, 3)
+    )
+    assert y._spec == spec
+    assert_close(y, x)
+    even = ShardTensor.from_local(x, mesh, [Shard(0)], sharding_shapes="chunk")
+    assert even.shape == (10 * count, 3)
+    assert even.offsets() == (10 * rank,)
+    assert shardtensor.comm_stats().bytes == 0
+
+
+@ranks(1, 2, 3)
+def test_from_local_takes_the_shapes_along_a_mesh_dim(mesh):
+    x = numbered(3, 8)
+    sizes = uneven(8, mesh.size())
+    mine = x.split(sizes, 1)[mesh.get_rank()]
+    shapes = {0: [(3, n) for n in sizes]}
+    y = ShardTensor.from_local(mine, mesh, [Shard(1)], sharding_shapes=shapes)
+    assert_close(y, x)
+    again = ShardTensor.from_local(
+        mine, mesh, [Shard(1)], sharding_shapes=y._spec.sharding_shapes()
+    )
+    assert again._spec == y._spec
+
+
+@ranks(2)
+def test_from_local_is_differentiable(mesh):
+    local = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    y = ShardTensor.from_local(local, mesh, [Shard(0)])
+    assert y.requires_grad and not y.is_leaf
+    (y * (dist.get_rank() + 1)).to_local().sum().backward()
+    assert type(local.grad) is torch.Tensor
+    assert local.grad.tolist() == [[dist.get_rank() + 1.0] * 3] * 2
+
+
+@ranks(2)
+def test_from_local_refuses_what_does_not_fit(mesh):
+    rank = dist.get_rank()
+    x = torch.zeros(2, 3)
+    cases = [
+        (lambda: [x], (Shard(0), Shard(1)), ValueError, "each of the 1 mesh axes"),
+        (lambda: [x], (Shard(2),), IndexError, "2 dims"),
+        (lambda: [torch.zeros(2, 3 + rank)], (Shard(0),), ValueError, "dim 1 must"),
+        (lambda: [torch.zeros([2] * (1 + rank))], (Shard(0),), ValueError, "numbers"),
+        (lambda: [x.to([x.dtype, torch.half][rank])], (Shard(0),), ValueError, "dtype"),
+        (lambda: [x], ([Shard(0), Shard(1)][rank],), ValueError, "differ in plac"),
+        (lambda: [x, {0: [(2, 3)]}], (Shard(0),), ValueError, "expected 2 shapes"),
+        (lambda: [x, "even"], (Shard(0),), ValueError, "expected 'infer', 'chunk'"),
+        (lambda: [x, "infer", (5, 3)], (Shard(0),), ValueError, r"\(4, 3\), global"),
+        (lambda: [x, "chunk", (9, 3)], (Shard(0),), ValueError, r"sizes \[2, 3\]"),
+        (lambda: [x], ("rows",), TypeError, "expected Shard, Replicate or Partial"),
+    ]
+    for make, placements, error, message in cases:
+        local, *options = make()
+        with pytest.raises(error, match=message):
+            ShardTensor.from_local(local, mesh, placements, *options)
+    with pytest.raises(TypeError, match="got a ShardTensor"):
+        ShardTensor.from_local(shard(x, mesh, [Shard(0)]), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="no default one"):
+        ShardTensor.from_local(x)
+    with pytest.raises(TypeError, match="made by ShardTensor.from_local"):
+        ShardTensor(x)
+
+
+# ---- leaving ----------------------------------------------------------------
+
+LAYOUTS_1D = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]
+LAYOUTS_2D = list(
+    itertools.product([Shard(0), Shard(1), Replicate(), Partial()], repeat=2)
+)
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("placements", LAYOUTS_1D, ids=str)
+def test_full_tensor_gathers_and_differentiates(mesh, placements):
+    x = numbered(7, 5).requires_grad_()
+    y = shard(x, mesh, placements)
+    full = y.full_tensor()
+    assert type(full) is torch.Tensor
+    assert torch.equal(full, x)
+    (full * full).sum().backward()
+    assert type(y.grad) is ShardTensor
+    assert_close(y.grad, 2 * x)
+
+
+@ranks("2x2", "1x2", "2x1")
+@pytest.mark.parametrize("placements", LAYOUTS_2D, ids=str)
+def test_full_tensor_on_two_axes(mesh, placements):
+    x = numbered(7, 5).requires_grad_()
+    y = shard(x, mesh, placements)
+    full = y.full_tensor()
+    assert torch.equal(full, x)
+    full.square().sum().backward()
+    assert_close(y.grad, 2 * x)
+
+
+@ranks(2, 3)
+def test_to_local_gives_this_ranks_piece(mesh):
+    x = numbered(8, 2).requires_grad_()
+    sizes = uneven(8, mesh.size())
+    y = shard(x, mesh, [Shard(0)], {0: sizes})
+    local = y.to_local()
+    assert type(local) is torch.Tensor
+    assert torch.equal(local, x.split(sizes)[mesh.get_rank()])
+    local.square().sum().backward()
+    assert_close(y.grad, 2 * x)
+
+
+@ranks(2, 3)
+def test_grad_placements_say_what_local_gradients_mean(mesh):
+    x = numbered(3).requires_grad_()
+    y = shard(x, mesh, [Replicate()])
+    factor = mesh.get_rank() + 1.0
+    total = mesh.size() * (mesh.size() + 1) / 2
+    (y.to_local(grad_placements=[Partial()]) * factor).sum().backward()
+    assert y.grad.to_local().tolist() == [total] * 3
+    y.grad = None
+    (y.full_tensor(grad_placements=[Partial()]) * factor).sum().backward()
+    assert y.grad.to_local().tolist() == [total] * 3
+
+
+@ranks(1, 2, 3)
+def test_a_dtensor_comes_and_goes(mesh):
+    x = numbered(6, 5)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        d = dist.tensor.distribute_tensor(x, mesh, [placement]).requires_grad_()
+        y = ShardTensor.from_dtensor(d)
+        assert y.placements == (placement,)
+        assert_close(y, x)
+        back = y.square().to_dtensor()
+        assert isinstance(back, DTensor)
+        assert torch.equal(back.full_tensor(), x.square())
+        back.full_tensor().sum().backward()
+        assert torch.equal(d.grad.full_tensor(), 2 * x)
+
+
+@ranks(2, 3)
+def test_an_uneven_tensor_is_chunked_for_dtensor(mesh):
+    x = numbered(8, 2)
+    d = shard(x, mesh, [Shard(0)], {0: [8] + [0] * (mesh.size() - 1)}).to_dtensor()
+    chunk = x.chunk(mesh.size())[mesh.get_rank()]
+    assert torch.equal(d.to_local(), chunk)
+    assert torch.equal(d.full_tensor(), x)
+
+
+# ---- layout -----------------------------------------------------------------
+
+
+@ranks("2x2")
+def test_the_spec_answers_what_handlers_ask(mesh):
+    x = numbered(7, 5)
+    y = shard(x, mesh, [Shard(0), Shard(1)], {0: [4, 3], 1: [5, 0]})
+    spec, (r, c) = y._spec, mesh.get_coordinate()
+    assert spec.mesh is mesh and spec.placements == (Shard(0), Shard(1))
+    assert spec.local_shape == ([4, 3][r], [5, 0][c])
+    assert spec.local_shape == y._local_tensor.shape
+    assert spec.sharding_shapes() == {
+        0: (torch.Size((4, [5, 0][c])), torch.Size((3, [5, 0][c]))),
+        1: (torch.Size(([4, 3][r], 5)), torch.Size(([4, 3][r], 0))),
+    }
+    assert spec.sharding_shapes(0) == spec.sharding_shapes()[0]
+    assert spec.offsets() == y.offsets() == ([0, 4][r], [0, 5][c])
+    assert y.offsets(0) == [0, 4][r]
+    assert spec.tensor_meta.shape == (7, 5)
+    assert spec.tensor_meta.stride == x.stride()
+    assert spec.tensor_meta.dtype == torch.float64
+    assert spec.is_sharded() and spec.is_sharded(0) and not spec.is_replicated()
+    assert spec.shape == (7, 5) and spec.ndim == 2
+    assert spec == y.clone()._spec and hash(spec) == hash(y.clone()._spec)
+    assert spec != y.redistribute(placements=[Shard(0), Replicate()])._spec
+    assert repr(spec).startswith("ShardTensorSpec((7, 5) on Mesh(2x2")
+
+
+@ranks(2)
+def test_make_spec_refuses_sizes_that_do_not_fit(mesh):
+    for placements, sizes, message in [
+        ([Shard(0)], {1: [2, 3]}, "dim 1 is not sharded"),
+        ([Shard(0)], {0: [2, 3]}, "4"),
+        ([Shard(0)], {0: [1, 1, 2]}, "2"),
+        ([Replicate()], [2, 2], "needs one sharded dim"),
+        ([Shard(0)], {0: [-1, 5]}, "-1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_spec(mesh, (4, 5), placements, sizes)
+    assert make_spec(mesh, (4, 5), [Shard(0)], [1, 3]).sizes() == {0: [1, 3]}
+    assert make_spec(mesh, (4, 5), [Shard(-1)]).placements == (Shard(1),)
+
+
+# ---- redistribute -----------------------------------------------------------
+
+
+def redistributed(placements, sizes=None):
+    def move(x):
+        if isinstance(x, ShardTensor):
+            return x.redistribute(placements=placements, sizes=sizes)
+        return x * 1
+
+    return move
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("before", LAYOUTS_1D, ids=str)
+@pytest.mark.parametrize("after", LAYOUTS_1D, ids=str)
+def test_redistribute_between_any_two_layouts(mesh, before, after):
+    if isinstance(after[0], Partial) and isinstance(before[0], Shard):
+        pytest.skip("has no use; see test_redistribute_refuses")
+    x = numbered(7, 5).requires_grad_()
+    check_op(
+        redistributed(after),
+        sharded(x, before),
+        mesh=mesh,
+        second_order=True,
+    )
+
+
+@ranks(1, 2, 3, 4)
+def test_redistribute_between_uneven_splits(mesh):
+    x = numbered(10, 4).requires_grad_()
+    splits = partitions(10, mesh.size())
+    for before, after in itertools.product(splits, splits):
+        y = check_op(
+            redistributed([Shard(0)], {0: after}),
+            sharded(x, [Shard(0)], {0: before}),
+            mesh=mesh,
+        )
+        assert y._spec.sizes() == {0: after}
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("before", LAYOUTS_2D, ids=str)
+@pytest.mark.parametrize("after", LAYOUTS_2D, ids=str)
+def test_redistribute_on_two_axes(mesh, before, after):
+    if any(
+        isinstance(a, Partial) and isinstance(b, Shard)
+        for b, a in zip(before, after, strict=True)
+    ):
+        pytest.skip("has no use; see test_redistribute_refuses")
+    x = numbered(7, 5).requires_grad_()
+    check_op(redistributed(after), sharded(x, before), mesh=mesh)
+
+
+@ranks(2, 3)
+def test_redistribute_keeps_and_changes_the_split(mesh):
+    x = numbered(6, 9)
+    rows = uneven(6, mesh.size())
+    y = shard(x, mesh, [Shard(0)], {0: rows})
+    assert y.redistribute(placements=[Shard(0)]) is y
+    moved = y.redistribute(sizes={0: rows[::-1]}, async_op=True)
+    assert moved.placements == (Shard(0),) and moved._spec.sizes() == {0: rows[::-1]}
+    assert_close(moved, x)
+    columns = y.redistribute(mesh, [Shard(-1)], sizes=uneven(9, mesh.size()))
+    assert columns._spec.sizes() == {1: uneven(9, mesh.size())}
+    assert_close(columns, x)
+
+
+@ranks(2)
+def test_redistribute_refuses(mesh):
+    y = shard(numbered(6, 4), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="expected placements, sizes or both"):
+        y.redistribute()
+    with pytest.raises(ValueError, match="each of the 1 mesh axes"):
+        y.redistribute(placements=[Shard(0), Shard(1)])
+    with pytest.raises(NotImplementedError, match="cannot turn Shard"):
+        y.redistribute(placements=[Partial()])
+    other = shardtensor.init_device_mesh("cpu", (1, 2))
+    with pytest.raises(ValueError, match="cannot move to"):
+        y.redistribute(other, [Shard(0), Replicate()])
+
+
+@ranks(2)
+def test_each_element_moves_at_most_once(mesh):
+    x = numbered(8, 4)
+    y = shard(x, mesh, [Shard(0)], {0: [6, 2]})
+    shardtensor.reset_comm_stats()
+    y.redistribute(sizes={0: [4, 4]})
+    stats = shardtensor.comm_stats()
+    assert stats.bytes == (2 * 4 * 8 if mesh.get_rank() == 0 else 0)
+    assert stats.messages == (1 if mesh.get_rank() == 0 else 0)
+
+
+# ---- autograd ---------------------------------------------------------------
+
+
+@ranks(2, 3)
+def test_a_partial_result_is_reduced_when_it_is_looked_at(mesh):
+    x = numbered(6, 2)
+    total = shard(x, mesh, [Shard(0)]).sum()
+    assert total.item() == x.sum().item()
+    assert float(total) == x.sum().item()
+    assert bool(total > 0)
+    assert f"{total:.1f}" == f"{x.sum():.1f}"
+
+
+@ranks(2, 3)
+def test_results_gradients_and_hook_arguments_are_shard_tensors(mesh):
+    seen = []
+    x = shard(numbered(6, 2).requires_grad_(), mesh, [Shard(0)])
+    assert x.is_leaf and x.requires_grad and x.grad is None
+    y = x * 2
+    y.retain_grad()
+    y.register_hook(lambda grad: seen.append(type(grad)))
+    handle = x.register_hook(lambda grad: grad * 10)
+    assert y.grad_fn is not None and not y.is_leaf
+    z = y.square().sum()
+    z.backward()
+    assert seen == [ShardTensor]
+    assert type(y.grad) is ShardTensor and type(x.grad) is ShardTensor
+    assert_close(y.grad, 4 * numbered(6, 2))
+    assert_close(x.grad, 80 * numbered(6, 2))
+    handle.remove()
+    x.grad = x.detach() * 0 + 1
+    assert_close(x.grad, torch.ones(6, 2, dtype=torch.float64))
+    x.requires_grad_(False)
+    assert not (x + 1).requires_grad
+    (g,) = torch.autograd.grad((x.requires_grad_() ** 3).sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    assert type(h) is ShardTensor
+    assert_close(h, 6 * numbered(6, 2))
+
+
+@ranks(2, 3)
+def test_backward_takes_plain_and_sharded_gradients(mesh):
+    weights = numbered(6, 2) + 1
+    for give in (lambda _: weights, lambda y: from_spec(weights, y._spec)):
+        x = shard(numbered(6, 2).requires_grad_(), mesh, [Shard(0)])
+        y = x * 3
+        y.backward(give(y))
+        assert type(x.grad) is ShardTensor
+        assert_close(x.grad, 3 * weights)
+
+
+@ranks(1, 2, 3)
+def test_plain_parameters_get_plain_complete_gradients(mesh):
+    weight = torch.nn.Parameter(numbered(2, 4) / 10)
+    x = numbered(6, 2)
+    check_op(
+        lambda a, w: (a @ w).square().mean(),
+        sharded(x.requires_grad_(), [Shard(0)], {0: uneven(6, mesh.size())}),
+        weight,
+        mesh=mesh,
+        second_order=True,
+    )
+
+
+def differing_specs():
+    mesh = shardtensor.init_device_mesh("cpu", (2,))
+    shardtensor.set_check_mode(True)
+    rank = dist.get_rank()
+    y = shard(torch.zeros(4, 4), mesh, [Shard(0)], {0: [2, 2]})
+    y.redistribute(sizes={0: [[1, 3], [3, 1]][rank]})
+
+
+def test_check_mode_tells_every_rank_that_layouts_differ():
+    outcomes = run_isolated(2, differing_specs, timeout=30)
+    for outcome in outcomes:
+        assert outcome.kind == "error", outcome
+        assert "[1, 3]" in outcome.text and "[3, 1]" in outcome.text
