@@ -32,6 +32,21 @@ class BelowFunctionLevel {
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
 
+/// Whether one of these is a tensor of a torch.func transform. A function-level
+/// rule then steps aside, with BelowFunctionLevel: the transform calls the
+/// operator again on what is inside.
+inline bool is_transformed(std::initializer_list<at::Tensor> tensors) {
+  const c10::DispatchKeySet transforms{
+      c10::DispatchKey::FuncTorchGradWrapper,
+      c10::DispatchKey::FuncTorchBatched};
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.key_set().has_any(transforms)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor ? *tensor : at::Tensor();
 }
