@@ -29,12 +29,12 @@ int64_t hash(const std::string& text) {
   return static_cast<int64_t>(result);
 }
 
-std::string full_text(const Call& call) {
+std::string full_text(const Collective& call) {
   const auto& scope = current_comm_scope();
   return scope.empty() ? call.text : call.text + " in " + scope;
 }
 
-at::Tensor fingerprint(const Call& call, int64_t ranks) {
+at::Tensor fingerprint(const Collective& call, int64_t ranks) {
   std::vector<int64_t> row{hash(full_text(call))};
   for (const auto* splits : {&call.sends, &call.receives}) {
     row.insert(row.end(), splits->begin(), splits->end());
@@ -64,7 +64,7 @@ bool agree(const at::Tensor& rows) {
 std::string all_calls(
     const Group& group,
     c10::Device device,
-    const Call& call,
+    const Collective& call,
     Describe describe) {
   std::string text = full_text(call);
   if (!call.sends.empty()) {
@@ -98,7 +98,10 @@ bool check_mode() {
   return checking;
 }
 
-void check_same_call(const Group& group, c10::Device device, const Call& call) {
+void check_same_call(
+    const Group& group,
+    c10::Device device,
+    const Collective& call) {
   if (!checking || group.ranks() == 1) {
     return;
   }

@@ -9,7 +9,7 @@
 namespace shardtensor {
 
 /// What this rank is about to do.
-struct Call {
+struct Collective {
   std::string text; // the same on every rank
   Splits sends; // elements, per rank of the group
   Splits receives;
@@ -19,6 +19,9 @@ struct Call {
 /// each rank sends with what its peer expects. Raises on every rank, listing
 /// all calls, when they differ. Communication: one all-gather of 2 * ranks + 1
 /// integers, one more when the calls differ.
-void check_same_call(const Group& group, c10::Device device, const Call& call);
+void check_same_call(
+    const Group& group,
+    c10::Device device,
+    const Collective& call);
 
 } // namespace shardtensor
