@@ -21,7 +21,9 @@ at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,
     const std::string& op) {
-  TORCH_CHECK_TYPE(
+  // Not a TypeError: Python's binary operators would take that for "not
+  // implemented" and hide the text.
+  TORCH_CHECK_VALUE(
       mode != TensorPromotionMode::Disabled,
       op,
       ": got a plain tensor of sizes ",
