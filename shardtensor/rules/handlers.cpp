@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+
 namespace shardtensor {
 
 std::atomic<bool> any_handler{false};
@@ -96,6 +98,7 @@ bool run_handler(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return false;
   }
   const Running guard(name);
+  const at::NoGradGuard no_grad; // autograd is above
   (*handler)(op, stack);
   return true;
 }
