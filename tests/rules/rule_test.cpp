@@ -196,7 +196,7 @@ TEST(Fallback, ParsesItsModes) {
 TEST(Promotion, CanBeDisabled) {
   const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
   set_promotion_mode(TensorPromotionMode::Disabled);
-  EXPECT_THROW((void)(x + at::rand({4, 2})), c10::TypeError);
+  EXPECT_THROW((void)(x + at::rand({4, 2})), c10::ValueError);
   EXPECT_NO_THROW((void)(x + 1));
   set_promotion_mode(TensorPromotionMode::Silent);
 }
