@@ -108,16 +108,6 @@ Tensor sum_squares(
 
 // ---- statistics over ranks --------------------------------------------------
 
-/// `spec` with a last dim of `size`.
-SpecPtr with_last_dim(const SpecPtr& spec, int64_t size) {
-  auto sizes = spec->sizes();
-  sizes.push_back(size);
-  auto partitions = spec->partitions();
-  partitions.emplace_back();
-  return make_spec(
-      spec->mesh(), std::move(sizes), spec->placements(), partitions);
-}
-
 /// Mean and squares of all ranks together from those of each (Chan, Golub and
 /// LeVeque, 1979).
 NormMoments merge_moments(
@@ -128,10 +118,11 @@ NormMoments merge_moments(
   const auto sizes = mean.sizes().vec();
   const auto counts =
       at::full_like(mean, at::Scalar(static_cast<double>(count)));
-  const auto spec = with_last_dim(geometry.statistics, 3);
-  const auto own =
-      at::stack({mean, squares, counts}, -1).view(spec->local_sizes());
-  const auto terms = gather_terms(own, spec, geometry.axes).unbind(-1);
+  const auto own = at::IntArrayRef(geometry.statistics->local_sizes());
+  const auto terms = gather_terms(
+      {mean.view(own), squares.view(own), counts.view(own)},
+      geometry.statistics,
+      geometry.axes);
   const auto weights =
       terms[2] / at::Scalar(static_cast<double>(geometry.count));
   const auto total = at::sum(terms[0] * weights, at::IntArrayRef{0}, true);

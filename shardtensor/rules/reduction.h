@@ -37,6 +37,12 @@ at::Tensor gather_terms(
     const SpecPtr& spec,
     const std::vector<int64_t>& axes);
 
+/// The same for several tensors of one layout and dtype in one exchange.
+std::vector<at::Tensor> gather_terms(
+    const std::vector<at::Tensor>& locals,
+    const SpecPtr& spec,
+    const std::vector<int64_t>& axes);
+
 /// The sum of a ShardTensor over dims: a Partial ShardTensor, so that nothing
 /// moves until the value is needed. fp16 and bf16 sums accumulate in fp32 and
 /// are reduced at once. Its gradient is made shard by shard.

@@ -3,6 +3,7 @@
 #include <set>
 
 #include <ATen/ops/div.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
@@ -119,6 +120,19 @@ at::Tensor gather_terms(
       local.unsqueeze(0),
       make_spec(spec->mesh(), sizes, stacked, partitions),
       make_spec(spec->mesh(), sizes, placements, partitions));
+}
+
+std::vector<at::Tensor> gather_terms(
+    const std::vector<at::Tensor>& locals,
+    const SpecPtr& spec,
+    const std::vector<int64_t>& axes) {
+  auto sizes = spec->sizes();
+  sizes.push_back(static_cast<int64_t>(locals.size()));
+  auto partitions = spec->partitions();
+  partitions.emplace_back();
+  const auto together = make_spec(
+      spec->mesh(), std::move(sizes), spec->placements(), partitions);
+  return gather_terms(at::stack(locals, -1), together, axes).unbind(-1);
 }
 
 namespace {
