@@ -12,7 +12,6 @@
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
-#include "shardtensor/rules/handlers.h"
 #include "shardtensor/rules/promotion.h"
 #include "shardtensor/tensor/keys.h"
 
@@ -35,9 +34,7 @@ void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
-  if (!handled(op, stack)) {
-    run_fallback(op, stack);
-  }
+  run_fallback(op, stack);
 }
 
 /// The kernel of an operator with a rule.
@@ -48,9 +45,7 @@ class RuleKernel : public c10::OperatorKernel {
       const OperatorHandle& op,
       DispatchKeySet,
       torch::jit::Stack* stack) {
-    if (!handled(op, stack)) {
-      run_rule(op, rule_, stack);
-    }
+    run_rule(op, rule_, stack);
   }
 
  private:
