@@ -99,7 +99,8 @@ constexpr const char* kUntagged[] = {
 
 bool is_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) &&
-      !op.hasTag(at::Tag::nondeterministic_seeded);
+      !op.hasTag(at::Tag::nondeterministic_seeded) &&
+      op.operator_name().name != "aten::equal"; // tagged, but gives a bool
 }
 
 } // namespace

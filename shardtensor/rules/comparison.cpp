@@ -1,0 +1,42 @@
+#include <ATen/ops/all.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/isclose.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/function_level.h"
+
+namespace shardtensor {
+namespace {
+
+// Answers for the host: every rank compares its shard, then all agree.
+
+bool equal_rule(const at::Tensor& self, const at::Tensor& other) {
+  common_mesh("aten::equal", {self, other});
+  TORCH_CHECK(
+      self.scalar_type() == other.scalar_type(),
+      "aten::equal: expected tensors of one dtype, got ",
+      self.scalar_type(),
+      " and ",
+      other.scalar_type());
+  return self.sizes() == other.sizes() &&
+      at::eq(self, other).all().item<bool>();
+}
+
+bool allclose_rule(
+    const at::Tensor& self,
+    const at::Tensor& other,
+    double rtol,
+    double atol,
+    bool equal_nan) {
+  common_mesh("aten::allclose", {self, other});
+  return at::isclose(self, other, rtol, atol, equal_nan).all().item<bool>();
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("equal", equal_rule);
+  m.impl("allclose", allclose_rule);
+}
+
+} // namespace shardtensor
