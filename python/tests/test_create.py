@@ -1,0 +1,133 @@
+"""Tensors from one rank, from equal ones and from nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import assert_close, partitions, ranks, uneven
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+from shardtensor import ShardTensor, distribute_tensor, scatter_tensor
+
+
+def numbered(*shape):
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float64).reshape(shape)
+
+
+@ranks(1, 2, 3, 4)
+def test_scatter_gives_each_rank_its_shard_only(mesh):
+    x = numbered(10, 3)
+    for source in range(mesh.size()):
+        for sizes in partitions(10, mesh.size()):
+            mine = x if dist.get_rank() == source else None
+            shardtensor.reset_comm_stats()
+            y = scatter_tensor(mine, source, mesh, (Shard(0),), sizes={0: sizes})
+            assert type(y) is ShardTensor and y.is_leaf and not y.requires_grad
+            assert y._spec.sizes() == {0: sizes}
+            assert_close(y, x)
+            sent = 10 - sizes[source] if dist.get_rank() == source else 0
+            assert shardtensor.comm_stats().bytes == sent * 3 * 8
+
+
+@ranks("2x2", "1x2", "2x1")
+@pytest.mark.parametrize(
+    "placements",
+    [
+        (Shard(0), Shard(1)),
+        (Shard(0), Shard(0)),
+        (Replicate(), Shard(1)),
+        (Replicate(), Replicate()),
+    ],
+    ids=str,
+)
+def test_scatter_on_two_axes(mesh, placements):
+    x = numbered(7, 5)
+    source = mesh.mesh.flatten().tolist()[-1]
+    mine = x if dist.get_rank() == source else None
+    y = scatter_tensor(mine, source, mesh, placements, (7, 5), requires_grad=True)
+    assert y.requires_grad and y.is_leaf and y.placements == placements
+    assert_close(y, x)
+
+
+@ranks(1, 2)
+def test_scatter_of_scalars_and_conversion(mesh):
+    mine = torch.tensor(3) if dist.get_rank() == 0 else None
+    y = scatter_tensor(mine, 0, mesh, [Replicate()], dtype=torch.float32)
+    assert y.dtype == torch.float32 and y.item() == 3.0
+
+
+@ranks(2, 3)
+def test_scatter_refuses_alike_on_every_rank(mesh):
+    mine = numbered(4, 2) if dist.get_rank() == 1 else None
+    outside = mesh.size()
+    for message, args in [
+        (f"global_src {outside} is not one of", (mine, outside, mesh, [Shard(0)])),
+        ("global_shape says", (mine, 1, mesh, [Shard(0)], (5, 2))),
+        ("got NoneType", (mine, 0, mesh, [Shard(0)])),
+        ("each of the 1 mesh axes", (mine, 1, mesh, [Shard(0)] * 2)),
+        ("expected Shard and Replicate", (mine, 1, mesh, [Partial()])),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            scatter_tensor(*args)
+
+
+@ranks(1, 2, 3, 4)
+def test_distribute_takes_one_ranks_values(mesh):
+    x = numbered(10, 3)
+    mine = x + dist.get_rank()
+    sizes = {0: uneven(10, mesh.size())}
+    assert_close(distribute_tensor(mine, mesh, [Shard(0)], sizes=sizes), x)
+    last = mesh.size() - 1
+    y = distribute_tensor(mine.requires_grad_(), mesh, [Shard(1)], src_data_rank=last)
+    assert y.is_leaf and y.requires_grad
+    assert_close(y, x + last)
+    shardtensor.reset_comm_stats()
+    y = distribute_tensor(x, mesh, [Shard(0)], sizes=sizes, src_data_rank=None)
+    assert shardtensor.comm_stats().bytes == 0
+    assert_close(y, x)
+    assert_close(distribute_tensor(x, mesh), x)
+    with pytest.raises(ValueError, match="src_data_rank 9 is outside"):
+        distribute_tensor(x, mesh, src_data_rank=9)
+
+
+@ranks(1, 2, "2x2")
+def test_factories_make_each_piece_in_place(mesh):
+    placements = [Shard(0), Shard(1)][: mesh.ndim]
+    sizes = {0: uneven(7, mesh.size(0))}
+    where = {"device_mesh": mesh, "placements": placements, "sizes": sizes}
+    assert_close(shardtensor.zeros(7, 5, **where), torch.zeros(7, 5))
+    assert_close(shardtensor.ones((7, 5), **where), torch.ones(7, 5))
+    y = shardtensor.full((7, 5), 3, dtype=torch.int32, **where)
+    assert_close(y, torch.full((7, 5), 3, dtype=torch.int32))
+    assert y._spec.sizes()[0] == sizes[0]
+    z = shardtensor.empty(torch.Size([7, 5]), requires_grad=True, **where)
+    assert z.shape == (7, 5) and z.requires_grad and z.is_leaf
+    assert_close(shardtensor.zeros((), device_mesh=mesh), torch.zeros(()))
+
+
+@ranks(1, 2, "2x2")
+def test_random_pieces_are_independent_and_replicas_equal(mesh):
+    placements = [Shard(0), Replicate()][: mesh.ndim]
+    torch.manual_seed(dist.get_rank())  # need not be the same everywhere
+    for make, mean in ((shardtensor.rand, 0.5), (shardtensor.randn, 0.0)):
+        x = make(40, 50, device_mesh=mesh, placements=placements).full_tensor()
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, x.sum().item())
+        assert len(set(told)) == 1  # replicas agree
+        assert abs(x.mean().item() - mean) < 5 / math.sqrt(2000)
+        assert x.unique().numel() > 1900
+        again = make(40, 50, device_mesh=mesh, placements=placements).full_tensor()
+        assert not torch.equal(x, again)
+
+
+@ranks(2)
+def test_factories_refuse(mesh):
+    with pytest.raises(ValueError, match="factories make Shard and Replicate"):
+        shardtensor.zeros(4, device_mesh=mesh, placements=[Partial()])
+    with pytest.raises(TypeError, match="unexpected arguments: layout"):
+        shardtensor.zeros(4, device_mesh=mesh, layout=torch.strided)
+    with pytest.raises(ValueError, match="no default one"):
+        shardtensor.zeros(4)

@@ -1,0 +1,304 @@
+"""Python functions in the place of operators."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import assert_close, check_op, ranks, shard, sharded, uneven
+from torch.distributed.tensor import Replicate, Shard
+
+from shardtensor import ShardTensor, TensorPromotionMode
+
+
+@torch.library.custom_op("shardtensor_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class handling:
+    """A function handler for the time of a with-block."""
+
+    def __init__(self, func, handler):
+        self.func, self.handler = func, handler
+
+    def __enter__(self):
+        ShardTensor.register_function_handler(self.func, self.handler)
+
+    def __exit__(self, *_):
+        ShardTensor.unregister_function_handler(self.func)
+
+
+def sharded_dot(func, types, args, kwargs):
+    x, y = args
+    partial = torch.dot(x.to_local(), y.to_local())
+    dist.all_reduce(partial, group=x.device_mesh.get_group())
+    return ShardTensor.from_local(partial, x.device_mesh, (Replicate(),))
+
+
+@ranks(1, 2, 3)
+def test_the_dot_product_example_works_as_written(mesh):
+    x, y = torch.randn(10), torch.randn(10)
+    sizes = {0: uneven(10, mesh.size())}
+    sx, sy = (shard(t, mesh, [Shard(0)], sizes) for t in (x, y))
+    with handling(torch.dot, sharded_dot):
+        result = torch.dot(sx, sy)
+        assert result.placements == (Replicate(),)
+        assert_close(result, torch.dot(x, y))
+        assert torch.dot(x, y) == x @ y  # plain tensors as ever
+    assert ShardTensor.__torch_function__ is torch._C._disabled_torch_function_impl
+    assert_close(torch.dot(sx, sy), torch.dot(x, y))
+
+
+@ranks(1)
+def test_a_handler_sees_the_call_as_it_was_written(mesh):
+    x = shard(torch.randn(1, 2, 8, 8), mesh, [Replicate()])
+    w, b = torch.randn(2, 2, 3, 3), torch.randn(2)
+    seen = []
+
+    def handler(func, types, args, kwargs):
+        seen.append((func, args, kwargs))
+        assert ShardTensor in types
+        return "handled"
+
+    flat = x.flatten()
+    for func, call in {
+        F.conv2d: lambda: F.conv2d(x, w, bias=b, padding=1),
+        F.interpolate: lambda: F.interpolate(x, scale_factor=2),
+        F.pad: lambda: F.pad(x, (1, 1)),
+        F.layer_norm: lambda: F.layer_norm(x, (8,)),
+        torch.cat: lambda: torch.cat([w, x]),
+        torch.Tensor.add: lambda: x + x,
+        torch.Tensor.sum: lambda: x.sum(),
+        torch.Tensor.__getitem__: lambda: x[0],
+        torch.einsum: lambda: torch.einsum("i,i->", flat, flat),
+        twice: lambda: twice(x),
+        torch.ops.shardtensor_test.twice.default: lambda: twice(x),
+    }.items():
+        with handling(func, handler):
+            assert call() == "handled", func
+    assert seen[0][0] is F.conv2d and seen[0][1] == (x, w)
+    assert seen[0][2]["padding"] == 1 and seen[0][2]["bias"] is b
+
+
+@ranks(1, 2)
+def test_inside_its_handler_a_function_is_the_built_in_one(mesh):
+    x = torch.randn(6)
+    s = shard(x, mesh, [Shard(0)])
+    calls = []
+
+    def plus_one(func, types, args, kwargs):
+        calls.append(func)
+        return func(*args, **kwargs) + 1
+
+    with handling(torch.exp, plus_one), handling(torch.sin, plus_one):
+        assert_close(torch.exp(s), torch.exp(x) + 1)
+        assert calls == [torch.exp]
+        assert_close(torch.sin(torch.exp(s)), torch.sin(torch.exp(x) + 1) + 1)
+        with pytest.raises(TypeError):
+            torch.exp(s, wrong=1)
+        assert_close(torch.exp(s), torch.exp(x) + 1)  # also after an error
+
+
+@ranks(1, 2)
+def test_named_handlers_serve_custom_operators(mesh):
+    x = torch.randn(6)
+    s = shard(x, mesh, [Shard(0)])
+    ShardTensor.register_named_function_handler(
+        "shardtensor_test.twice.default",
+        lambda func, types, args, kwargs: args[0] * 20,
+    )
+    try:
+        assert_close(twice(s), x * 20)
+        assert_close(s + 1, x + 1)
+    finally:
+        ShardTensor.unregister_named_function_handler("shardtensor_test.twice.default")
+    assert_close(twice(s), x * 2)
+
+
+@ranks(1, 2, 3)
+def test_dispatch_handlers_stand_below_autograd(mesh):
+    x = torch.randn(7, dtype=torch.float64)
+    seen = []
+
+    def shifted_exp(t):
+        seen.append((type(t), torch.is_grad_enabled()))
+        local = torch.exp(t.to_local()) + 0.5
+        return ShardTensor.from_spec(local, t._spec)
+
+    op = torch.ops.aten.exp.default
+    ShardTensor.register_dispatch_handler(op, shifted_exp)
+    try:
+        s = shard(x.requires_grad_(), mesh, [Shard(0)])
+        y = torch.exp(s)
+        assert type(y) is ShardTensor and y.requires_grad
+        assert_close(y, x.exp() + 0.5)
+        y.sum().backward()
+        assert_close(s.grad, x.exp() + 0.5)  # ATen's formula: grad * result
+        assert seen == [(ShardTensor, False)]
+    finally:
+        ShardTensor.unregister_dispatch_handler(op)
+    assert_close(torch.exp(s), x.exp())
+
+
+@ranks(1, 2)
+def test_dispatch_handlers_get_arguments_and_give_several_results(mesh):
+    x = torch.randn(6, 4)
+    s = shard(x, mesh, [Shard(0)])
+    got = []
+
+    def add(a, b, **kwargs):
+        got.append((b, kwargs))
+        return torch.add(a, b, **kwargs) * 10  # the built-in one, inside
+
+    def maximum(t, dim, keepdim=False):
+        got.append((dim, keepdim))
+        values, indices = torch.max(t, dim, keepdim)
+        return values * 2, indices
+
+    add_op, max_op = torch.ops.aten.add.Tensor, torch.ops.aten.max.dim
+    ShardTensor.register_dispatch_handler(add_op, add)
+    ShardTensor.register_dispatch_handler(max_op, maximum)
+    try:
+        assert_close(torch.add(s, s, alpha=3), x * 40)
+        assert got[0][0] is not None and got[0][1] == {"alpha": 3}
+        values, indices = s.max(1)
+        assert_close(values, x.max(1).values * 2)
+        assert_close(indices, x.max(1).indices)
+        assert got[1] == (1, False)
+    finally:
+        ShardTensor.unregister_dispatch_handler(add_op)
+        ShardTensor.unregister_dispatch_handler(max_op)
+    assert_close(s + s, x * 2)
+
+
+@ranks(2)
+def test_errors_of_a_handler_reach_the_caller(mesh):
+    s = shard(torch.randn(6), mesh, [Shard(0)])
+
+    def fail(*args, **kwargs):
+        raise LookupError("from the handler")
+
+    with handling(torch.exp, fail), pytest.raises(LookupError, match="the handler"):
+        torch.exp(s)
+    op = torch.ops.aten.exp.default
+    ShardTensor.register_dispatch_handler(op, fail)
+    try:
+        with pytest.raises(LookupError, match="from the handler"):
+            torch.exp(s)
+    finally:
+        ShardTensor.unregister_dispatch_handler(op)
+
+
+@ranks(1)
+def test_wrong_registrations_are_errors(mesh):
+    def f(*_):
+        return None
+
+    with pytest.raises(TypeError, match="expected a function as handler"):
+        ShardTensor.register_function_handler(torch.dot, None)
+    with pytest.raises(ValueError, match="no function handler for"):
+        ShardTensor.unregister_function_handler(torch.dot)
+    with pytest.raises(ValueError, match="no function handler named 'x'"):
+        ShardTensor.unregister_named_function_handler("x")
+    with pytest.raises(TypeError, match="expected an operator overload"):
+        ShardTensor.register_dispatch_handler(torch.add, f)
+    with pytest.raises(ValueError, match="decomposed into other operators"):
+        ShardTensor.register_dispatch_handler(torch.ops.aten.linear.default, f)
+    with pytest.raises(ValueError, match="has a rule at the function level"):
+        ShardTensor.register_dispatch_handler(torch.ops.aten.equal.default, f)
+    with pytest.raises(ValueError, match="there is no dispatch handler for aten::exp"):
+        ShardTensor.unregister_dispatch_handler(torch.ops.aten.exp.default)
+    assert ShardTensor.patches_enabled()
+
+
+@ranks(1)
+def test_shapes_cost_nothing_more_without_handlers(mesh):
+    s = shard(torch.randn(6), mesh, [Shard(0)])
+
+    def seconds():
+        start = time.perf_counter()
+        for _ in range(2000):
+            s.shape  # noqa: B018
+        return time.perf_counter() - start
+
+    plain = min(seconds() for _ in range(5))
+    with handling(torch.dot, sharded_dot):
+        handled = min(seconds() for _ in range(5))
+    assert plain < handled
+
+
+# ---- promotion --------------------------------------------------------------
+
+
+@ranks(1, 2)
+def test_promotion_modes(mesh):
+    x, w = torch.randn(6, 2), torch.randn(2)
+    s = shard(x, mesh, [Shard(0)])
+    assert ShardTensor.get_promotion_mode() == TensorPromotionMode.SILENT
+    assert_close(s * w, x * w)
+    with ShardTensor.promotion_mode(TensorPromotionMode.DISABLED):
+        with pytest.raises(ValueError, match=r"aten::mul.Tensor: got a plain tensor"):
+            s * w
+        assert_close(s * 2, x * 2)  # numbers are not tensors
+    with (
+        ShardTensor.promotion_mode(TensorPromotionMode.WARN),
+        pytest.warns(UserWarning, match="must be equal on all ranks"),
+    ):
+        s * w
+    ShardTensor.set_promotion_mode(TensorPromotionMode.SILENT)
+    assert ShardTensor.get_promotion_mode() == TensorPromotionMode.SILENT
+
+
+@ranks(2, 3)
+def test_check_mode_finds_promoted_tensors_that_differ(mesh):
+    import shardtensor
+
+    s = shard(torch.randn(6, 2), mesh, [Shard(0)])
+    with shardtensor.check_mode():
+        s * torch.ones(2)
+        with pytest.raises(ValueError, match="must be equal on all ranks"):
+            s * torch.full((2,), float(dist.get_rank()))
+    assert not shardtensor.get_check_mode()
+
+
+@ranks(2)
+@pytest.mark.parametrize("policy", ["immediate", "coalesced"])
+def test_gradient_policies_give_the_same_gradients(mesh, policy):
+    import shardtensor
+
+    with shardtensor.gradient_policy(policy):
+        assert shardtensor.get_gradient_policy() == policy
+        check_op(
+            torch.nn.Linear(3, 2),
+            sharded(torch.randn(5, 3, requires_grad=True), [Shard(0)]),
+            mesh=mesh,
+        )
+    with pytest.raises(ValueError, match="'coalesced'"):
+        shardtensor.set_gradient_policy("later")
+
+
+@ranks(2)
+def test_fallback_modes_count_warn_and_refuse(mesh):
+    import shardtensor
+
+    x = torch.randn(4, 4, dtype=torch.float64)
+    s = shard(x, mesh, [Shard(0)])
+    shardtensor.reset_fallback_counts()
+    with (
+        shardtensor.fallback_mode("warn"),
+        pytest.warns(UserWarning, match="has no rule for"),
+    ):
+        assert_close(torch.linalg.inv(s), torch.linalg.inv(x))
+    assert shardtensor.fallback_counts()
+    calls, elements = next(iter(shardtensor.fallback_counts().values()))
+    assert calls == 1 and elements == 16
+    with (
+        shardtensor.fallback_mode("error"),
+        pytest.raises(NotImplementedError, match="has no rule"),
+    ):
+        torch.linalg.inv(s)
+    assert shardtensor.get_fallback_mode() == "warn"
+    with pytest.raises(ValueError, match="expected 'error', 'warn' or 'silent'"):
+        shardtensor.set_fallback_mode("loud")

@@ -1,0 +1,237 @@
+"""What users do with any tensor: print, copy, save, index, convert."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import (
+    assert_close,
+    from_spec,
+    partitions,
+    ranks,
+    run_isolated,
+    shard,
+    uneven,
+)
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+from shardtensor import ShardTensor
+
+
+def numbered(*shape):
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float64).reshape(shape)
+
+
+@ranks(1, 2, 3)
+def test_printing_shows_the_piece_and_does_not_communicate(mesh):
+    x = shard(numbered(4, 2).requires_grad_(), mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    if dist.get_rank() == 0:  # a rank may print alone
+        text = repr(x)
+        assert text.startswith(
+            f"ShardTensor(shape=(4, 2), placements=(Shard(dim=0),), "
+            f"requires_grad=True, Mesh({mesh.size()}: domain),"
+        )
+        assert "local=tensor([[0., 1.]" in text
+        assert str(x) == text and f"{x}" == text
+        assert "grad_fn=<" in repr(x * 2)
+        assert "Partial(sum)" in repr(x.sum()) or mesh.size() == 1
+    assert shardtensor.comm_stats().bytes == 0
+    assert f"{x.sum():.2f}" == "28.00"
+
+
+@ranks(1, 2, 3)
+def test_deepcopy_keeps_layout_gradient_and_attributes(mesh):
+    sizes = {0: uneven(6, mesh.size())}
+    x = shard(numbered(6, 2).requires_grad_(), mesh, [Shard(0)], sizes)
+    x.name_of_it = "pressure"
+    (x * 2).sum().backward()
+    y = copy.deepcopy(x)
+    assert type(y) is ShardTensor and y is not x and y.requires_grad and y.is_leaf
+    assert y._spec == x._spec and y.name_of_it == "pressure"
+    assert y._local_tensor.numel() == 0 or (
+        y._local_tensor.data_ptr() != x._local_tensor.data_ptr()
+    )
+    assert_close(y, x.full_tensor())
+    assert_close(y.grad, x.grad.full_tensor())
+    pair = copy.deepcopy([x, x])
+    assert pair[0] is pair[1]
+    with pytest.raises(RuntimeError, match="leaf of the graph"):
+        copy.deepcopy(x * 2)
+    p = copy.deepcopy(torch.nn.Parameter(x.detach()))
+    assert isinstance(p, torch.nn.Parameter) and isinstance(p, ShardTensor)
+
+
+@ranks(1, 2, "2x2")
+def test_pickle_and_torch_save_give_the_same_piece_back(mesh):
+    placements = [Shard(0), Replicate()][: mesh.ndim]
+    sizes = {0: uneven(7, mesh.size(0))}
+    x = shard(numbered(7, 3).requires_grad_(), mesh, placements, sizes)
+    x.note = "kept"
+    for y in (pickle.loads(pickle.dumps(x)), saved_and_loaded(x)):
+        assert type(y) is ShardTensor and y.requires_grad and y.note == "kept"
+        assert y._spec == x._spec and y.device_mesh == mesh
+        assert_close(y, x.full_tensor())
+
+
+def saved_and_loaded(x):
+    file = io.BytesIO()
+    torch.save({"x": x}, file)
+    file.seek(0)
+    return torch.load(file)["x"]  # weights_only, the default
+
+
+def save_in_one_job(folder):
+    mesh = shardtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    x = shard(numbered(5, 2), mesh, [Shard(0)], {0: [4, 1]})
+    torch.save(x, folder / f"{dist.get_rank()}.pt")
+
+
+def load_in_another_job(folder):
+    x = torch.load(folder / f"{dist.get_rank()}.pt")
+    assert_close(x, numbered(5, 2))
+    return x._spec.sizes()
+
+
+def test_another_job_loads_what_one_job_saved(tmp_path):
+    for job in (save_in_one_job, load_in_another_job):
+        outcomes = run_isolated(2, job, tmp_path)
+        assert [o.kind for o in outcomes] == ["ok", "ok"], outcomes
+    assert outcomes[0].value == {0: [4, 1]}
+
+
+@ranks(2)
+def test_a_spec_cannot_be_pickled(mesh):
+    x = shard(numbered(4), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match="pickle the tensor"):
+        pickle.dumps(x._spec)
+
+
+@ranks(1, 2)
+def test_what_one_piece_cannot_answer_names_the_way_out(mesh):
+    x = shard(numbered(4, 2), mesh, [Shard(0)])
+    for what in (
+        lambda: x.numpy(),
+        lambda: np.asarray(x),
+        lambda: x.tolist(),
+        lambda: x.data_ptr(),
+        lambda: x.storage(),
+        lambda: torch.utils.dlpack.to_dlpack(x) if False else torch.from_dlpack(x),
+        lambda: x.share_memory_(),
+        lambda: x.resize_(2, 2),
+        lambda: x.resize_as_(x),
+        lambda: x.set_(x),
+        lambda: x.as_strided((2,), (1,)),
+        lambda: x.as_strided_((2,), (1,)),
+    ):
+        with pytest.raises(NotImplementedError, match=r"full_tensor\(\).*to_local\(\)"):
+            what()
+
+
+@ranks(1, 2)
+def test_data_is_a_shard_tensor_and_takes_only_one(mesh):
+    x = shard(numbered(4, 2), mesh, [Shard(0)])
+    assert type(x.data) is ShardTensor
+    x.data = x.data * 2
+    assert_close(x, 2 * numbered(4, 2))
+    with pytest.raises((TypeError, RuntimeError)):
+        x.data = numbered(4, 2)
+
+
+@ranks(1, 2, 3)
+def test_scalars_answer_like_any_tensor(mesh):
+    x = shard(numbered(3, 2), mesh, [Shard(0)], {0: [3] + [0] * (mesh.size() - 1)})
+    for scalar in (x.sum(), x.mean(), x[2, 1], x.max()):
+        value = scalar.full_tensor().item()
+        assert scalar.item() == value and float(scalar) == value
+        assert int(scalar) == int(value) and bool(scalar) == bool(value)
+        assert scalar.tolist() == value
+    term = from_spec(torch.tensor(7.0), x.sum()._spec)
+    assert term.item() == 7.0
+    assert shard(torch.tensor([5.0]), mesh, [Shard(0)]).item() == 5.0
+    if mesh.size() > 1:
+        assert x.redistribute(placements=[Replicate()]).tolist is not None
+    with pytest.raises(RuntimeError, match="(?i)ambiguous"):
+        bool(x)
+
+
+@ranks(1, 2, 3)
+def test_len_iteration_indexing_and_comparison(mesh):
+    whole = numbered(5, 4)
+    for sizes in partitions(5, mesh.size()):
+        x = shard(whole, mesh, [Shard(0)], {0: sizes})
+        assert len(x) == 5 and x.shape == (5, 4) and x.numel() == 20
+        assert x.size(0) == 5 and x.dim() == 2 and x.is_contiguous()
+        for row, expected in zip(x, whole, strict=True):
+            assert isinstance(row, ShardTensor)
+            assert_close(row, expected)
+        for index in (2, -1, slice(1, 4), (slice(None), 1), ..., None, (2, 3)):
+            assert_close(x[index], whole[index])
+        y = x * x
+        assert_close(x == y, whole == whole * whole)
+        assert_close(x < 5, whole < 5)
+        assert torch.equal(x, x.clone()) and not torch.equal(x, y)
+        assert torch.allclose(x, x + 1e-12) and (x == x).all()
+        assert x in [x] and hash(x) == id(x)
+
+
+@ranks(1, 2)
+def test_new_tensors_and_conversions(mesh):
+    x = shard(numbered(4, 2), mesh, [Shard(0)])
+    assert type(x.new_tensor([1, 2])) is torch.Tensor
+    assert x.new_tensor([1, 2]).dtype == torch.float64
+    assert x.new_tensor([1], dtype=torch.int32).dtype == torch.int32
+    assert x.float().dtype == torch.float32 and isinstance(x.float(), ShardTensor)
+    assert_close(x.to(torch.float32), numbered(4, 2).float())
+    assert x.cpu().device.type == "cpu" and x.type() == "torch.DoubleTensor"
+    assert_close(x.type(torch.float32), numbered(4, 2).float())
+    assert x.element_size() == 8 and x.nbytes == 64
+    assert_close(torch.zeros_like(x) + 1, torch.ones(4, 2, dtype=x.dtype))
+
+
+@ranks(1, 2)
+def test_modules_and_optimizers_hold_shard_tensors(mesh):
+    class Field(torch.nn.Module):
+        def __init__(self, x):
+            super().__init__()
+            self.field = torch.nn.Parameter(x)
+            self.register_buffer("mask", x.detach() > 2)
+
+        def forward(self):
+            return (self.field * self.mask).square().sum()
+
+    whole = Field(numbered(6, 2))
+    part = Field(shard(numbered(6, 2), mesh, [Shard(0)]))
+    assert isinstance(part.field, ShardTensor)
+    assert isinstance(part.field, torch.nn.Parameter)
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        optimizers = [make(m.parameters(), lr=0.1) for m in (whole, part)]
+        for module, optimizer in zip((whole, part), optimizers, strict=True):
+            for _ in range(2):
+                optimizer.zero_grad()
+                module().backward()
+                torch.nn.utils.clip_grad_norm_(module.parameters(), 5.0)
+                optimizer.step()
+        assert_close(part.field, whole.field)
+    state = part.state_dict()
+    assert isinstance(state["field"], ShardTensor)
+    other = Field(shard(numbered(6, 2), mesh, [Shard(0)]))
+    other.load_state_dict(state)
+    assert_close(other.field, whole.field)
+    assert part.to(torch.float32).field.dtype == torch.float32
+    assert_close(part.field, whole.field.float())
+
+
+@ranks(2)
+def test_partial_terms_are_told_apart_from_values(mesh):
+    x = shard(numbered(3), mesh, [Partial()])
+    assert_close(x, numbered(3))
+    assert_close(x * 2, 2 * numbered(3))
+    assert_close(x + 1, numbered(3) + 1)
+    assert_close(x.exp(), numbered(3).exp())
