@@ -1,0 +1,259 @@
+"""Gradients of plain parameters: complete, plain, in few messages, whoever
+looks at them and whenever."""
+
+import copy
+
+import pytest
+import shardtensor as st
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from ranks import ranks, shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+
+
+def network(width=6, layers=3):
+    torch.manual_seed(0)
+    parts = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*parts).double()
+
+
+def data(rows=7, width=6):
+    torch.manual_seed(1)
+    return torch.randn(rows, width, dtype=torch.double)
+
+
+def rows_on(mesh, x, requires_grad=False):
+    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    return shard(x, mesh, placements).requires_grad_(requires_grad)
+
+
+class policy:
+    """set_gradient_policy within a with-block."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.before = st.get_gradient_policy()
+        st.set_gradient_policy(self.name)
+
+    def __exit__(self, *_):
+        st.set_gradient_policy(self.before)
+
+
+def assert_same_gradients(model, reference):
+    for (name, p), q in zip(
+        model.named_parameters(), reference.parameters(), strict=True
+    ):
+        assert type(p.grad) is torch.Tensor, name
+        torch.testing.assert_close(p.grad, q.grad, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def pair():
+    model = network()
+    return model, copy.deepcopy(model)
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", ["immediate", "coalesced"])
+def test_gradients_are_plain_and_complete(mesh, name):
+    model, reference = pair()
+    with policy(name):
+        model(rows_on(mesh, data())).square().mean().backward()
+    reference(data()).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", ["immediate", "coalesced"])
+def test_gradients_accumulate(mesh, name):
+    model, reference = pair()
+    with policy(name):
+        for scale in (1.0, 2.0):
+            (model(rows_on(mesh, data())) * scale).sum().backward()
+            (reference(data()) * scale).sum().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2)
+def test_all_parameters_travel_in_one_message(mesh):
+    counts = []
+    for layers in (1, 8):
+        model = network(layers=layers)
+        loss = model(rows_on(mesh, data())).square().sum().full_tensor()
+        st.reset_comm_stats()
+        loss.backward()
+        counts.append(st.comm_stats().all_reduces)
+    assert counts == [1, 1]
+
+
+@ranks(2)
+def test_torch_autograd_grad_sees_complete_gradients(mesh):
+    model, reference = pair()
+    loss = model(rows_on(mesh, data())).square().mean()
+    got = torch.autograd.grad(loss, list(model.parameters()))
+    want = torch.autograd.grad(
+        reference(data()).square().mean(), list(reference.parameters())
+    )
+    torch.testing.assert_close(got, want)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@ranks(2, 3)
+def test_second_derivatives_of_parameters(mesh):
+    def penalty(model, x):
+        loss = model(x).square().mean()
+        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return sum(g.square().sum() for g in grads)
+
+    model, reference = pair()
+    penalty(model, rows_on(mesh, data())).backward()
+    penalty(reference, data()).backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2)
+def test_hooks_see_complete_gradients(mesh):
+    model, reference = pair()
+    seen = {"tensor": [], "accumulated": []}
+    weight, want = model[0].weight, reference[0].weight
+    weight.register_hook(lambda g: seen["tensor"].append(g.clone()))
+    bias = model[0].bias
+    bias.register_post_accumulate_grad_hook(
+        lambda p: seen["accumulated"].append(p.grad.clone())
+    )
+    model(rows_on(mesh, data())).square().mean().backward()
+    reference(data()).square().mean().backward()
+    torch.testing.assert_close(seen["tensor"], [want.grad])
+    torch.testing.assert_close(seen["accumulated"], [reference[0].bias.grad])
+
+
+@ranks(2)
+def test_a_shared_weight_gets_both_contributions(mesh):
+    model, reference = pair()
+    for net in (model, reference):
+        net[2].weight = net[0].weight
+    model(rows_on(mesh, data())).square().mean().backward()
+    reference(data()).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2)
+def test_a_weight_that_is_not_a_leaf(mesh):
+    scale = torch.tensor(2.0, dtype=torch.double, requires_grad=True)
+    want = scale.detach().clone().requires_grad_()
+    base = data(6, 6)
+    (rows_on(mesh, data()) @ (base * scale)).square().mean().backward()
+    (data() @ (base * want)).square().mean().backward()
+    torch.testing.assert_close(scale.grad, want.grad)
+
+
+@ranks(2)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_gradients(mesh, reentrant):
+    model, reference = pair()
+    x = rows_on(mesh, data(), requires_grad=True)
+    checkpoint(model, x, use_reentrant=reentrant).square().mean().backward()
+    reference(data()).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2)
+def test_a_failed_backward_leaves_nothing_behind(mesh):
+    model, reference = pair()
+    x = rows_on(mesh, data(), requires_grad=True)
+
+    def fail(_):
+        raise RuntimeError("stop here")
+
+    handle = x.register_hook(fail)
+    with pytest.raises(RuntimeError, match="stop here"):
+        model(x).square().mean().backward()
+    handle.remove()
+    assert all(p.grad is None for p in model.parameters())
+    model(x).square().mean().backward()
+    reference(data()).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks(2)
+def test_optimizers_keep_replicas_equal(mesh):
+    model, reference = pair()
+    for net, x in ((model, rows_on(mesh, data())), (reference, data())):
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_gradient_policy_names_what_it_takes():
+    with pytest.raises(ValueError, match="'immediate', 'coalesced' or 'deferred'"):
+        st.set_gradient_policy("sometimes")
+
+
+# ---- data parallel beside domain parallel -----------------------------------
+
+
+def batches(mesh):
+    """This data-parallel replica's own batch, and all of them together."""
+    every = [data() + i for i in range(mesh.size(0))]
+    return every[mesh.get_local_rank(0)], torch.cat(every)
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("name", ["immediate", "coalesced"])
+def test_ddp_over_the_data_axis(mesh, name):
+    model, reference = pair()
+    mine, every = batches(mesh)
+    domain = mesh["domain_w"]
+    wrapped = nn.parallel.DistributedDataParallel(
+        model, process_group=mesh.get_group(0)
+    )
+    with policy(name):
+        wrapped(rows_on(domain, mine)).square().mean().backward()
+    reference(every).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks("2x2")
+def test_ddp_over_the_whole_mesh_with_deferred_gradients(mesh):
+    model, reference = pair()
+    mine, every = batches(mesh)
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=dist.group.WORLD)
+    with policy("deferred"):
+        st.reset_comm_stats()
+        loss = wrapped(rows_on(mesh["domain_w"], mine)).square().mean()
+        loss.backward()
+        assert st.comm_stats().all_reduces == 0
+    reference(every).square().mean().backward()
+    assert_same_gradients(model, reference)
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("name", ["immediate", "deferred"])
+def test_fsdp(mesh, name):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, reference = pair()
+    mine, every = batches(mesh)
+    over = mesh["domain_h"]
+    if name == "deferred":
+        over = init_device_mesh("cpu", (mesh.size(),))
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=over)
+    fully_shard(model, mesh=over)
+    with policy(name):
+        model(rows_on(mesh["domain_w"], mine)).square().mean().backward()
+    reference(every).square().mean().backward()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
