@@ -79,6 +79,7 @@ lint: setup  ## formatting, Python lint, layer order, stubs
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/python tools/check_includes.py
+	@$(BIN)/python tools/check_names.py
 	@echo 'lint: ok'
 
 check-headers: build/build.ninja  ## compile every header alone

@@ -37,7 +37,7 @@ at::MemoryFormat format_for(const at::Tensor& x, size_t dim) {
                                              : at::MemoryFormat::Contiguous;
 }
 
-at::Tensor make_target(const at::Tensor& x, const Side& target) {
+at::Tensor make_target(const at::Tensor& x, const MessageSide& target) {
   const auto options =
       x.options().memory_format(format_for(x, target.sizes.size()));
   at::Tensor result = at::empty(target.sizes, options);
@@ -82,7 +82,10 @@ struct Messages {
   int64_t numel = 0;
 };
 
-Messages messages(const Side& side, std::vector<int64_t> peers, int64_t ranks) {
+Messages messages(
+    const MessageSide& side,
+    std::vector<int64_t> peers,
+    int64_t ranks) {
   Messages result;
   result.splits.assign(ranks, 0);
   std::sort(peers.begin(), peers.end());
@@ -184,7 +187,7 @@ std::string describe(
 }
 
 /// Every rank's number of elements, all rounds together.
-Splits totals(const Side& side, int64_t rank, int64_t ranks) {
+Splits totals(const MessageSide& side, int64_t rank, int64_t ranks) {
   Splits result(ranks, 0);
   for (const auto& piece : side.pieces) {
     if (piece.peer != rank) {
@@ -296,7 +299,7 @@ void exchange_messages(
 
 // ---- kernels ----------------------------------------------------------------
 
-void check_source(const at::Tensor& x, const Side& source) {
+void check_source(const at::Tensor& x, const MessageSide& source) {
   TORCH_CHECK_VALUE(
       x.sizes() == source.sizes,
       "shardtensor::exchange: the local tensor has sizes ",

@@ -49,8 +49,8 @@ int64_t product(c10::IntArrayRef extent) {
   return result;
 }
 
-Side read_side(Reader& reader) {
-  Side side;
+MessageSide read_side(Reader& reader) {
+  MessageSide side;
   const int64_t dim = reader.next();
   const int64_t flags = reader.next();
   const int64_t pieces = reader.next();
@@ -179,7 +179,7 @@ void write_side(
 
 } // namespace
 
-c10::ArrayRef<Piece> Side::of(int64_t peer) const {
+c10::ArrayRef<Piece> MessageSide::of(int64_t peer) const {
   const auto begin = std::lower_bound(
       pieces.begin(), pieces.end(), peer, [](const Piece& piece, int64_t p) {
         return piece.peer < p;

@@ -22,7 +22,7 @@ struct Piece {
 /// The local tensor before or after an exchange. Pieces stand by peer, within
 /// a peer in message order; the k-th piece of this rank's source side moves to
 /// the k-th piece of its target side.
-struct Side {
+struct MessageSide {
   c10::IntArrayRef sizes;
   bool starts_at_zero = false; // pieces do not write every element
   // Several peers write one element: sum in rank order, so that every rank
@@ -44,8 +44,8 @@ struct Side {
 struct ExchangeCode {
   int64_t rank = 0;
   int64_t largest_message = 0; // elements; see ExchangePlan
-  Side source;
-  Side target;
+  MessageSide source;
+  MessageSide target;
 };
 
 /// A view: `code` must outlive it. Raises on integers that are no code.
