@@ -257,3 +257,17 @@ def test_fsdp(mesh, name):
     reference(every).square().mean().backward()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+
+@ranks(1, 2)
+def test_accumulation_never_writes_into_a_gradient_somebody_holds(mesh):
+    kept = []
+    for x in (rows_on(mesh, data()), data()):
+        x = x.detach().requires_grad_()
+        inner = x * 1
+        flat, other = inner.view(x.shape), x * 2
+        other.retain_grad()
+        (flat * 1 + other + (inner * 3)).sum().backward()
+        kept += [other.grad, x.grad]
+    for got, want in zip(kept[:2], kept[2:], strict=True):
+        torch.testing.assert_close(got.full_tensor(), want)

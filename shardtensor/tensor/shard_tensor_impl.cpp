@@ -60,6 +60,11 @@ std::vector<int64_t> global_strides(
 
 } // namespace
 
+// Note [Shared memory]
+// Two wrappers of one local memory, a tensor and its view, have storages of
+// their own. The engine adds gradients in place where a storage has one owner;
+// it would write into the gradient of somebody else.
+
 ShardTensorImpl::ShardTensorImpl(at::Tensor local, SpecPtr spec)
     : TensorImpl(keys_of(local), local.dtype(), local.device()),
       local_(std::move(local)),
@@ -83,6 +88,7 @@ void ShardTensorImpl::refresh() {
       nullptr,
       false);
   storage_.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+  second_owner_ = storage_;
 }
 
 void ShardTensorImpl::set(at::Tensor local, SpecPtr spec) {

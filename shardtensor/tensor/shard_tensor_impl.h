@@ -56,6 +56,9 @@ class ShardTensorImpl : public c10::TensorImpl {
 
   at::Tensor local_;
   SpecPtr spec_;
+  // Note [Shared memory]: a second owner, so that autograd never takes this
+  // tensor's memory for its own alone.
+  c10::Storage second_owner_;
   bool is_view_copy_ = false;
 };
 
