@@ -1,0 +1,44 @@
+"""A real brain volume: T1 at 1 mm, with maps of grey and white matter, from
+the files that the nilearn package carries. Nothing is downloaded."""
+
+from importlib.resources import files
+
+import nibabel
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+CLASSES = ("other", "grey matter", "white matter")
+SHAPE = (197, 233, 189)
+# Where the brain is, with a margin; odd extents, as real data has.
+BRAIN = (slice(21, 176), slice(22, 213), slice(0, 159))
+
+
+def load(full=False):
+    """The volume, (1, 1, *shape) float32 of mean 0 and deviation 1, and the
+    class of each voxel, (1, *shape) int64. `full` gives all 197 x 233 x 189
+    voxels of 1 mm; else the brain only, at 2 mm: 78 x 96 x 80."""
+    volume, grey, white = (read(name) for name in ("t1", "gm", "wm"))
+    if not full:
+        volume, grey, white = (coarser(x) for x in (volume, grey, white))
+    labels = torch.cat([1 - grey - white, grey, white], 1).argmax(1)
+    return (volume - volume.mean()) / volume.std(), labels
+
+
+def shape(full=False):
+    """What load gives, without loading."""
+    if full:
+        return SHAPE
+    return tuple(-(-(s.stop - s.start) // 2) for s in BRAIN)
+
+
+def read(name):
+    """A map as (1, 1, *SHAPE), from 0 to 1."""
+    file = f"mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz"
+    image = nibabel.load(files("nilearn") / "datasets" / "data" / file)
+    voxels = np.asarray(image.dataobj, dtype=np.float32) / 255
+    return torch.from_numpy(voxels)[None, None]
+
+
+def coarser(x):
+    return F.avg_pool3d(x[(..., *BRAIN)], 2, ceil_mode=True)
