@@ -1,0 +1,80 @@
+"""Small steps, forward and backward: (x * y).sum() and a two-layer perceptron
+on 64 rows per rank."""
+
+import torch
+from halo import sum_gradients
+from report import Table
+from timing import compare
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_module
+
+from shardtensor import ShardTensor
+
+
+def table(mesh):
+    rows = {
+        "(x * y).sum(), backward": compare(products(mesh)),
+        "MLP step": compare(perceptrons(mesh)),
+    }
+    return Table("Small steps", "plain", rows)
+
+
+def products(mesh):
+    pieces = [torch.randn(8, 8) for _ in range(2)]
+
+    def step(x, y):
+        x.grad = y.grad = None
+        (x * y).sum().backward()
+
+    def on(make):
+        x, y = (make(p).detach().requires_grad_() for p in pieces)
+        return lambda: step(x, y)
+
+    return {
+        "plain": on(torch.clone),
+        "ShardTensor": on(lambda p: ShardTensor.from_local(p, mesh, (Shard(0),))),
+        "DTensor": on(lambda p: DTensor.from_local(p, mesh, (Shard(0),))),
+    }
+
+
+def perceptrons(mesh):
+    """Parameters are replicated; their gradients are complete in backward,
+    except for plain, which has no communication at all."""
+    piece = torch.randn(64, 32)
+
+    def on(make, prepare=lambda model: model):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        model, x = prepare(model), make(piece)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return {
+        "plain": on(torch.clone),
+        "ShardTensor": on(lambda p: ShardTensor.from_local(p, mesh, (Shard(0),))),
+        "DTensor": on(
+            lambda p: DTensor.from_local(p, mesh, (Shard(0),)),
+            prepare=lambda model: distribute_module(model, mesh),
+        ),
+        "by hand": by_hand(piece),
+    }
+
+
+def by_hand(piece):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        model(piece).square().mean().backward()
+        sum_gradients(model)
+        optimizer.step()
+
+    return step

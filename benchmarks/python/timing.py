@@ -1,0 +1,49 @@
+"""Fair timing of several variants of the same work over all ranks."""
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+ROUNDS = 15
+BLOCK = 0.02  # seconds that one variant runs before the next takes its turn
+
+
+def compare(variants, rounds=ROUNDS):
+    """Seconds per call of each variant, {name: function} -> {name: [seconds of
+    each round]}. Variants take turns, so that a busy machine slows all alike;
+    a round's time is that of the slowest rank."""
+    counts = {name: calls_per_block(fn) for name, fn in variants.items()}
+    times = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, fn in variants.items():
+            times[name].append(block(fn, counts[name]))
+    return {name: slowest_rank(seconds) for name, seconds in times.items()}
+
+
+def calls_per_block(fn):
+    """The same on all ranks; warms up, too."""
+    for _ in range(3):
+        fn()
+    seconds = slowest_rank([block(fn, 3)])[0]
+    return max(1, int(BLOCK / seconds))
+
+
+def block(fn, calls):
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    return (time.perf_counter() - begin) / calls
+
+
+def slowest_rank(seconds):
+    times = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    return times.tolist()
+
+
+def median_ratio(times, name, base):
+    pairs = zip(times[name], times[base], strict=True)
+    return statistics.median(a / b for a, b in pairs)

@@ -1,0 +1,133 @@
+"""A training step of a 2-D UNet on one 512 x 512 image."""
+
+import torch
+import torch.distributed as dist
+from halo import DomainGroupNorm, HaloConv2d, HaloUpsample, sum_gradients
+from report import Table
+from timing import compare
+from torch import nn
+from torch.distributed.tensor import Shard
+
+import shardtensor
+from shardtensor import ShardTensor
+
+EXTENT = 512
+ROUNDS = 7
+
+
+class UNet(nn.Module):
+    def __init__(self, conv=nn.Conv2d, norm=nn.GroupNorm, upsample=None, width=16):
+        super().__init__()
+        self.upsample = upsample or nn.Upsample(scale_factor=2, mode="bilinear")
+
+        def block(inputs, outputs):
+            layers = []
+            for channels in (inputs, outputs):
+                layers += [conv(channels, outputs, 3, padding=1, bias=False)]
+                layers += [norm(4, outputs), nn.SiLU()]
+            return nn.Sequential(*layers)
+
+        widths = [width, 2 * width, 4 * width]
+        self.first = block(3, width)
+        pairs = list(zip(widths, widths[1:], strict=False))
+        self.downs = nn.ModuleList(conv(a, b, 3, stride=2, padding=1) for a, b in pairs)
+        self.encoders = nn.ModuleList(block(b, b) for _, b in pairs)
+        self.decoders = nn.ModuleList(block(a + b, a) for a, b in pairs)
+        self.head = conv(width, 3, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        skips = []
+        for down, encoder in zip(self.downs, self.encoders, strict=True):
+            skips.append(x)
+            x = encoder(down(x))
+        for decoder in reversed(self.decoders):
+            x = decoder(torch.cat([skips.pop(), self.upsample(x)], 1))
+        return self.head(x)
+
+
+def table(mesh):
+    steps = variants(mesh)
+    check_gradients(steps)
+    note = count(steps["ShardTensor"])
+    title = f"UNet training step, {EXTENT} x {EXTENT}"
+    return Table(title, "by hand", {"step": compare(steps, ROUNDS)}, note)
+
+
+def variants(mesh):
+    """Functions that run one step and return the model."""
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, EXTENT, EXTENT)
+    piece = image.chunk(mesh.size(), 2)[mesh.get_local_rank()].contiguous()
+    shard = ShardTensor.from_local(piece, mesh, (Shard(2),))
+    return {
+        "by hand": step_by_hand(piece, mesh.size()),
+        "ShardTensor": step(shard),
+        "no communication": step(piece),
+        "one process, 1 thread": on_rank_0(step(image)),
+        "one process, all threads": on_rank_0(step(image), mesh.size()),
+    }
+
+
+def make(**layers):
+    torch.manual_seed(0)
+    return UNet(**layers)
+
+
+def step(x):
+    model = make()
+
+    def run():
+        model.zero_grad()
+        model(x).square().mean().backward()
+        return model
+
+    return run
+
+
+def step_by_hand(piece, ranks):
+    model = make(conv=HaloConv2d, norm=DomainGroupNorm, upsample=HaloUpsample())
+
+    def run():
+        model.zero_grad()
+        (model(piece).square().mean() / ranks).backward()
+        sum_gradients(model)
+        return model
+
+    return run
+
+
+def on_rank_0(fn, threads=1):
+    def run():
+        if dist.get_rank() != 0:
+            return None
+        torch.set_num_threads(threads)
+        try:
+            return fn()
+        finally:
+            torch.set_num_threads(1)
+
+    return run
+
+
+def check_gradients(steps):
+    """By hand and sharded, they are those of one process."""
+    expected = steps["one process, 1 thread"]()
+    for name in ("by hand", "ShardTensor"):
+        model = steps[name]()
+        if expected is None:
+            continue
+        pairs = zip(model.parameters(), expected.parameters(), strict=True)
+        for actual, wanted in pairs:
+            torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-3, atol=1e-5)
+
+
+def count(run):
+    shardtensor.reset_comm_stats()
+    run()
+    stats = shardtensor.comm_stats()
+    return (
+        f"ShardTensor sends {stats.messages} messages and takes part in "
+        f"{stats.all_reduces} all-reduces per step and rank, "
+        f"{stats.bytes / 2**20:.2f} MiB."
+    )
