@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 RECORD = VENV / "setup.json"  # what .venv was made from; newer means changed
-REQUIREMENTS = ROOT / "tools" / "requirements.txt"
+PACKAGES = ROOT / "tools" / "requirements.txt"
+PROGRAMS = ROOT / "tools" / "executables.txt"
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
 
@@ -34,7 +35,8 @@ def main() -> None:
         need_gtest()
         return
     active = None if in_venv() else active_torch()
-    wanted = {"requirements": hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()}
+    lists = PACKAGES.read_bytes() + PROGRAMS.read_bytes()
+    wanted = {"requirements": hashlib.sha256(lists).hexdigest()}
     made = read_record()
     # Without a torch around, the .venv at hand stays, whatever torch it has.
     wanted["torch"] = active or (made or {}).get("torch") or {"install": TORCH}
@@ -44,7 +46,8 @@ def main() -> None:
     if made is None or made["torch"] != wanted["torch"]:
         make_venv(wanted["torch"])
     say("installing the build, test and lint tools")
-    pip("--requirement", REQUIREMENTS, *keep_torch())
+    pip("--requirement", PACKAGES, *keep_torch())
+    pip("--requirement", PROGRAMS, "--ignore-installed", "--no-deps")
     check(wanted["torch"])
     RECORD.write_text(json.dumps(wanted, indent=2) + "\n")
 
@@ -73,7 +76,9 @@ def read_record() -> dict | None:
     """What .venv was made from; None where there is none that works."""
     if not PYTHON.exists() or not RECORD.exists():
         return None
-    return json.loads(RECORD.read_text())
+    record = json.loads(RECORD.read_text())
+    folders = record["torch"].get("folders", [])
+    return record if all(Path(f).exists() for f in folders) else None
 
 
 def make_venv(torch: dict) -> None:
