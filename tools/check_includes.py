@@ -31,7 +31,8 @@ def problems(path: Path) -> list[str]:
     part, *rest = path.parts
     layer = rest[0] if part == "shardtensor" and len(rest) > 1 else None
     if layer is not None and not any(layer in names for names in LAYERS):
-        return [f"{path}: unknown layer {layer}, expected one of {LAYERS}"]
+        known = ", ".join(sorted(set().union(*LAYERS)))
+        return [f"{path}: unknown layer {layer}, expected one of {known}"]
     found = []
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
         match = INCLUDE.match(line)
