@@ -42,9 +42,10 @@ struct FromLocalBackward : Node {
     if (!is_shard_tensor(grads[0])) {
       return {grads[0]};
     }
-    return {to_local(redistribute(grads[0], spec_))};
+    // Ranks use a term's gradient for different work: theirs sum again.
+    return {to_local(redistribute(grads[0], without_partial(spec_)), spec_)};
   }
-  SpecPtr spec_;
+  SpecPtr spec_; // of the wrapper
 };
 
 struct RedistributeBackward : Node {
@@ -128,7 +129,7 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec) {
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
   auto result = wrap(local.detach(), spec);
-  record<FromLocalBackward>(result, local, without_partial(spec));
+  record<FromLocalBackward>(result, local, spec);
   return result;
 }
 
