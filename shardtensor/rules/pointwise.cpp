@@ -1,7 +1,12 @@
 #include <string_view>
 #include <unordered_set>
 
+#include <ATen/ops/sgn.h>
+#include <ATen/ops/sign.h>
+#include <torch/library.h>
+
 #include "shardtensor/rules/families.h"
+#include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/labels.h"
 
 namespace shardtensor {
@@ -22,8 +27,9 @@ Decision overwrite_rule(Call& call) {
   Decision decision;
   for (const auto& operand : call.operands()) {
     decision.inputs.push_back(
-        operand.written ? without_partial(operand.spec)
-                        : operand.spec ? replicated(operand.spec) : nullptr);
+        operand.written    ? without_partial(operand.spec)
+            : operand.spec ? replicated(operand.spec)
+                           : nullptr);
   }
   decision.outputs = {decision.inputs[0]};
   return decision;
@@ -128,6 +134,22 @@ void add_pointwise_rules(RuleTable& table) {
       table.push_back({name.c_str(), pointwise_rule});
     }
   }
+}
+
+namespace {
+
+/// The gradient of sgn is a plain zero tensor in PyTorch, that of sign is like
+/// its input; for real numbers they are the same function.
+at::Tensor sgn_rule(c10::DispatchKeySet keys, const at::Tensor& self) {
+  return self.is_complex()
+      ? at::_ops::sgn::redispatch(below_function_level(keys), self)
+      : at::sign(self);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("sgn", sgn_rule);
 }
 
 } // namespace shardtensor
