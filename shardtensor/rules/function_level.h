@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/tensor/shard_tensor.h"
@@ -31,6 +32,20 @@ class BelowFunctionLevel {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
+
+/// The keys of a call that goes on below the function level: the operator's own
+/// composite kernel, say, whose operators come back to the function level.
+inline c10::DispatchKeySet below_function_level(c10::DispatchKeySet keys) {
+  return keys &
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFunctionKey);
+}
+
+/// What operators without a function-level rule do: plain tensors are promoted,
+/// the call goes on to autograd. For boxed rules that change arguments.
+void run_below_function_level(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack);
 
 /// Whether one of these is a tensor of a torch.func transform. A function-level
 /// rule then steps aside, with BelowFunctionLevel: the transform calls the

@@ -150,6 +150,7 @@ void install() {
   add_reduction_rules(table);
   add_matmul_rules(table);
   add_optimizer_rules(table);
+  add_loss_rules(table);
   for (const auto& entry : table) {
     Registry::instance().add_rule(entry.op, entry.rule);
   }
@@ -260,6 +261,15 @@ void function_fallback(
     const OperatorHandle& op,
     DispatchKeySet keys,
     torch::jit::Stack* stack) {
+  run_below_function_level(op, keys, stack);
+}
+
+} // namespace
+
+void run_below_function_level(
+    const OperatorHandle& op,
+    DispatchKeySet keys,
+    torch::jit::Stack* stack) {
   if (has_pending) {
     register_pending();
   }
@@ -282,8 +292,6 @@ void function_fallback(
   op.redispatchBoxed(
       keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kFunctionKey), stack);
 }
-
-} // namespace
 
 void register_rule(const std::string& op, Rule rule) {
   Registry::instance().add_rule(op, rule);
