@@ -74,7 +74,7 @@ asan: .venv/setup.json  ## the C++ tests with address and UB sanitizers
 	@$(BIN)/cmake --build --preset asan
 	@$(BIN)/ctest --preset asan
 
-lint: setup  ## formatting, Python lint, layer order, stubs
+lint: setup  ## formatting, Python lint, layer order
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
