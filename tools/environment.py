@@ -154,15 +154,9 @@ def install_debian(package: str, what: str) -> None:
             f"sudo apt-get install {package}"
         )
     say(f"installing {package} ({what})")
-    quiet = ["apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run([*sudo, *quiet, "update"], env=env, check=True)
-    subprocess.run(
-        [*sudo, *quiet, "install", "--yes", "--no-install-recommends", package],
-        env=env,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    apt = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    run(*apt, "update")
+    run(*apt, "install", "--yes", "--no-install-recommends", package)
 
 
 # ---- processes --------------------------------------------------------------
