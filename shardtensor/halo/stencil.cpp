@@ -148,14 +148,16 @@ StencilPiece Stencil::conv_piece(const Interval& outputs) const {
 // those that see padding where the domain goes on are dropped.
 StencilPiece Stencil::pool_piece(const Interval& outputs) const {
   const auto& w = window_;
-  const int64_t skipped =
-      std::min(outputs.begin, ceil_div(w.padding, w.stride));
-  const int64_t first = (outputs.begin - skipped) * w.stride;
-  return {
-      {first, std::min(input_, reads(outputs.end - 1).end)},
-      w.padding,
-      skipped,
-      outputs.extent()};
+  int64_t skipped = std::min(outputs.begin, ceil_div(w.padding, w.stride));
+  const auto first_row = [&] { return (outputs.begin - skipped) * w.stride; };
+  // Some operators want as many rows as the window spans, padding not counted.
+  const int64_t end = std::min(
+      input_, std::max(reads(outputs.end - 1).end, first_row() + w.span()));
+  const int64_t missing = w.span() - (end - first_row());
+  if (missing > 0) {
+    skipped = std::min(outputs.begin, skipped + ceil_div(missing, w.stride));
+  }
+  return {{first_row(), end}, w.padding, skipped, outputs.extent()};
 }
 
 // Inputs [f, l) write the outputs from f * stride - padding on, without gaps
@@ -214,6 +216,25 @@ const char* to_string(Boundary boundary) {
       return "replicate";
   }
   TORCH_INTERNAL_ASSERT(false);
+}
+
+Boundary parse_boundary(const std::string& name) {
+  for (const auto boundary :
+       {Boundary::None,
+        Boundary::Zeros,
+        Boundary::Periodic,
+        Boundary::Reflect,
+        Boundary::Replicate}) {
+    if (name == to_string(boundary)) {
+      return boundary;
+    }
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "expected a boundary of 'none', 'zeros', 'periodic', 'reflect' or "
+      "'replicate', got '",
+      name,
+      "'");
 }
 
 int64_t boundary_row(int64_t row, int64_t extent, Boundary boundary) {

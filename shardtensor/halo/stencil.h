@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <ostream>
+#include <string>
 #include <vector>
 
 #include "shardtensor/layout/interval.h"
@@ -152,6 +152,8 @@ StencilPlan plan_stencil(const Stencil& stencil, const Partition& input);
 enum class Boundary { None, Zeros, Periodic, Reflect, Replicate };
 /// "none", "zeros", "periodic", "reflect", "replicate".
 const char* to_string(Boundary boundary);
+/// Raises on another name.
+Boundary parse_boundary(const std::string& name);
 
 /// The row that stands at `row` of an input of `extent` rows continued beyond
 /// its ends, or -1 for zero.

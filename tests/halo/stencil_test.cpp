@@ -550,6 +550,8 @@ TEST(BoundaryRows, HaveNames) {
   EXPECT_STREQ(to_string(Boundary::Periodic), "periodic");
   EXPECT_STREQ(to_string(Boundary::Reflect), "reflect");
   EXPECT_STREQ(to_string(Boundary::Replicate), "replicate");
+  EXPECT_EQ(parse_boundary("periodic"), Boundary::Periodic);
+  EXPECT_THROW(parse_boundary("circular"), c10::ValueError);
 }
 
 } // namespace

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/hash.h>
+
+#include "shardtensor/layout/shard_spec.h"
+
+namespace shardtensor {
+
+/// What a decision depends on, as integers: operator, spec address, parameters.
+class PlanKey {
+ public:
+  PlanKey& add(int64_t value) {
+    values_.push_back(value);
+    return *this;
+  }
+  PlanKey& add(double value) {
+    return add(std::bit_cast<int64_t>(value));
+  }
+  PlanKey& add(const SpecPtr& spec) {
+    return add(reinterpret_cast<int64_t>(spec.get()));
+  }
+  PlanKey& add(c10::IntArrayRef values) {
+    add(static_cast<int64_t>(values.size()));
+    values_.insert(values_.end(), values.begin(), values.end());
+    return *this;
+  }
+  bool operator==(const PlanKey&) const = default;
+  size_t hash() const {
+    return c10::get_hash(values_);
+  }
+
+ private:
+  std::vector<int64_t> values_;
+};
+
+/// Plans by key, made on first use and kept. A plan must hold the specs whose
+/// addresses are in its key, or another spec could take their place.
+template <typename Plan>
+class PlanCache {
+ public:
+  template <typename Make>
+  std::shared_ptr<const Plan> find(const PlanKey& key, const Make& make) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = plans_.find(key);
+      if (found != plans_.end()) {
+        return found->second;
+      }
+    }
+    // Made without the lock: making one may call operators.
+    auto plan = std::make_shared<const Plan>(make());
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (plans_.size() >= kMaxPlans) {
+      plans_.clear();
+    }
+    return plans_.emplace(key, std::move(plan)).first->second;
+  }
+
+ private:
+  static constexpr size_t kMaxPlans = 4096;
+  struct Hash {
+    size_t operator()(const PlanKey& key) const {
+      return key.hash();
+    }
+  };
+  std::mutex mutex_;
+  std::unordered_map<PlanKey, std::shared_ptr<const Plan>, Hash> plans_;
+};
+
+} // namespace shardtensor

@@ -1,0 +1,123 @@
+#include "shardtensor/halo/stencil_call.h"
+
+#include <algorithm>
+
+#include "shardtensor/layout/transfer.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole) {
+  SpecPtr layout = without_partial(spec);
+  for (const int64_t dim : whole) {
+    if (layout->is_sharded(dim)) {
+      layout = without_shard(layout, dim);
+    }
+  }
+  for (const int64_t dim : layout->sharded_dims()) {
+    const Partition& partition = layout->partition(dim);
+    if (!partition.is_contiguous()) {
+      layout = with_partition(
+          layout,
+          dim,
+          Partition::chunked(partition.extent(), partition.pieces()));
+    }
+  }
+  return layout;
+}
+
+namespace {
+
+EncodedExchange encode_gather(
+    const SpecPtr& spec,
+    int64_t first_dim,
+    const std::vector<std::vector<StencilPiece>>& pieces) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!pieces[i].empty()) {
+      dims.push_back(first_dim + static_cast<int64_t>(i));
+    }
+  }
+  const auto rows = [&](int64_t dim, int64_t position) {
+    const auto& piece = pieces[dim - first_dim][spec->piece(dim, position)];
+    return boundary_rows(piece.rows, spec->size(dim));
+  };
+  const Mesh& mesh = *spec->mesh();
+  return encode(plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
+}
+
+} // namespace
+
+StencilCall plan_stencil_call(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& whole,
+    const std::vector<Stencil>& stencils,
+    const std::vector<int64_t>& padding,
+    std::vector<int64_t> output_sizes,
+    const std::vector<bool>& gather_always) {
+  const SpecPtr input = stencil_layout(spec, whole);
+  const int64_t position = std::max<int64_t>(0, input->mesh()->position());
+  const int64_t first = input->dim() - static_cast<int64_t>(stencils.size());
+  StencilCall call{spec, input, nullptr, false, {}, {}, {}};
+  auto partitions = input->partitions();
+  std::vector<std::vector<StencilPiece>> gathered(stencils.size());
+  for (size_t i = 0; i < stencils.size(); ++i) {
+    const int64_t dim = first + static_cast<int64_t>(i);
+    const bool sharded = input->is_sharded(dim);
+    const bool always = !gather_always.empty() && gather_always[i];
+    const bool cut = always || (sharded && input->partition(dim).pieces() > 1);
+    const auto plan = plan_stencil(
+        stencils[i],
+        sharded ? input->partition(dim) : Partition({input->size(dim)}));
+    if (sharded) {
+      partitions[dim] = plan.outputs;
+    }
+    call.is_cut.push_back(cut);
+    if (!cut) {
+      const Interval all{0, input->size(dim)};
+      call.pieces.push_back({all, padding[i], 0, output_sizes[dim]});
+      continue;
+    }
+    call.pieces.push_back(plan.pieces[input->piece(dim, position)]);
+    if (!plan.is_local) {
+      gathered[i] = plan.pieces;
+      call.gathers = true;
+    }
+  }
+  call.output = make_spec(
+      input->mesh(), std::move(output_sizes), input->placements(), partitions);
+  if (call.gathers && input->mesh()->contains_this_rank()) {
+    call.gather = encode_gather(input, first, gathered);
+  }
+  return call;
+}
+
+at::Tensor gather_input(const at::Tensor& x, const StencilCall& call) {
+  return gather_local(to_local(redistribute(x, call.input)), call);
+}
+
+at::Tensor gather_local(const at::Tensor& local, const StencilCall& call) {
+  if (!call.gathers || !call.input->mesh()->contains_this_rank()) {
+    return local;
+  }
+  // channels_last goes in, channels_last comes out.
+  return exchange(local, call.gather).contiguous(local.suggest_memory_format());
+}
+
+at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call) {
+  at::Tensor kept = local;
+  for (size_t i = 0; i < call.pieces.size(); ++i) {
+    const auto dim = call.first_dim() + static_cast<int64_t>(i);
+    const auto& piece = call.pieces[i];
+    if (piece.crop != 0 || piece.outputs != kept.size(dim)) {
+      kept = kept.narrow(dim, piece.crop, piece.outputs);
+    }
+  }
+  return kept;
+}
+
+std::vector<int64_t> expanded(at::IntArrayRef values, size_t n) {
+  return values.size() == 1 ? std::vector<int64_t>(n, values[0]) : values.vec();
+}
+
+} // namespace shardtensor

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/halo/stencil.h"
+#include "shardtensor/layout/shard_spec.h"
+
+namespace shardtensor {
+
+/// An operator with one stencil per trailing dim, planned for this rank: bring
+/// the input to `input`, gather rows, call the local operator on them, keep
+/// the owned outputs. The same decisions on every rank.
+struct StencilCall {
+  SpecPtr given; // the layout that the operator was called with
+  SpecPtr input; // the layout that it needs
+  SpecPtr output;
+  bool gathers = false; // some rank needs rows that another one owns
+  EncodedExchange gather;
+  /// One per stencil. For a dim that is not cut the whole dim, with the
+  /// operator's own padding.
+  std::vector<StencilPiece> pieces;
+  std::vector<bool> is_cut;
+
+  int64_t first_dim() const {
+    return input->dim() - static_cast<int64_t>(pieces.size());
+  }
+};
+
+/// The layout nearest to `spec` that a stencil can work on: no Partial, no
+/// repeated partition (see Note [Repeated partition]), and `whole` dims not
+/// sharded.
+SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole);
+
+/// Plans a call on an input laid out as `spec`, one stencil per trailing dim.
+/// `padding` is what the local operator is called with along dims that are
+/// not cut; where `gather_always` is set, such a dim is gathered, too (its
+/// padding differs on both sides, say). `output_sizes` are the global ones; the
+/// dims before the stencils' keep their partition.
+StencilCall plan_stencil_call(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& whole,
+    const std::vector<Stencil>& stencils,
+    const std::vector<int64_t>& padding,
+    std::vector<int64_t> output_sizes,
+    const std::vector<bool>& gather_always = {});
+
+/// This rank's input rows. Communication: a redistribution if call.input is
+/// another layout than x's, one exchange if call.gathers.
+at::Tensor gather_input(const at::Tensor& x, const StencilCall& call);
+/// As above on the local tensor, already in the layout call.input.
+at::Tensor gather_local(const at::Tensor& local, const StencilCall& call);
+
+/// The outputs that this rank owns among those of its local operator.
+at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call);
+
+/// As torch.nn.functional does: one value stands for all n dims.
+std::vector<int64_t> expanded(at::IntArrayRef values, size_t n);
+
+} // namespace shardtensor
