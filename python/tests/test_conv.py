@@ -1,0 +1,235 @@
+"""Convolutions: any window, any cut, any number of dims sharded."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+
+CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def leaf(*sizes):
+    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_conv1d_sweeps_windows_and_cuts(mesh, kernel, stride):
+    w, b = leaf(3, 2, kernel), leaf(3)
+    cuts = partitions(11, mesh.size())
+    for padding, dilation in itertools.product([0, 1, 2], [1, 2]):
+        for sizes in cuts:
+            check_op(
+                F.conv1d,
+                sharded(leaf(2, 2, 11), [Shard(2)], {2: sizes}),
+                *(w, b, stride, padding, dilation),
+                mesh=mesh,
+                second_order=sizes == cuts[-1],
+            )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_conv_transpose1d_sweeps_windows_and_cuts(mesh, kernel, stride):
+    w, b = leaf(2, 3, kernel), leaf(3)
+    cuts = partitions(5, mesh.size())
+    for padding, more, dilation in [(0, 0, 1), (1, 0, 1), (0, 1, 2), (1, 1, 2)]:
+        if more >= max(stride, dilation):
+            continue
+        for sizes in cuts:
+            check_op(
+                F.conv_transpose1d,
+                sharded(leaf(2, 2, 5), [Shard(2)], {2: sizes}),
+                *(w, b, stride, padding, more, 1, dilation),
+                mesh=mesh,
+                second_order=sizes == cuts[-1],
+            )
+
+
+@ranks(2, 4, "2x2")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_every_dim_can_be_sharded(mesh, dims, transposed):
+    extents = [6, 5, 7][:dims]
+    conv = (TRANSPOSED if transposed else CONVS)[dims]
+    weight = (4, 4, 3, 2, 3)[: dims + 2]
+    first, second = 2, dims + 1
+    layouts = {1: [[Shard(0)], [Shard(1)], [Shard(2)], [Shard(second)]]}
+    layouts[2] = [
+        [Shard(first), Shard(second)],
+        [Shard(second), Shard(first)],
+        [Shard(0), Shard(first)],
+        [Shard(1), Shard(first)],
+        [Shard(first), Replicate()],
+        [Replicate(), Replicate()],
+    ]
+    for placements in layouts[mesh.ndim]:
+        check_op(
+            lambda x, w, b: conv(x, w, b, stride=2, padding=1),
+            sharded(leaf(3, 4, *extents), placements),
+            leaf(*weight),
+            leaf(4),
+            mesh=mesh,
+        )
+
+
+@ranks(2)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_groups_no_bias_no_batch(mesh, dims):
+    x = leaf(4, *[6, 5, 7][:dims])
+    w = leaf(8, 1, *[3, 3, 3][:dims])
+    check_op(
+        lambda x, w: CONVS[dims](x, w, padding=1, groups=4),
+        sharded(x, [Shard(1)]),
+        w,
+        mesh=mesh,
+        second_order=True,
+    )
+    w = leaf(4, 2, *[3, 3, 3][:dims])
+    check_op(
+        lambda x, w: TRANSPOSED[dims](x, w, stride=2, padding=1, groups=2),
+        sharded(x, [Shard(dims)]),
+        w,
+        mesh=mesh,
+        second_order=True,
+    )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+def test_padding_by_name(mesh, kernel):
+    for padding, dilation in itertools.product(["same", "valid"], [1, 2]):
+        for placements in [[Shard(2)], [Shard(3)], [Shard(0)]]:
+            check_op(
+                F.conv2d,
+                sharded(leaf(2, 2, 9, 8), placements),
+                leaf(3, 2, kernel, kernel),
+                *(None, 1, padding, dilation),
+                mesh=mesh,
+            )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+def test_padding_modes_of_the_modules(mesh, mode):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 5, padding=2, padding_mode=mode).double()
+    for sizes in partitions(7, mesh.size()):
+        check_op(
+            conv,
+            sharded(leaf(1, 2, 7, 6), [Shard(2)], {2: sizes}),
+            mesh=mesh,
+            second_order=True,
+        )
+
+
+@ranks(2, 4)
+def test_keeps_the_partition_and_meets_it_again(mesh):
+    cuts = [4, 8, 0, 4] if mesh.size() == 4 else [12, 4]
+    x = shard(torch.randn(1, 2, 16), mesh, [Shard(2)], {2: cuts})
+    same = F.conv1d(x, torch.randn(2, 2, 5), padding=2)
+    assert list(same._spec.partition(2).sizes) == cuts
+    down = F.conv1d(same, torch.randn(2, 2, 3), stride=2, padding=1)
+    assert list(down._spec.partition(2).sizes) == [c // 2 for c in cuts]
+    up = F.conv_transpose1d(down, torch.randn(2, 2, 2), stride=2)
+    assert list(up._spec.partition(2).sizes) == cuts
+
+
+@ranks(2)
+def test_channels_last_survives(mesh):
+    conv = nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 8, 6).to(memory_format=torch.channels_last)
+    expected = conv(x)
+    local = shard(x, mesh, [Shard(2)])
+    local = local.contiguous(memory_format=torch.channels_last)
+    y = conv(local)
+    assert_close(y, expected)
+    assert y.to_local().is_contiguous(memory_format=torch.channels_last)
+
+
+@ranks(2)
+def test_autocast_casts_before_rows_travel(mesh):
+    import shardtensor
+
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    x = torch.randn(1, 4, 8, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = conv(x)
+        shardtensor.reset_comm_stats()
+        y = conv(shard(x, mesh, [Shard(2)]))
+    assert y.dtype == torch.bfloat16
+    assert shardtensor.comm_stats().bytes == 4 * 6 * 2  # one row of bf16
+    assert_close(y, expected)
+    y.float().sum().backward()
+    assert conv.weight.grad.dtype == torch.float32
+
+
+@ranks(2)
+def test_sends_one_message_per_neighbour(mesh):
+    import shardtensor
+
+    x = shard(torch.randn(1, 2, 8, 6), mesh, [Shard(2)])
+    w = torch.randn(2, 2, 3, 3)
+    shardtensor.reset_comm_stats()
+    F.conv2d(x, w, padding=1)
+    stats = shardtensor.comm_stats()
+    assert (stats.messages, stats.bytes) == (1, 2 * 6 * 4)
+    shardtensor.reset_comm_stats()
+    F.conv2d(x, torch.randn(2, 2, 2, 2), stride=2)  # cuts are even
+    F.conv2d(x, torch.randn(2, 2, 1, 1))
+    assert shardtensor.comm_stats().messages == 0
+
+
+@ranks(2)
+def test_wrong_arguments_raise_pytorchs_errors(mesh):
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    with pytest.raises(RuntimeError, match="to have 3 channels"):
+        F.conv1d(x, torch.randn(4, 3, 3))
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
+        F.conv1d(x, torch.randn(4, 2, 9))
+    with pytest.raises(RuntimeError, match="negative padding"):
+        F.conv1d(x, torch.randn(4, 2, 3), padding=-1)
+    with pytest.raises(RuntimeError, match="strided convolutions"):
+        F.conv1d(x, torch.randn(4, 2, 3), stride=2, padding="same")
+    with pytest.raises(RuntimeError, match="at least 3 dims"):
+        F.conv2d(shard(torch.randn(4, 4), mesh, [Shard(0)]), torch.randn(1, 1, 1, 1))
+    with pytest.raises(RuntimeError, match="'same', 'valid'"):
+        torch.conv1d(x, torch.randn(4, 2, 3), padding="full")
+
+
+@ranks(2)
+def test_a_changed_input_is_noticed_in_backward(mesh):
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    w = torch.randn(2, 2, 1, requires_grad=True)
+    y = F.conv1d(x, w)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@ranks(2)
+def test_sharded_weights_and_plain_inputs(mesh):
+    x, w = torch.randn(1, 2, 8), torch.randn(3, 2, 3)
+    expected = F.conv1d(x, w)
+    assert_close(F.conv1d(x, shard(w, mesh, [Shard(0)])), expected)
+    both = F.conv1d(shard(x, mesh, [Shard(2)]), shard(w, mesh, [Shard(0)]))
+    assert_close(both, expected)
+
+
+@ranks(2)
+def test_torch_func_sees_the_rule(mesh):
+    x, w = torch.randn(1, 2, 8), torch.randn(3, 2, 3)
+
+    def loss(w, x):
+        return F.conv1d(x, w, padding=1).square().sum()
+
+    expected = torch.func.grad(loss)(w, x)
+    actual = torch.func.grad(loss)(w, shard(x, mesh, [Shard(2)]))
+    torch.testing.assert_close(actual, expected)
