@@ -1,0 +1,121 @@
+"""Interpolation: modes, sizes, scale factors, up and down."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Replicate, Shard
+
+MODES = ["nearest", "nearest-exact", "linear", "linear corners", "area"]
+
+
+def leaf(*sizes, dtype=torch.float64):
+    return torch.randn(*sizes, dtype=dtype, requires_grad=True)
+
+
+def options(mode, dims):
+    """F.interpolate's arguments for this many dims."""
+    name = mode.split()[0]
+    if name == "linear":
+        name = {1: "linear", 2: "bilinear", 3: "trilinear"}[dims]
+    corners = {"align_corners": "corners" in mode}
+    smooth = name.endswith("linear") or name == "bicubic"
+    return {"mode": name, **(corners if smooth else {})}
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("mode", MODES)
+def test_sizes_and_cuts(mesh, mode):
+    cuts = partitions(7, mesh.size())
+    for outputs in [1, 3, 7, 11, 14, 21, 28]:
+        for sizes in cuts:
+            check_op(
+                partial(F.interpolate, size=outputs, **options(mode, 1)),
+                sharded(leaf(2, 2, 7), [Shard(2)], {2: sizes}),
+                mesh=mesh,
+                second_order=sizes == cuts[-1],
+            )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("mode", MODES[:3])
+def test_scale_factors(mesh, mode):
+    for scale in [0.5, 0.7, 1.0, 1.5, 2.0, 2.3, 3.0, 4.0]:
+        for recompute in [False, True]:
+            for sizes in partitions(9, mesh.size()):
+                check_op(
+                    partial(
+                        F.interpolate,
+                        scale_factor=scale,
+                        recompute_scale_factor=recompute,
+                        **options(mode, 1),
+                    ),
+                    sharded(leaf(1, 2, 9), [Shard(2)], {2: sizes}),
+                    mesh=mesh,
+                )
+
+
+@ranks(2, 4, "2x2")
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("mode", [*MODES, "bicubic", "bicubic corners"])
+def test_every_dim_can_be_sharded(mesh, dims, mode):
+    if mode.startswith("bicubic") and dims == 3:
+        pytest.skip("PyTorch has no tricubic interpolation")
+    layouts = {
+        1: [[Shard(d)] for d in range(dims + 2)],
+        2: [[Shard(2), Shard(3)], [Shard(3), Shard(2)], [Replicate(), Shard(2)]],
+    }[mesh.ndim]
+    extents = [6, 5, 4][:dims]
+    for placements in layouts:
+        for outputs in [[12, 10, 8], [8, 7, 9]]:
+            check_op(
+                partial(F.interpolate, size=outputs[:dims], **options(mode, dims)),
+                sharded(leaf(2, 3, *extents), placements),
+                mesh=mesh,
+            )
+
+
+@ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_and_reduced_precision(mesh, dtype):
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+    for mode in ["nearest", "linear", "linear corners"]:
+        for outputs in [16, 18, 100]:
+            check_op(
+                partial(F.interpolate, size=outputs, **options(mode, 1)),
+                sharded(leaf(1, 2, 8, dtype=dtype), [Shard(2)]),
+                mesh=mesh,
+                backward=dtype == torch.float32,
+                rtol=tolerance,
+                atol=tolerance * 4,
+            )
+
+
+@ranks(2)
+def test_images_of_bytes(mesh):
+    x = (torch.rand(1, 3, 8, 8) * 255).to(torch.uint8)
+    for mode in ["nearest", "bilinear"]:
+        check_op(
+            partial(F.interpolate, size=[13, 16], mode=mode),
+            sharded(x, [Shard(2)]),
+            mesh=mesh,
+        )
+
+
+@ranks(2)
+def test_doubling_multiplies_the_cuts(mesh):
+    x = shard(torch.randn(1, 2, 9, 4), mesh, [Shard(2)], {2: [6, 3]})
+    y = F.interpolate(x, scale_factor=2, mode="bilinear")
+    assert y._spec.partition(2).sizes == [12, 6]
+    assert F.interpolate(y, scale_factor=0.5)._spec.partition(2).sizes == [6, 3]
+
+
+@ranks(2)
+def test_wrong_arguments_raise_pytorchs_errors(mesh):
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    with pytest.raises(RuntimeError, match="sizes should be greater than 0"):
+        F.interpolate(x, 0)
+    with pytest.raises(ValueError, match="expected 1 output sizes"):
+        torch.ops.aten.upsample_nearest1d(x, [3, 4])

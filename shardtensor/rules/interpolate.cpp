@@ -1,0 +1,365 @@
+// Interpolation at the function level. Along a sharded dim the local operator
+// is called on the rows that the owned outputs read, where shifting changes
+// nothing (see Note [Shift-invariant interpolation]); elsewhere rows are
+// weighted one tap at a time. Both give PyTorch's numbers.
+#include <ATen/ops/_upsample_nearest_exact1d.h>
+#include <ATen/ops/_upsample_nearest_exact2d.h>
+#include <ATen/ops/_upsample_nearest_exact3d.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/upsample_bicubic2d.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+#include <ATen/ops/upsample_linear1d.h>
+#include <ATen/ops/upsample_nearest1d.h>
+#include <ATen/ops/upsample_nearest2d.h>
+#include <ATen/ops/upsample_nearest3d.h>
+#include <ATen/ops/upsample_trilinear3d.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/stencil_rule.h"
+
+namespace shardtensor {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using Mode = Resample::Mode;
+using Scale = std::optional<double>;
+
+struct Upsample {
+  const char* op;
+  Mode mode;
+  std::vector<int64_t> size;
+  bool align_corners;
+  std::vector<Scale> scales;
+
+  int64_t dims() const {
+    return static_cast<int64_t>(size.size());
+  }
+};
+
+bool is_nearest(const Upsample& u) {
+  return u.mode == Mode::Nearest || u.mode == Mode::NearestExact;
+}
+
+Tensor plain_nearest(const Upsample& u, const Tensor& x) {
+  const auto& s = u.scales;
+  switch (u.dims()) {
+    case 1:
+      return at::upsample_nearest1d(x, u.size, s[0]);
+    case 2:
+      return at::upsample_nearest2d(x, u.size, s[0], s[1]);
+    default:
+      return at::upsample_nearest3d(x, u.size, s[0], s[1], s[2]);
+  }
+}
+
+Tensor plain_nearest_exact(const Upsample& u, const Tensor& x) {
+  const auto& s = u.scales;
+  switch (u.dims()) {
+    case 1:
+      return at::_upsample_nearest_exact1d(x, u.size, s[0]);
+    case 2:
+      return at::_upsample_nearest_exact2d(x, u.size, s[0], s[1]);
+    default:
+      return at::_upsample_nearest_exact3d(x, u.size, s[0], s[1], s[2]);
+  }
+}
+
+Tensor plain_linear(const Upsample& u, const Tensor& x) {
+  const auto& s = u.scales;
+  const bool corners = u.align_corners;
+  switch (u.dims()) {
+    case 1:
+      return at::upsample_linear1d(x, u.size, corners, s[0]);
+    case 2:
+      return at::upsample_bilinear2d(x, u.size, corners, s[0], s[1]);
+    default:
+      return at::upsample_trilinear3d(x, u.size, corners, s[0], s[1], s[2]);
+  }
+}
+
+Tensor plain_upsample(const Upsample& u, const Tensor& x) {
+  switch (u.mode) {
+    case Mode::Nearest:
+      return plain_nearest(u, x);
+    case Mode::NearestExact:
+      return plain_nearest_exact(u, x);
+    case Mode::Linear:
+      return plain_linear(u, x);
+    case Mode::Cubic:
+      return at::upsample_bicubic2d(
+          x, u.size, u.align_corners, u.scales[0], u.scales[1]);
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+/// For one dim, this rank's outputs as sums of weighted input rows: output i is
+/// the sum over j of weights[j][i] * rows[j][i], local rows.
+struct WeightedRows {
+  std::vector<std::vector<int64_t>> rows;
+  std::vector<std::vector<double>> weights;
+};
+
+struct UpsamplePlan {
+  StencilCall call;
+  std::vector<int64_t> size; // of the local operator
+  std::vector<Scale> scales;
+  bool calls_plain = false; // or every dim is weighted or unchanged
+  std::vector<std::optional<WeightedRows>> weighted; // per dim
+};
+
+WeightedRows weigh(
+    const Stencil& stencil,
+    const StencilPiece& piece,
+    const Interval& outputs) {
+  WeightedRows result;
+  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
+    const Taps taps = stencil.taps(o);
+    result.rows.resize(taps.count);
+    result.weights.resize(taps.count);
+    for (int64_t j = 0; j < taps.count; ++j) {
+      result.rows[j].push_back(taps.rows[j] - piece.rows.begin);
+      result.weights[j].push_back(taps.weights[j]);
+    }
+  }
+  if (outputs.empty()) { // one tap for no output
+    result.rows.resize(1);
+    result.weights.resize(1);
+  }
+  return result;
+}
+
+Resample resample_of(const Upsample& u, size_t i, const Tensor& x) {
+  Resample how{u.mode, u.align_corners, u.scales[i], false};
+  const int64_t input = x.size(static_cast<int64_t>(i) + 2);
+  const bool nearest = is_nearest(u);
+  how.double_precision =
+      x.scalar_type() == at::kDouble && (!nearest || x.is_cpu());
+  // Off the CPU nearest recognizes copying and doubling by the extents.
+  if (u.mode == Mode::Nearest && !x.is_cpu() &&
+      (u.size[i] == input || u.size[i] == 2 * input)) {
+    how.scale = std::nullopt;
+  }
+  return how;
+}
+
+UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
+  const auto sizes = infer_sizes(
+      u.op, x, u.dims(), [&](const Tensor& t) { return plain_upsample(u, t); });
+  std::vector<Stencil> stencils;
+  for (size_t i = 0; i < u.size.size(); ++i) {
+    stencils.push_back(
+        Stencil::resample(
+            resample_of(u, i, x),
+            x.size(static_cast<int64_t>(i) + 2),
+            u.size[i]));
+  }
+  auto whole = channels_to_gather(x, u.dims());
+  if (!is_nearest(u) && !x.is_floating_point()) {
+    // Images of integers have their own fixed-point arithmetic.
+    for (int64_t dim = 2; dim < x.dim(); ++dim) {
+      whole.push_back(dim);
+    }
+  }
+  UpsamplePlan plan{
+      plan_stencil_call(
+          spec(x),
+          whole,
+          stencils,
+          std::vector<int64_t>(u.size.size(), 0),
+          sizes),
+      u.size,
+      u.scales,
+      false,
+      std::vector<std::optional<WeightedRows>>(u.size.size())};
+  for (size_t i = 0; i < stencils.size(); ++i) {
+    if (!plan.call.is_cut[i]) {
+      plan.calls_plain = true;
+      continue;
+    }
+    const auto& piece = plan.call.pieces[i];
+    if (stencils[i].is_shift_invariant()) {
+      plan.calls_plain = true;
+      plan.size[i] = stencils[i].local_outputs(piece);
+      plan.scales[i] = stencils[i].local_scale();
+      continue;
+    }
+    plan.size[i] = piece.rows.extent(); // passed on as it is, weighted later
+    plan.scales[i] = std::nullopt;
+    const auto dim = plan.call.first_dim() + static_cast<int64_t>(i);
+    plan.weighted[i] =
+        weigh(stencils[i], piece, plan.call.output->interval(dim));
+  }
+  return plan;
+}
+
+std::shared_ptr<const UpsamplePlan> find_plan(
+    const Upsample& u,
+    const Tensor& x) {
+  static PlanCache<UpsamplePlan> plans;
+  PlanKey key;
+  key.add(spec(x))
+      .add(static_cast<int64_t>(u.mode))
+      .add(static_cast<int64_t>(u.align_corners))
+      .add(static_cast<int64_t>(x.scalar_type()))
+      .add(static_cast<int64_t>(x.device().type()))
+      .add(u.size);
+  for (const auto& scale : u.scales) {
+    key.add(scale.value_or(0.0));
+  }
+  return plans.find(key, [&] { return plan_upsample(u, x); });
+}
+
+Tensor weighted_sum(
+    const Tensor& x,
+    int64_t dim,
+    const WeightedRows& weighted,
+    bool single) {
+  const auto index_options = x.options().dtype(at::kLong);
+  std::vector<int64_t> shape(x.dim(), 1);
+  shape[dim] = static_cast<int64_t>(weighted.rows[0].size());
+  Tensor sum;
+  for (size_t j = 0; j < weighted.rows.size(); ++j) {
+    const Tensor rows =
+        x.index_select(dim, at::tensor(weighted.rows[j], index_options));
+    if (single) {
+      return rows;
+    }
+    const Tensor weights =
+        at::tensor(weighted.weights[j], x.options()).view(shape);
+    const Tensor term = at::mul(rows, weights);
+    sum = sum.defined() ? at::add(sum, term) : term;
+  }
+  return sum;
+}
+
+bool is_reduced_float(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16;
+}
+
+/// Everything after the exchange, up to rows that nobody keeps.
+Tensor local_upsample(
+    const Upsample& u,
+    const UpsamplePlan& plan,
+    const Tensor& rows) {
+  const bool nearest = is_nearest(u);
+  Tensor y = rows;
+  if (plan.calls_plain) {
+    y = plain_upsample(
+        {u.op, u.mode, plan.size, u.align_corners, plan.scales}, y);
+  }
+  // Weights are applied in float as PyTorch does, rounding at the end.
+  const bool widen = !nearest && is_reduced_float(rows.scalar_type());
+  for (size_t i = 0; i < plan.weighted.size(); ++i) {
+    if (plan.weighted[i]) {
+      y = weighted_sum(
+          widen ? y.to(at::kFloat) : y,
+          plan.call.first_dim() + static_cast<int64_t>(i),
+          *plan.weighted[i],
+          nearest);
+    }
+  }
+  return y.to(rows.scalar_type());
+}
+
+Tensor upsample_rule(const Upsample& u, const Tensor& x) {
+  if (is_transformed({x})) {
+    BelowFunctionLevel below;
+    return plain_upsample(u, x);
+  }
+  TORCH_CHECK_VALUE(
+      u.size.size() == u.scales.size(),
+      u.op,
+      ": expected ",
+      u.scales.size(),
+      " output sizes, got ",
+      IntArrayRef(u.size));
+  CommScope scope(u.op);
+  const auto plan = find_plan(u, x);
+  return run_stencil(x, plan->call, [&](const Tensor& rows) {
+    return local_upsample(u, *plan, rows);
+  });
+}
+
+// ---- the operators ----------------------------------------------------------
+
+template <Mode mode>
+Tensor nearest1d_rule(const Tensor& x, IntArrayRef size, Scale w) {
+  return upsample_rule(
+      {"aten::upsample_nearest1d", mode, size.vec(), false, {w}}, x);
+}
+
+template <Mode mode>
+Tensor nearest2d_rule(const Tensor& x, IntArrayRef size, Scale h, Scale w) {
+  return upsample_rule(
+      {"aten::upsample_nearest2d", mode, size.vec(), false, {h, w}}, x);
+}
+
+template <Mode mode>
+Tensor nearest3d_rule(
+    const Tensor& x,
+    IntArrayRef size,
+    Scale d,
+    Scale h,
+    Scale w) {
+  return upsample_rule(
+      {"aten::upsample_nearest3d", mode, size.vec(), false, {d, h, w}}, x);
+}
+
+Tensor linear1d_rule(
+    const Tensor& x,
+    IntArrayRef size,
+    bool align_corners,
+    Scale w) {
+  return upsample_rule(
+      {"aten::upsample_linear1d", Mode::Linear, size.vec(), align_corners, {w}},
+      x);
+}
+
+template <Mode mode>
+Tensor smooth2d_rule(
+    const Tensor& x,
+    IntArrayRef size,
+    bool align_corners,
+    Scale h,
+    Scale w) {
+  const char* op = mode == Mode::Cubic ? "aten::upsample_bicubic2d"
+                                       : "aten::upsample_bilinear2d";
+  return upsample_rule({op, mode, size.vec(), align_corners, {h, w}}, x);
+}
+
+Tensor trilinear3d_rule(
+    const Tensor& x,
+    IntArrayRef size,
+    bool align_corners,
+    Scale d,
+    Scale h,
+    Scale w) {
+  return upsample_rule(
+      {"aten::upsample_trilinear3d",
+       Mode::Linear,
+       size.vec(),
+       align_corners,
+       {d, h, w}},
+      x);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("upsample_nearest1d", nearest1d_rule<Mode::Nearest>);
+  m.impl("upsample_nearest2d", nearest2d_rule<Mode::Nearest>);
+  m.impl("upsample_nearest3d", nearest3d_rule<Mode::Nearest>);
+  m.impl("_upsample_nearest_exact1d", nearest1d_rule<Mode::NearestExact>);
+  m.impl("_upsample_nearest_exact2d", nearest2d_rule<Mode::NearestExact>);
+  m.impl("_upsample_nearest_exact3d", nearest3d_rule<Mode::NearestExact>);
+  m.impl("upsample_linear1d", linear1d_rule);
+  m.impl("upsample_bilinear2d", smooth2d_rule<Mode::Linear>);
+  m.impl("upsample_trilinear3d", trilinear3d_rule);
+  m.impl("upsample_bicubic2d", smooth2d_rule<Mode::Cubic>);
+}
+
+} // namespace shardtensor
