@@ -1,0 +1,85 @@
+"""Padding with constants and with rows of the input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Shard
+
+
+def leaf(*sizes):
+    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+
+PADS = [(1, 2), (0, 3), (4, 0), (-1, 2), (2, -3), (-2, -2), (0, 0)]
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_one_dim_sweeps_cuts(mesh, mode):
+    for pad in PADS:
+        for sizes in partitions(7, mesh.size()):
+            check_op(
+                F.pad,
+                sharded(leaf(2, 2, 7), [Shard(2)], {2: sizes}),
+                *(pad, mode, 3.5 if mode == "constant" else None),
+                mesh=mesh,
+                second_order=pad == (1, 2),
+            )
+
+
+@ranks(2, 4, "2x2")
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_every_dim_can_be_sharded(mesh, mode, dims):
+    layouts = {
+        1: [[Shard(d)] for d in range(dims + 2)],
+        2: [[Shard(2), Shard(3)], [Shard(3), Shard(2)], [Shard(0), Shard(2)]],
+    }[mesh.ndim]
+    pad = [1, 2, 3, 0, 2, 1][: 2 * dims]
+    for placements in layouts:
+        check_op(
+            lambda x: F.pad(x, pad, mode),
+            sharded(leaf(2, 2, *[5, 6, 4][:dims]), placements),
+            mesh=mesh,
+        )
+
+
+@ranks(2)
+def test_constants_in_any_dim_and_dtype(mesh):
+    for placements in [[Shard(0)], [Shard(1)]]:
+        check_op(
+            lambda x: F.pad(x, [1, 2, 3, 4], value=7),
+            sharded(torch.arange(12).view(3, 4), placements),
+            mesh=mesh,
+        )
+        check_op(
+            lambda x: F.pad(x, [0, 0, -3, 0]),
+            sharded(torch.arange(12).view(3, 4), placements),
+            mesh=mesh,
+        )
+
+
+@ranks(2)
+def test_constants_need_no_messages(mesh):
+    import shardtensor
+
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    shardtensor.reset_comm_stats()
+    F.pad(x, [3, 3])
+    assert shardtensor.comm_stats().messages == 0
+
+
+@ranks(2)
+def test_wrong_arguments_raise_clear_errors(mesh):
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    with pytest.raises(RuntimeError, match="Padding size should be less"):
+        F.pad(x, [8, 0], "reflect")
+    with pytest.raises(RuntimeError, match="wrapping around more than once"):
+        F.pad(x, [9, 0], "circular")
+    with pytest.raises(RuntimeError, match="removes more than the 8 rows"):
+        F.pad(x, [-5, -5])
+    with pytest.raises(RuntimeError, match="a pair of numbers for at most 3"):
+        torch.constant_pad_nd(x, [1] * 8)
+    with pytest.raises(RuntimeError, match="a pair of numbers for at most 3"):
+        torch.constant_pad_nd(x, [1])
