@@ -24,6 +24,7 @@ from shardtensor.create import (
     scatter_tensor,
     zeros,
 )
+from shardtensor.halo import halo_exchange, halo_trim
 from shardtensor.modes import (
     CommStats,
     check_mode,
@@ -66,6 +67,8 @@ __all__ = [
     "get_fallback_mode",
     "get_gradient_policy",
     "gradient_policy",
+    "halo_exchange",
+    "halo_trim",
     "init_device_mesh",
     "make_spec",
     "ones",

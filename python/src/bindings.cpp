@@ -15,4 +15,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   shardtensor::python::bind_modes(module);
   shardtensor::python::bind_dispatch(module);
   shardtensor::python::bind_comm(module);
+  shardtensor::python::bind_halo(module);
 }
