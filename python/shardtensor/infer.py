@@ -4,10 +4,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.mesh import core_mesh, whole_group
+from shardtensor import _C
+from shardtensor.mesh import core_mesh
 from shardtensor.placements import Placements, to_core
 from shardtensor.spec import ShardTensorSpec, make_spec
 
@@ -123,11 +123,10 @@ def _gather(local, mesh, placements):
     layout = f"{[to_core(p) for p in placements]} {local.dtype} {local.device.type}"
     mine = [local.dim(), zlib.crc32(layout.encode()), *local.shape]
     mine += [0] * (MAX_DIMS + 2 - len(mine))
-    group = whole_group(mesh)
-    sent = torch.tensor(mine, device=local.device)
-    told = sent.new_empty(dist.get_world_size(group) * len(mine))
-    dist.all_gather_into_tensor(told, sent, group=group)
-    return told.view(-1, len(mine)).tolist()
+    core = core_mesh(mesh)
+    table = torch.zeros(mesh.size(), len(mine), dtype=torch.int64)
+    table[core.position] = torch.tensor(mine)
+    return _C.all_reduce(table.to(local.device), "sum", core.group).tolist()
 
 
 def _agreeing_shapes(told, local):

@@ -1,7 +1,7 @@
 """The tensor that users hold."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,7 +10,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from shardtensor import _C, handlers
 from shardtensor.infer import infer_spec
-from shardtensor.mesh import core_mesh, default_mesh, find_mesh
+from shardtensor.mesh import core_mesh, default_mesh
 from shardtensor.placements import Placements, check_placements, to_core
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
 
@@ -66,19 +66,19 @@ class ShardTensor(torch.Tensor):
             sharding_shapes,
             global_shape,
         )
-        return _from_local(local_tensor, spec._core)
+        return _C.from_local(local_tensor, spec._core)
 
     @staticmethod
     def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> "ShardTensor":
         """The same with a known layout. No communication."""
-        return _from_local(local_tensor, spec._core)
+        return _C.from_local(local_tensor, spec._core)
 
     @staticmethod
     def from_dtensor(dtensor: DTensor) -> "ShardTensor":
         """The same pieces, differentiable. No communication."""
         local = dtensor.to_local()
         spec = make_spec(dtensor.device_mesh, dtensor.shape, dtensor.placements)
-        return _from_local(local, spec._core)
+        return _C.from_local(local, spec._core)
 
     # ---- leaving ------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class ShardTensor(torch.Tensor):
         """As a DTensor, differentiable. A DTensor is always cut as torch.chunk
         does: another split is redistributed first."""
         even = make_spec(self.device_mesh, self.shape, self.placements)
-        local = _to_local(_redistribute(self, even._core))
+        local = _C.to_local(_C.redistribute(self, even._core))
         return DTensor.from_local(
             local,
             self.device_mesh,
@@ -103,14 +103,14 @@ class ShardTensor(torch.Tensor):
         ranks' gradients of it are read as `grad_placements`: by default the
         tensor's own placements with Partial made Replicate; say Partial()
         where ranks use a replicated tensor for different work."""
-        return _to_local(self, self._grad_spec(grad_placements))
+        return _C.to_local(self, self._grad_spec(grad_placements))
 
     def full_tensor(
         self, grad_placements: Sequence[Placement] | None = None
     ) -> torch.Tensor:
         """The whole tensor, plain, on every rank; differentiable, its gradient
         the same on every rank (else see grad_placements in to_local)."""
-        return _full_tensor(self, self._grad_spec(grad_placements))
+        return _C.full_tensor(self, self._grad_spec(grad_placements))
 
     def redistribute(
         self,
@@ -134,7 +134,7 @@ class ShardTensor(torch.Tensor):
             raise ValueError("redistribute: expected placements, sizes or both")
         if placements is None:
             placements = self.placements
-        return _redistribute(self, self._layout(placements, sizes))
+        return _C.redistribute(self, self._layout(placements, sizes))
 
     # ---- layout -------------------------------------------------------------
 
@@ -196,6 +196,24 @@ class ShardTensor(torch.Tensor):
             gradient = _C.promote(gradient.expand(self.shape), core.mesh)
             gradient = _C.redistribute(gradient, core.without_partial())
         super().backward(gradient, *args, **kwargs)
+
+    # ---- torch.compile ------------------------------------------------------
+    # Only instances made around fake tensors carry the Python dispatch key, so
+    # eager calls never come here.
+
+    def __tensor_flatten__(self):
+        return ["_local_tensor"], ShardTensorSpec(_C.spec(self))
+
+    @staticmethod
+    def __tensor_unflatten__(inner, spec, outer_size, outer_stride):
+        return _C.from_local(inner["_local_tensor"].detach(), spec._core)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        schema = func._schema
+        return _C.run_operator(
+            schema.name, schema.overload_name, *args, **(kwargs or {})
+        )
 
     # ---- handlers and modes -------------------------------------------------
 
@@ -276,21 +294,10 @@ class ShardTensor(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol):
-        """The local tensor and the layout in plain words: each rank saves its
-        piece and loads it on the same rank of an equal mesh."""
-        mesh, core = self.device_mesh, self._core
-        state = (
-            _C.local(self).detach(),
-            mesh.device_type,
-            mesh.mesh.tolist(),
-            mesh.mesh_dim_names,
-            list(core.sizes),
-            [(p.kind, p.dim, p.reduce) for p in core.placements],
-            [(p.sizes, p.repeat) if p else None for p in core.partitions],
-            self.requires_grad,
-            dict(self.__dict__),
-        )
-        return _rebuild, state
+        """The local tensor and the layout: each rank saves its piece and loads
+        it on the same rank of an equal mesh."""
+        local, spec = _C.local(self).detach(), ShardTensorSpec(self._core)
+        return _rebuild, (local, spec, self.requires_grad, dict(self.__dict__))
 
     # ---- what one rank cannot answer ----------------------------------------
 
@@ -344,42 +351,14 @@ def _refuse(tensor: ShardTensor, what: str):
     )
 
 
-# The doors to the core. torch.compile stops at them and goes on behind.
-_from_local: Callable = torch.compiler.disable(_C.from_local)
-_to_local: Callable = torch.compiler.disable(_C.to_local)
-_full_tensor: Callable = torch.compiler.disable(_C.full_tensor)
-_redistribute: Callable = torch.compiler.disable(_C.redistribute)
-
-
-def _rebuild(
-    local,
-    device_type,
-    ranks,
-    names,
-    sizes,
-    placements,
-    cuts,
-    requires_grad,
-    attributes,
-):
+def _rebuild(local, spec, requires_grad, attributes):
     """Loads what __reduce_ex__ saved."""
-    kinds = {
-        "shard": lambda dim, _: _C.Placement.shard(dim),
-        "replicate": lambda *_: _C.Placement.replicate(),
-        "partial": lambda _, reduce: _C.Placement.partial(reduce),
-    }
-    core = _C.make_spec(
-        core_mesh(find_mesh(device_type, ranks, names)),
-        sizes,
-        [kinds[kind](dim, reduce) for kind, dim, reduce in placements],
-        [_C.Partition(*cut) if cut else None for cut in cuts],
-    )
-    tensor = _C.from_local(local, core).requires_grad_(requires_grad)
+    tensor = _C.from_local(local, spec._core).requires_grad_(requires_grad)
     for name, value in attributes.items():
         setattr(tensor, name, value)
     return tensor
 
 
-torch.serialization.add_safe_globals([_rebuild, ShardTensor])
+torch.serialization.add_safe_globals([_rebuild])
 _C.set_tensor_class(ShardTensor)
 handlers.tensor_class = ShardTensor

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from shardtensor import _C
-from shardtensor.mesh import core_mesh, device_mesh
+from shardtensor.mesh import core_mesh, device_mesh, find_mesh
 from shardtensor.placements import Placements, check_placements, from_core, to_core
 
 # Piece sizes: {tensor dim: [5, 3, 2]}, or just [5, 3, 2] where one dim is cut.
@@ -137,8 +137,39 @@ class ShardTensorSpec:
     def __repr__(self):
         return repr(self._core).replace("ShardSpec", "ShardTensorSpec", 1)
 
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
     def __reduce__(self):
-        raise TypeError("a ShardTensorSpec belongs to a running job: pickle the tensor")
+        """In plain words, for the same place in an equal mesh."""
+        mesh, core = self.mesh, self._core
+        return _rebuild_spec, (
+            mesh.device_type,
+            mesh.mesh.tolist(),
+            mesh.mesh_dim_names,
+            list(core.sizes),
+            [(p.kind, p.dim, p.reduce) for p in core.placements],
+            [(p.sizes, p.repeat) if p else None for p in core.partitions],
+        )
+
+
+def _rebuild_spec(device_type, ranks, names, sizes, placements, cuts):
+    make = {
+        "shard": lambda dim, _: _C.Placement.shard(dim),
+        "replicate": lambda *_: _C.Placement.replicate(),
+        "partial": lambda _, reduce: _C.Placement.partial(reduce),
+    }
+    return ShardTensorSpec(
+        _C.make_spec(
+            core_mesh(find_mesh(device_type, ranks, names)),
+            sizes,
+            [make[kind](dim, reduce) for kind, dim, reduce in placements],
+            [_C.Partition(*cut) if cut else None for cut in cuts],
+        )
+    )
 
 
 def make_spec(
@@ -181,3 +212,6 @@ def partitions(
             raise ValueError(f"sizes: dim {dim} is not sharded by {placements}")
         result[dim % ndim] = _C.Partition(list(pieces))
     return result
+
+
+torch.serialization.add_safe_globals([_rebuild_spec])
