@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from shardtensor import distributed
+from shardtensor._C import is_shard_tensor
 from shardtensor.create import (
     distribute_tensor,
     empty,
@@ -70,6 +71,7 @@ __all__ = [
     "halo_exchange",
     "halo_trim",
     "init_device_mesh",
+    "is_shard_tensor",
     "make_spec",
     "ones",
     "rand",
