@@ -4,13 +4,14 @@ looks at them and whenever."""
 import copy
 
 import pytest
-import shardtensor as st
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from ranks import ranks, shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
+
+import shardtensor as st
 
 
 def network(width=6, layers=3):

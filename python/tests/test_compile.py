@@ -1,0 +1,122 @@
+"""torch.compile gives the eager numbers, communication inside the graph."""
+
+import pytest
+import torch
+from ranks import assert_close, check_op, ranks, shard, sharded, uneven
+from torch.distributed.tensor import Replicate, Shard
+
+from shardtensor import ShardTensor
+
+
+@pytest.fixture(autouse=True)
+def one_compiler_process(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+class Compiled(torch.nn.Module):
+    def __init__(self, module, **options):
+        super().__init__()
+        torch._dynamo.reset()
+        self.module = module
+        self.options = options
+
+    def forward(self, *inputs):
+        # The oracle's plain run is not what is tested: leave it eager.
+        if not any(isinstance(x, ShardTensor) for x in inputs):
+            return self.module(*inputs)
+        return torch.compile(self.module, **self.options)(*inputs)
+
+
+def perceptron():
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)
+    )
+
+
+@ranks(2)
+def test_a_perceptron_on_rows_compiles_whole(mesh):
+    check_op(
+        Compiled(perceptron(), backend="aot_eager", fullgraph=True),
+        sharded(
+            torch.randn(7, 4, requires_grad=True),
+            [Shard(0)],
+            {0: uneven(7, mesh.size())},
+        ),
+        mesh=mesh,
+    )
+
+
+@ranks(2)
+def test_communication_is_part_of_the_graph(mesh):
+    targets = []
+
+    def spy(graph, inputs):
+        targets.extend(str(n.target) for n in graph.graph.nodes)
+        return graph
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=lambda graph, inputs: make_boxed_func(spy(graph, inputs).forward)
+    )
+    torch._dynamo.reset()
+    x = torch.randn(7, 4)
+    s = shard(x, mesh, [Shard(0)], {0: [4, 3]})
+    fn = torch.compile(lambda t: t.mean(0), backend=backend, fullgraph=True)
+    assert_close(fn(s).redistribute(placements=[Replicate()]), x.mean(0))
+    assert_close(fn(s) * 2, 2 * x.mean(0))
+
+    def gathered(t):
+        return t.softmax(0) * 2
+
+    fn = torch.compile(gathered, backend=backend, fullgraph=True)
+    assert_close(fn(s), gathered(x))
+    assert any(t.startswith("shardtensor.") for t in targets), targets
+
+
+@ranks(2)
+def test_inductor(mesh):
+    x = torch.randn(7, 4)
+    fn = torch.compile(lambda t: (t * 2).relu().sum(0), backend="inductor")
+    assert_close(fn(shard(x, mesh, [Shard(0)], {0: [5, 2]})), (x * 2).relu().sum(0))
+
+
+@ranks(2)
+def test_crossing_the_border_breaks_the_graph_cleanly(mesh):
+    def mixed(x):
+        y = (x * 2).redistribute(placements=[Shard(1)])
+        return (y.to_local() + 1).sum() * 0 + (y + 1).square().sum()
+
+    x = torch.randn(6, 4)
+    s = shard(x, mesh, [Shard(0)])
+    torch._dynamo.reset()
+    compiled = torch.compile(mixed, backend="aot_eager")
+    assert_close(compiled(s), (x * 2 + 1).square().sum())
+    assert_close(compiled(s * 2), (x * 4 + 1).square().sum())
+
+
+@ranks(2)
+def test_another_layout_is_another_graph(mesh):
+    torch._dynamo.reset()
+    fn = torch.compile(lambda t: (t * 2).sum(0), backend="aot_eager", fullgraph=True)
+    x = torch.randn(6, 4)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        assert_close(fn(shard(x, mesh, [placement])), (x * 2).sum(0))
+    y = torch.randn(8, 4)
+    assert_close(fn(shard(y, mesh, [Shard(0)])), (y * 2).sum(0))
+
+
+@ranks(1)
+def test_handlers_registered_later_reach_compiled_code(mesh):
+    x = shard(torch.ones(4), mesh, [Shard(0)])
+    fn = torch.compile(lambda t: torch.exp(t), backend="aot_eager")
+    assert_close(fn(x), torch.ones(4).exp())
+    ShardTensor.register_function_handler(
+        torch.exp, lambda func, types, args, kwargs: args[0] * 3
+    )
+    try:
+        assert_close(fn(x), torch.full((4,), 3.0))
+    finally:
+        ShardTensor.unregister_function_handler(torch.exp)
+    assert_close(fn(x), torch.ones(4).exp())
