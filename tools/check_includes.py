@@ -11,7 +11,8 @@ LAYERS = [
     {"layout"},
     {"comm"},
     {"tensor"},
-    {"halo", "rules", "ring"},
+    {"halo", "ring"},
+    {"rules"},
 ]
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
