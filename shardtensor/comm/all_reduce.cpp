@@ -1,5 +1,8 @@
+#include <limits>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_make_dual.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -39,14 +42,52 @@ void check_dtype(const at::Tensor& x, Reduce reduce) {
       ", expected a floating-point or complex tensor");
 }
 
+// Note [NaN in max and min]
+// Backends compare with <, so that a NaN gets lost or not, depending on the
+// order of the ranks, and differently on each of them. Extrema of
+// floating-point numbers therefore travel as integers in the same order, NaN
+// as the largest one (max) or the smallest one (min).
+bool travels_as_keys(const at::Tensor& x, Reduce reduce) {
+  return x.is_floating_point() &&
+      (reduce == Reduce::Max || reduce == Reduce::Min);
+}
+
+/// Flips the magnitude bits of negative numbers; its own inverse.
+at::Tensor flip_negative(const at::Tensor& bits) {
+  const bool wide = bits.scalar_type() == at::kLong;
+  const int64_t magnitude = wide ? std::numeric_limits<int64_t>::max()
+                                 : std::numeric_limits<int32_t>::max();
+  const at::Tensor sign = bits.bitwise_right_shift(wide ? 63 : 31);
+  return bits.bitwise_xor(sign.bitwise_and(magnitude));
+}
+
+at::Tensor to_keys(const at::Tensor& x, Reduce reduce) {
+  const bool wide = x.scalar_type() == at::kDouble;
+  const at::Tensor values = (wide ? x : x.to(at::kFloat)).contiguous();
+  const at::Tensor keys =
+      flip_negative(values.view(wide ? at::kLong : at::kInt));
+  const int64_t largest = wide ? std::numeric_limits<int64_t>::max()
+                               : std::numeric_limits<int32_t>::max();
+  return keys.masked_fill(
+      values.isnan(), reduce == Reduce::Max ? largest : -largest - 1);
+}
+
+at::Tensor from_keys(const at::Tensor& keys, at::ScalarType dtype) {
+  const bool wide = keys.scalar_type() == at::kLong;
+  return flip_negative(keys).view(wide ? at::kDouble : at::kFloat).to(dtype);
+}
+
 /// What travels for x, as a fresh contiguous tensor of a dtype that every
 /// backend can reduce.
-at::Tensor to_wire(const at::Tensor& x) {
+at::Tensor to_wire(const at::Tensor& x, Reduce reduce) {
+  if (travels_as_keys(x, reduce)) {
+    return to_keys(x, reduce);
+  }
   if (x.is_complex()) {
     return at::view_as_real(x.clone(at::MemoryFormat::Contiguous));
   }
   if (x.scalar_type() == at::kBool) {
-    return x.to(at::kByte, /*non_blocking=*/false, /*copy=*/true).contiguous();
+    return x.to(at::kByte).contiguous();
   }
   if (x.scalar_type() == at::kShort) {
     return x.to(at::kInt).contiguous();
@@ -66,7 +107,13 @@ Reduce wire_reduce(const at::Tensor& x, Reduce reduce) {
   return reduce;
 }
 
-at::Tensor from_wire(const at::Tensor& wire, const at::Tensor& x) {
+at::Tensor from_wire(
+    const at::Tensor& wire,
+    const at::Tensor& x,
+    Reduce reduce) {
+  if (travels_as_keys(x, reduce)) {
+    return from_keys(wire, x.scalar_type());
+  }
   return x.is_complex() ? at::view_as_complex(wire) : wire.to(x.scalar_type());
 }
 
@@ -95,11 +142,11 @@ at::Tensor all_reduce_kernel(
   if (group.ranks() == 1 || x.numel() == 0) {
     return x.clone(at::MemoryFormat::Contiguous);
   }
-  at::Tensor wire = to_wire(x);
+  at::Tensor wire = to_wire(x, reduce);
   group.all_reduce(
       wire, wire_reduce(x, reduce), [&] { return describe(x, reduce_name); });
   count_all_reduce(static_cast<int64_t>(x.nbytes()));
-  at::Tensor result = from_wire(wire, x);
+  at::Tensor result = from_wire(wire, x, reduce);
   return reduce == Reduce::Avg ? result.div_(group.ranks()) : result;
 }
 
@@ -119,8 +166,12 @@ const auto& all_reduce_operator() {
   return op;
 }
 
-bool is_linear(Reduce reduce) {
-  return reduce == Reduce::Sum || reduce == Reduce::Avg;
+void check_linear(const std::string& reduce) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      reduce == "sum" || reduce == "avg",
+      "shardtensor::all_reduce: ",
+      reduce,
+      " has no derivative, only sum and avg have");
 }
 
 struct AllReduce : torch::autograd::Function<AllReduce> {
@@ -146,11 +197,7 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
       return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     }
     const auto& reduce = ctx->saved_data["reduce"].toStringRef();
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        is_linear(parse_reduce(reduce)),
-        "shardtensor::all_reduce: ",
-        reduce,
-        " has no derivative, only sum and avg have");
+    check_linear(reduce);
     const CommScope scope(backward_of(ctx->saved_data["scope"].toStringRef()));
     const auto& group = ctx->saved_data["group"].toStringRef();
     return {
@@ -166,7 +213,15 @@ at::Tensor all_reduce_autograd(
     const at::Tensor& x,
     std::string reduce,
     std::string group) {
-  return AllReduce::apply(x, keys, reduce, group);
+  const at::Tensor tangent = x._fw_grad(/*level=*/0);
+  if (!tangent.defined()) {
+    return AllReduce::apply(x, keys, reduce, group);
+  }
+  check_linear(reduce);
+  return at::_make_dual(
+      AllReduce::apply(x._fw_primal(0), keys, reduce, group),
+      all_reduce_operator().call(tangent, reduce, group),
+      /*level=*/0);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {

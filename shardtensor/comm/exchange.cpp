@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_make_dual.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -26,7 +27,7 @@ using torch::autograd::variable_list;
 // to them into one flat buffer, one all-to-all, unpack what they sent. Small
 // exchanges take one round. Large ones take several, each with a few peers, so
 // that no buffer holds more than a part of the tensor.
-constexpr int64_t kBytesPerRound = 16 << 20;
+constexpr int64_t kBytesPerRound = 4 << 20;
 constexpr int64_t kMostRounds = 8;
 
 // ---- the target -------------------------------------------------------------
@@ -162,14 +163,6 @@ std::vector<Round> rounds_of(
   return rounds;
 }
 
-void count_messages(const Messages& sends, int64_t element_size) {
-  const auto silent =
-      std::count(sends.splits.begin(), sends.splits.end(), int64_t{0});
-  count_exchange(
-      static_cast<int64_t>(sends.splits.size()) - silent,
-      sends.numel * element_size);
-}
-
 std::string describe(
     const at::Tensor& x,
     const Messages& sends,
@@ -186,7 +179,7 @@ std::string describe(
       ')');
 }
 
-/// Every rank's number of elements, all rounds together.
+/// The elements that go to or come from each other rank, all rounds together.
 Splits totals(const MessageSide& side, int64_t rank, int64_t ranks) {
   Splits result(ranks, 0);
   for (const auto& piece : side.pieces) {
@@ -195,6 +188,16 @@ Splits totals(const MessageSide& side, int64_t rank, int64_t ranks) {
     }
   }
   return result;
+}
+
+void count_sends(const Splits& sends, int64_t element_size) {
+  int64_t messages = 0;
+  int64_t elements = 0;
+  for (const auto split : sends) {
+    messages += split > 0 ? 1 : 0;
+    elements += split;
+  }
+  count_exchange(messages, elements * element_size);
 }
 
 void check_exchange(
@@ -285,7 +288,6 @@ void exchange_messages(
           }
         });
     first = false;
-    count_messages(sends, x.element_size());
     if (late) {
       received.push_back(std::move(r));
     } else if (!direct) {
@@ -295,6 +297,7 @@ void exchange_messages(
   if (late) {
     write_in_rank_order(target, x, code, received);
   }
+  count_sends(totals(code.source, code.rank, group.ranks()), x.element_size());
 }
 
 // ---- kernels ----------------------------------------------------------------
@@ -395,7 +398,14 @@ at::Tensor exchange_autograd(
     const at::Tensor& x,
     c10::IntArrayRef code,
     std::string group) {
-  return Exchange::apply(x, keys, code, group);
+  const at::Tensor tangent = x._fw_grad(/*level=*/0);
+  if (!tangent.defined()) {
+    return Exchange::apply(x, keys, code, group);
+  }
+  return at::_make_dual(
+      Exchange::apply(x._fw_primal(0), keys, code, group),
+      exchange_operator().call(tangent, code, group),
+      /*level=*/0);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {

@@ -11,4 +11,12 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "all_reduce(Tensor x, str reduce, str group) -> Tensor",
       {at::Tag::pt2_compliant_tag});
+
+  // Uneven collectives, in terms of exchange: see comm/collectives_v.h.
+  m.def("all_gather_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
+  m.def(
+      "reduce_scatter_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
+  m.def(
+      "all_to_all_v(Tensor x, int dim, int[] in_splits, int[] out_splits, "
+      "str group) -> Tensor");
 }

@@ -21,4 +21,7 @@ void run_on_mesh(
     const std::vector<int64_t>& shape,
     const std::function<void(const MeshPtr& mesh)>& body);
 
+/// How many collectives the ranks have run so far, all ranks together.
+int64_t collectives_run();
+
 } // namespace shardtensor::testing

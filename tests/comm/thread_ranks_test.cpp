@@ -28,6 +28,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
+std::atomic<int64_t> collectives{0};
+
 // ---- where the ranks of one group meet --------------------------------------
 
 /// Each rank shows a value to the others and sees theirs.
@@ -40,14 +42,23 @@ class MeetingPoint {
   /// used it.
   template <typename T, typename Use>
   void meet(int64_t rank, const T& value, Use use) {
+    ++collectives;
     shown_[rank] = &value;
     wait_for_all();
     std::vector<const T*> all;
     for (const void* shown : shown_) {
       all.push_back(static_cast<const T*>(shown));
     }
-    use(all);
-    wait_for_all();
+    std::exception_ptr error;
+    try {
+      use(all);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    wait_for_all(); // others may still read this rank's value
+    if (error) {
+      std::rethrow_exception(error);
+    }
   }
 
  private:
@@ -256,6 +267,10 @@ void run_on_mesh(
   if (first) {
     std::rethrow_exception(first);
   }
+}
+
+int64_t collectives_run() {
+  return collectives;
 }
 
 // ---- tests ------------------------------------------------------------------

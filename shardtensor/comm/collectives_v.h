@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+namespace shardtensor {
+
+// Collectives whose pieces differ in size and may be empty, for programs that
+// work on local tensors. Each is an exchange, hence differentiable to any
+// order. Thread safety / ordering: as in collectives.h.
+
+/// Every rank's x, side by side along dim, on every rank. sizes[r] is the
+/// extent of rank r's x in that dim. The adjoint is reduce_scatter_v.
+///
+/// Example: ranks 0 and 1 hold {1, 2} and {3}: with sizes {2, 1} both get
+/// {1, 2, 3}.
+at::Tensor all_gather_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    const std::string& group);
+
+/// The sum of every rank's x (same sizes on all), of which rank r gets sizes[r]
+/// rows along dim, in rank order. The adjoint is all_gather_v.
+///
+/// Example: ranks 0 and 1 hold {1, 2, 3} and {4, 5, 6}: with sizes {2, 1} they
+/// get {5, 7} and {9}.
+at::Tensor reduce_scatter_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    const std::string& group);
+
+/// Sends in_splits[r] rows of x along dim to each rank r, in rank order, and
+/// puts side by side the out_splits[r] rows that each rank r sends here. The
+/// adjoint swaps the splits.
+///
+/// Example: rank 0 holds {1, 2, 3} with in_splits {1, 2}, rank 1 holds {4} with
+/// {1, 0}. They get {1, 4} (out_splits {1, 1}) and {2, 3} ({2, 0}).
+at::Tensor all_to_all_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef in_splits,
+    c10::IntArrayRef out_splits,
+    const std::string& group);
+
+} // namespace shardtensor

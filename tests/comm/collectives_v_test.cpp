@@ -1,0 +1,158 @@
+#include <numeric>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "thread_ranks.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::run_on_mesh;
+
+using Sizes = std::vector<int64_t>;
+
+int64_t sum(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
+
+int64_t sum_before(const Sizes& sizes, int64_t rank) {
+  return std::accumulate(sizes.begin(), sizes.begin() + rank, int64_t{0});
+}
+
+/// Even, uneven, with empty ranks, one rank.
+std::vector<Sizes> all_sizes() {
+  return {{4}, {2, 2}, {3, 1}, {0, 4}, {1, 0, 3}, {0, 0, 5}, {2, 0, 0, 1}};
+}
+
+at::Tensor whole(int64_t rows) {
+  return at::arange(rows * 6, at::kDouble).view({2, rows, 3});
+}
+
+at::Tensor gradient(
+    const at::Tensor& y,
+    const at::Tensor& x,
+    const at::Tensor& gy) {
+  return torch::autograd::grad({y}, {x}, {gy})[0];
+}
+
+TEST(AllGatherV, PutsUnevenShardsSideBySide) {
+  for (const auto& sizes : all_sizes()) {
+    run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      const auto all = whole(sum(sizes));
+      const auto x = all.narrow(1, sum_before(sizes, rank), sizes[rank]);
+      for (const int64_t dim : {1, -2}) {
+        EXPECT_TRUE(at::equal(all_gather_v(x, dim, sizes, mesh->group()), all));
+      }
+    });
+  }
+}
+
+TEST(AllGatherV, ItsGradientIsReduceScatterV) {
+  for (const auto& sizes : all_sizes()) {
+    run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
+      const auto& group = mesh->group();
+      const auto x = at::randn({2, sizes[mesh->position()], 3}, at::kDouble)
+                         .set_requires_grad(true);
+      const auto gy = at::randn({2, sum(sizes), 3}, at::kDouble);
+      EXPECT_TRUE(
+          at::equal(
+              gradient(all_gather_v(x, 1, sizes, group), x, gy),
+              reduce_scatter_v(gy, 1, sizes, group)));
+    });
+  }
+}
+
+TEST(ReduceScatterV, GivesEachRankItsRowsOfTheSum) {
+  for (const auto& sizes : all_sizes()) {
+    run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      const auto factor = at::full({}, rank + 1, at::kDouble);
+      const int64_t ranks = sizes.size();
+      const auto total = at::full({}, ranks * (ranks + 1) / 2, at::kDouble);
+      const auto all = whole(sum(sizes));
+      EXPECT_TRUE(
+          at::equal(
+              reduce_scatter_v(all * factor, 1, sizes, mesh->group()),
+              (all * total).narrow(1, sum_before(sizes, rank), sizes[rank])));
+    });
+  }
+}
+
+TEST(ReduceScatterV, ItsGradientIsAllGatherV) {
+  for (const auto& sizes : all_sizes()) {
+    run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
+      const auto& group = mesh->group();
+      const auto x = whole(sum(sizes)).set_requires_grad(true);
+      const auto gy = at::randn({2, sizes[mesh->position()], 3}, at::kDouble);
+      EXPECT_TRUE(
+          at::equal(
+              gradient(reduce_scatter_v(x, 1, sizes, group), x, gy),
+              all_gather_v(gy, 1, sizes, group)));
+    });
+  }
+}
+
+/// rows[i][j]: what rank i sends to rank j. Row k of rank i has the value
+/// 100 * i + k.
+at::Tensor sent_to(const std::vector<Sizes>& rows, int64_t rank) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t begin = 100 * int64_t(i) + sum_before(rows[i], rank);
+    parts.push_back(at::arange(begin, begin + rows[i][rank], at::kDouble));
+  }
+  return at::cat(parts);
+}
+
+TEST(AllToAllV, MovesAnyNumberOfRowsBetweenAnyTwoRanks) {
+  const std::vector<std::vector<Sizes>> tables{
+      {{3}},
+      {{1, 2}, {1, 0}},
+      {{0, 0, 4}, {1, 1, 1}, {0, 2, 0}},
+      {{0, 0, 0}, {0, 0, 0}, {5, 0, 0}}};
+  for (const auto& rows : tables) {
+    run_on_mesh({int64_t(rows.size())}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      Sizes arrive;
+      for (const auto& of_rank : rows) {
+        arrive.push_back(of_rank[rank]);
+      }
+      const auto x =
+          at::arange(100 * rank, 100 * rank + sum(rows[rank]), at::kDouble)
+              .set_requires_grad(true);
+      const auto y = all_to_all_v(x, 0, rows[rank], arrive, mesh->group());
+      EXPECT_TRUE(at::equal(y, sent_to(rows, rank)));
+      // A permutation's adjoint is its inverse.
+      EXPECT_TRUE(at::equal(gradient(y, x, y.detach()), x));
+    });
+  }
+}
+
+TEST(CollectivesV, RefuseSizesThatDoNotFit) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const auto& group = mesh->group();
+    const auto x = at::ones({2, 3});
+    EXPECT_THROW(all_gather_v(x, 0, {2, 2, 2}, group), c10::ValueError);
+    EXPECT_THROW(all_gather_v(x, 0, {1, 1}, group), c10::ValueError);
+    EXPECT_THROW(all_gather_v(x, 2, {2, 2}, group), c10::IndexError);
+    EXPECT_THROW(reduce_scatter_v(x, 0, {2, 2}, group), c10::ValueError);
+    EXPECT_THROW(reduce_scatter_v(x, 0, {3, -1}, group), c10::ValueError);
+    EXPECT_THROW(all_to_all_v(x, 0, {1, 2}, {1, 2}, group), c10::ValueError);
+    const Sizes mine = mesh->position() == 0 ? Sizes{2, 0} : Sizes{0, 2};
+    const Sizes less = mesh->position() == 0 ? Sizes{1, 0} : Sizes{0, 1};
+    EXPECT_THROW(all_to_all_v(x, 0, mine, less, group), c10::ValueError);
+  });
+}
+
+} // namespace
+} // namespace shardtensor

@@ -1,0 +1,451 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/exchange_code.h"
+#include "thread_ranks.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::collectives_run;
+using testing::run_on_mesh;
+
+// ---- the oracle: the whole tensor, cut by hand ------------------------------
+
+/// What `position` of `spec` holds of a whole tensor.
+at::Tensor piece(const at::Tensor& whole, const ShardSpec& spec, int64_t p) {
+  at::Tensor result = whole;
+  const Box box = spec.box(p);
+  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+    result = result.narrow(dim, box[dim].begin, box[dim].extent());
+  }
+  return result.contiguous();
+}
+
+at::Tensor piece(const at::Tensor& whole, const ShardSpec& spec) {
+  return piece(whole, spec, spec.mesh()->position());
+}
+
+at::Tensor index_filled(c10::IntArrayRef sizes, at::ScalarType dtype) {
+  int64_t numel = 1;
+  for (const auto size : sizes) {
+    numel *= size;
+  }
+  return at::arange(1, numel + 1, at::kDouble).view(sizes).to(dtype);
+}
+
+struct Layouts {
+  std::vector<int64_t> mesh;
+  std::vector<int64_t> sizes;
+  std::vector<Placement> from;
+  std::vector<Placement> to;
+  ShardSpec::Partitions from_cut = {};
+  ShardSpec::Partitions to_cut = {};
+};
+
+const auto R = Placement::replicate();
+const std::optional<Partition> none;
+Placement S(int64_t dim) {
+  return Placement::shard(dim);
+}
+
+Partition cut(std::vector<int64_t> sizes) {
+  return Partition(sizes);
+}
+
+/// Even, uneven, empty; gathers, slices, transposes; two mesh axes.
+std::vector<Layouts> layouts() {
+  return {
+      {{1}, {5, 4}, {S(0)}, {R}},
+      {{2}, {5, 4}, {S(0)}, {S(1)}},
+      {{2}, {5, 4}, {S(0)}, {R}},
+      {{2}, {5, 4}, {R}, {S(1)}},
+      {{3}, {7, 4}, {S(0)}, {R}, {cut({7, 0, 0}), none}},
+      {{3},
+       {7, 4},
+       {S(0)},
+       {S(0)},
+       {cut({0, 6, 1}), none},
+       {cut({3, 0, 4}), none}},
+      {{3},
+       {7, 4},
+       {S(0)},
+       {S(1)},
+       {cut({0, 7, 0}), none},
+       {none, cut({0, 0, 4})}},
+      {{4}, {3, 9}, {S(1)}, {S(0)}},
+      {{4}, {0, 9}, {S(1)}, {S(0)}},
+      {{2, 2}, {6, 5}, {S(0), S(1)}, {S(1), S(0)}},
+      {{2, 2}, {6, 5}, {S(0), S(0)}, {R, S(1)}},
+      {{2, 2}, {6, 5}, {S(0), R}, {S(0), S(1)}},
+      {{2, 2}, {6, 5}, {R, S(0)}, {R, R}},
+      {{2, 3}, {6, 5}, {S(0), S(1)}, {R, R}},
+  };
+}
+
+struct Moved {
+  SpecPtr from;
+  SpecPtr to;
+  ExchangePlan plan;
+
+  Moved(const Layouts& l, const MeshPtr& mesh)
+      : from(make_spec(mesh, l.sizes, l.from, l.from_cut)),
+        to(make_spec(mesh, l.sizes, l.to, l.to_cut)),
+        plan(plan_redistribute(from, to, mesh->position())) {}
+};
+
+at::Tensor gradient(
+    const at::Tensor& y,
+    const at::Tensor& x,
+    const at::Tensor& gy,
+    bool create_graph = false) {
+  return torch::autograd::grad({y}, {x}, {gy}, {}, create_graph)[0];
+}
+
+/// The sum of a number over the ranks of a mesh.
+double total(const at::Tensor& local, const Mesh& mesh) {
+  return all_reduce(local.sum(), Reduce::Sum, mesh.group()).item<double>();
+}
+
+// ---- values -----------------------------------------------------------------
+
+TEST(Exchange, MovesEveryElementToItsPlace) {
+  for (const auto& l : layouts()) {
+    run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+      const Moved m(l, mesh);
+      const auto whole = index_filled(l.sizes, at::kFloat);
+      const auto y = exchange(piece(whole, *m.from), m.plan, *mesh);
+      EXPECT_TRUE(at::equal(y, piece(whole, *m.to))) << *m.from << *m.to;
+    });
+  }
+}
+
+TEST(Exchange, MovesEveryDtype) {
+  const Layouts l{{3}, {7, 4}, {S(0)}, {S(1)}, {cut({0, 6, 1}), none}};
+  for (const auto dtype :
+       {at::kBool,
+        at::kByte,
+        at::kShort,
+        at::kLong,
+        at::kHalf,
+        at::kBFloat16,
+        at::kDouble,
+        at::kComplexFloat,
+        at::kComplexDouble,
+        at::kFloat8_e4m3fn}) {
+    run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+      const Moved m(l, mesh);
+      const auto whole = (index_filled(l.sizes, at::kFloat) - 9).to(dtype);
+      const auto y = exchange(piece(whole, *m.from), m.plan, *mesh);
+      EXPECT_EQ(y.scalar_type(), dtype);
+      EXPECT_TRUE(
+          at::equal(
+              y.to(at::kComplexDouble),
+              piece(whole, *m.to).to(at::kComplexDouble)))
+          << dtype;
+    });
+  }
+}
+
+TEST(Exchange, TakesTensorsThatAreNotContiguous) {
+  const Layouts l{{2}, {6, 4}, {S(0)}, {S(1)}};
+  run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+    const Moved m(l, mesh);
+    const auto whole = index_filled(l.sizes, at::kFloat);
+    const auto x = piece(whole, *m.from).t().contiguous().t();
+    EXPECT_TRUE(at::equal(exchange(x, m.plan, *mesh), piece(whole, *m.to)));
+    const auto expanded = at::ones({1, 1}).expand(x.sizes());
+    EXPECT_TRUE(
+        at::equal(
+            exchange(expanded, m.plan, *mesh), at::ones(m.plan.target_sizes)));
+  });
+}
+
+TEST(Exchange, KeepsChannelsLast) {
+  const Layouts l{{2}, {1, 3, 6, 4}, {S(2)}, {S(3)}};
+  run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+    const Moved m(l, mesh);
+    const auto whole = index_filled(l.sizes, at::kFloat);
+    const auto x =
+        piece(whole, *m.from).contiguous(at::MemoryFormat::ChannelsLast);
+    const auto y = exchange(x, m.plan, *mesh);
+    EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_TRUE(at::equal(y, piece(whole, *m.to)));
+  });
+}
+
+TEST(Exchange, SumsWhatSeveralRanksSend) {
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const std::vector<int64_t> sizes{7, 2};
+    const auto from = make_spec(mesh, sizes, {Placement::partial()});
+    const auto to = make_spec(mesh, sizes, {S(0)}, {cut({4, 0, 3}), none});
+    const auto plan = plan_redistribute(from, to, mesh->position());
+    const auto term = index_filled(sizes, at::kFloat) * (mesh->position() + 1);
+    const auto sum = index_filled(sizes, at::kFloat) * 6;
+    EXPECT_TRUE(at::equal(exchange(term, plan, *mesh), piece(sum, *to)));
+  });
+}
+
+/// Note that 1e8 + 1 - 1e8 depends on the order in floats.
+TEST(Exchange, SumsInRankOrderOnEveryRank) {
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const std::vector<float> terms{1e8f, 1.0f, -1e8f};
+    const auto from = make_spec(mesh, {2}, {Placement::partial()});
+    const auto to = make_spec(mesh, {2}, {R});
+    const auto plan = plan_redistribute(from, to, mesh->position());
+    const auto x = at::full({2}, terms[mesh->position()]);
+    const float expected = (terms[0] + terms[1]) + terms[2];
+    EXPECT_TRUE(at::equal(exchange(x, plan, *mesh), at::full({2}, expected)));
+  });
+}
+
+TEST(Exchange, LeavesZeroWhereNothingArrives) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const auto spec = make_spec(mesh, {4}, {S(0)});
+    const auto rows = [&](int64_t, int64_t position) {
+      return position == 0 ? RowSource{-1, 0, 1, 2} : RowSource{1, 2, 3, -1};
+    };
+    const auto plan = plan_gather_rows(spec, {0}, rows, mesh->position());
+    const auto x = piece(index_filled({4}, at::kFloat), *spec);
+    const auto y = exchange(x, plan, *mesh);
+    const auto expected = mesh->position() == 0
+        ? at::arange(0, 4, at::kFloat)
+        : at::arange(2, 6, at::kFloat) * at::arange(2, 6, at::kFloat).lt(5);
+    EXPECT_TRUE(at::equal(y, expected)) << y;
+  });
+}
+
+TEST(Exchange, LargeTensorsTakeRoundsAndArriveTheSame) {
+  const std::vector<Layouts> large{
+      {{3}, {3072, 3072}, {S(0)}, {S(1)}},
+      {{4}, {2048, 2048}, {S(0)}, {R}},
+      {{3}, {2048, 2048}, {Placement::partial()}, {S(0)}}};
+  for (const auto& l : large) {
+    const auto before = collectives_run();
+    run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+      const Moved m(l, mesh);
+      const auto whole = index_filled(l.sizes, at::kFloat);
+      const auto terms = m.from->has_partial() ? l.mesh[0] : 1;
+      const auto x = m.from->has_partial() ? whole : piece(whole, *m.from);
+      const auto y = exchange(x, m.plan, *mesh);
+      EXPECT_TRUE(at::equal(y, piece(whole * at::full({}, terms), *m.to)));
+    });
+    const auto ranks = l.mesh[0];
+    EXPECT_EQ(collectives_run() - before, ranks * (ranks - 1));
+  }
+}
+
+// ---- gradients --------------------------------------------------------------
+
+/// <A x, y> = <x, A* y>, summed over the ranks.
+TEST(Exchange, TheGradientIsTheAdjoint) {
+  for (const auto& l : layouts()) {
+    run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+      const Moved m(l, mesh);
+      const auto x =
+          at::randn(m.plan.source_sizes, at::kDouble).set_requires_grad(true);
+      const auto ax = exchange(x, m.plan, *mesh);
+      const auto y = at::randn(m.plan.target_sizes, at::kDouble);
+      const auto aty = gradient(ax, x, y);
+      const double left = total(ax.detach() * y, *mesh);
+      const double right = total(x.detach() * aty, *mesh);
+      EXPECT_NEAR(left, right, 1e-10) << *m.from << *m.to;
+    });
+  }
+}
+
+TEST(Exchange, TheGradientOfTheGradientIsTheExchange) {
+  const Layouts l{{3}, {7, 4}, {S(0)}, {R}, {cut({0, 6, 1}), none}};
+  run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
+    const Moved m(l, mesh);
+    const auto x =
+        at::randn(m.plan.source_sizes, at::kDouble).set_requires_grad(true);
+    const auto gy =
+        at::randn(m.plan.target_sizes, at::kDouble).set_requires_grad(true);
+    const auto gx = gradient(exchange(x, m.plan, *mesh), x, gy, true);
+    const auto v = at::randn(m.plan.source_sizes, at::kDouble);
+    const auto ggy = gradient(gx, gy, v);
+    EXPECT_TRUE(at::equal(ggy, exchange(v, m.plan, *mesh)));
+  });
+}
+
+TEST(Exchange, AnUndefinedGradientCostsNoMessage) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const Moved m({{2}, {4}, {S(0)}, {R}}, mesh);
+    const auto x = at::ones({2}).set_requires_grad(true);
+    const auto y = exchange(x, m.plan, *mesh);
+    // One rank alone runs its backward: it would wait for ever.
+    if (mesh->position() == 0) {
+      const auto result = y.grad_fn()->operator()({at::Tensor()});
+      EXPECT_FALSE(result[0].defined());
+    }
+  });
+}
+
+// ---- what a plan costs ------------------------------------------------------
+
+TEST(CommStats, CountWhatThisRankSends) {
+  reset_comm_stats();
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const Moved m({{3}, {6}, {S(0)}, {R}, {cut({4, 2, 0})}}, mesh);
+    const auto x = at::ones(m.plan.source_sizes, at::kFloat);
+    exchange(x, m.plan, *mesh);
+  });
+  // Of all three ranks together, for they share one process.
+  const CommStats stats = comm_stats();
+  EXPECT_EQ(stats.exchanges, 2); // rank 2 sends nothing
+  EXPECT_EQ(stats.messages, 4);
+  EXPECT_EQ(stats.bytes, (2 * 4 + 2 * 2) * 4);
+  EXPECT_EQ(stats.all_reduces, 0);
+  EXPECT_GT(stats.seconds, 0.0);
+}
+
+TEST(Exchange, ALocalPlanNeedsNoGroup) {
+  ExchangePlan plan;
+  plan.source_sizes = {3};
+  plan.target_sizes = {2};
+  plan.sends = plan.receives = {{0, 0, {{1, 3}}, {{0, 2}}}};
+  plan.covers = true;
+  const EncodedExchange encoded{encode(plan, 0, {0}), ""};
+  EXPECT_TRUE(
+      at::equal(
+          exchange(at::arange(3, at::kFloat), encoded),
+          at::arange(1, 3, at::kFloat)));
+}
+
+TEST(Exchange, AOneElementTensorMayHaveNoDims) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    ExchangePlan plan;
+    const int64_t other = 1 - mesh->position();
+    plan.sends = {{mesh->position(), other, {}, {}}};
+    plan.receives = {{other, mesh->position(), {}, {}}};
+    plan.largest_message = 1;
+    const auto x = at::full({}, mesh->position(), at::kFloat);
+    EXPECT_EQ(exchange(x, plan, *mesh).item<int64_t>(), other);
+  });
+}
+
+// ---- errors -----------------------------------------------------------------
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(Exchange, RefusesOtherSizesThanThePlan) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const Moved m({{2}, {4, 2}, {S(0)}, {R}}, mesh);
+    const auto text =
+        message_of([&] { exchange(at::ones({3, 2}), m.plan, *mesh); });
+    EXPECT_NE(
+        text.find("the local tensor has sizes [3, 2], the plan expects [2, 2]"),
+        std::string::npos)
+        << text;
+  });
+}
+
+TEST(Exchange, RefusesACodeThatIsNone) {
+  const auto x = at::ones({2});
+  EXPECT_THROW(exchange(x, EncodedExchange{{}, ""}), c10::ValueError);
+  EXPECT_THROW(exchange(x, EncodedExchange{{0, 0, 3, 9}, ""}), c10::ValueError);
+  ExchangePlan plan;
+  plan.source_sizes = plan.target_sizes = {2};
+  plan.sends = {{0, 0, {{0, 2}}, {{0, 2}}}};
+  EXPECT_THROW(
+      exchange(x, EncodedExchange{encode(plan, 0, {0}), ""}), c10::ValueError);
+}
+
+TEST(Exchange, SaysWhichGroupIsMissing) {
+  ExchangePlan plan;
+  plan.source_sizes = plan.target_sizes = {2};
+  plan.largest_message = 2;
+  const EncodedExchange encoded{encode(plan, 0, {0, 1}), "nobody"};
+  const auto text = message_of([&] { exchange(at::ones({2}), encoded); });
+  EXPECT_NE(
+      text.find("there is no process group named 'nobody' on this rank"),
+      std::string::npos)
+      << text;
+}
+
+TEST(Exchange, AFailureNamesOperatorScopeRankAndGroup) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const Moved m({{2}, {4}, {S(0)}, {R}}, mesh);
+    const CommScope scope("aten::conv2d");
+    // Rank 1 sends something of another dtype: rank 0 cannot take the bytes.
+    const auto x =
+        at::ones({2}, mesh->position() == 0 ? at::kFloat : at::kDouble);
+    const auto text = message_of([&] { exchange(x, m.plan, *mesh); });
+    const auto prefix = c10::str(
+        "shardtensor::exchange of a ",
+        x.scalar_type(),
+        " tensor [2] (elements sent to each rank: ",
+        mesh->position() == 0 ? "[0, 2], received: [0, 2]"
+                              : "[2, 0], received: [2, 0]",
+        ") in aten::conv2d failed on rank ",
+        mesh->position(),
+        " of 2 in group '",
+        mesh->group(m.plan.axis),
+        "': ");
+    EXPECT_EQ(text.substr(0, prefix.size()), prefix) << text;
+  });
+}
+
+// ---- the code ---------------------------------------------------------------
+
+TEST(ExchangeCode, KeepsThePlan) {
+  ExchangePlan plan;
+  plan.source_sizes = {4, 3};
+  plan.target_sizes = {5, 3};
+  plan.largest_message = 7;
+  plan.sends = {
+      {1, 1, {{0, 4}, {0, 3}}, {{1, 5}, {0, 3}}},
+      {1, 0, {{0, 1}, {0, 3}}, {{4, 5}, {0, 3}}}};
+  plan.receives = {
+      {1, 1, {{0, 4}, {0, 3}}, {{1, 5}, {0, 3}}},
+      {2, 1, {{3, 4}, {0, 3}}, {{0, 1}, {0, 3}}}};
+  const auto code = encode(plan, 1, {0, 1, 2});
+  const ExchangeCode decoded = decode(code);
+  EXPECT_EQ(decoded.rank, 1);
+  EXPECT_EQ(decoded.largest_message, 7);
+  EXPECT_EQ(decoded.source.sizes, c10::IntArrayRef({4, 3}));
+  EXPECT_EQ(decoded.target.sizes, c10::IntArrayRef({5, 3}));
+  EXPECT_FALSE(decoded.target.starts_at_zero); // the pieces cover it
+  EXPECT_FALSE(decoded.source.starts_at_zero);
+  ASSERT_EQ(decoded.source.of(0).size(), 1);
+  ASSERT_EQ(decoded.source.of(1).size(), 1);
+  ASSERT_EQ(decoded.source.of(2).size(), 0);
+  ASSERT_EQ(decoded.target.of(2).size(), 1);
+  EXPECT_TRUE(decoded.source.of(0)[0].adds); // the rank keeps that row, too
+  EXPECT_FALSE(decoded.target.of(2)[0].adds);
+  EXPECT_EQ(decoded.target.of(1)[0].begin, c10::IntArrayRef({1, 0}));
+  EXPECT_EQ(decoded.target.of(1)[0].extent, c10::IntArrayRef({4, 3}));
+  EXPECT_EQ(decoded.target.of(1)[0].numel, 12);
+}
+
+TEST(ExchangeCode, TheAdjointOfTheAdjointIsTheCode) {
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const Moved m({{3}, {7, 2}, {S(0)}, {R}}, mesh);
+    const auto code = encode(m.plan, *mesh).code;
+    EXPECT_NE(adjoint(code), code);
+    EXPECT_EQ(adjoint(adjoint(code)), code);
+    const auto turned = adjoint(code);
+    EXPECT_EQ(decode(turned).source.sizes, decode(code).target.sizes);
+  });
+}
+
+} // namespace
+} // namespace shardtensor
