@@ -47,6 +47,24 @@ def test_a_perceptron_on_rows_compiles_whole(mesh):
 
 
 @ranks(2)
+def test_halos_norms_and_pools_compile_whole(mesh):
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3, padding=1),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.SiLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.ConvTranspose2d(4, 2, 2, stride=2),
+    ).double()
+    x = torch.randn(1, 2, 8, 4, dtype=torch.double, requires_grad=True)
+    check_op(
+        Compiled(model, backend="aot_eager", fullgraph=True),
+        sharded(x, [Shard(2)], {2: [5, 3]}),
+        mesh=mesh,
+    )
+
+
+@ranks(2)
 def test_communication_is_part_of_the_graph(mesh):
     targets = []
 
