@@ -346,7 +346,7 @@ def test_redistribute_refuses(mesh):
     with pytest.raises(ValueError, match="each of the 1 mesh axes"):
         y.redistribute(placements=[Shard(0), Shard(1)])
     with pytest.raises(NotImplementedError, match="cannot turn Shard"):
-        y.redistribute(placements=[Partial()])
+        y.redistribute(placements=[Partial("max")])
     other = shardtensor.init_device_mesh("cpu", (1, 2))
     with pytest.raises(ValueError, match="cannot move to"):
         y.redistribute(other, [Shard(0), Replicate()])

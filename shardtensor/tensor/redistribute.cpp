@@ -22,7 +22,7 @@ struct Route {
   bool exchanges = false;
   bool only_cuts = false; // every rank keeps a part of what it has
   EncodedExchange exchange;
-  bool zeroed = false; // Replicate -> Partial: another rank holds the value
+  bool zeroed = false; // made Partial(sum): another rank holds the value
 };
 
 using SpecPair = std::pair<const ShardSpec*, const ShardSpec*>;
@@ -85,7 +85,8 @@ Route plan_route(const SpecPtr& from, const SpecPtr& to) {
     }
     if (after.is_partial() && before != after) {
       TORCH_CHECK_NOT_IMPLEMENTED(
-          before.is_replicate() && after.reduce != Reduce::Prod,
+          after.reduce == Reduce::Sum ||
+              (before.is_replicate() && after.reduce != Reduce::Prod),
           "redistribute: cannot turn ",
           to_string(before),
           " into ",
