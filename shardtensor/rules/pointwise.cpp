@@ -2,12 +2,12 @@
 #include <unordered_set>
 
 #include <ATen/ops/sgn.h>
-#include <ATen/ops/sign.h>
 #include <torch/library.h>
 
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/labels.h"
+#include "shardtensor/tensor/node.h"
 
 namespace shardtensor {
 
@@ -136,19 +136,57 @@ void add_pointwise_rules(RuleTable& table) {
   }
 }
 
+// Note [Zero gradients]
+// Where a derivative is zero, some of PyTorch's formulas return a plain tensor
+// of zeros of the global size. It is made sharded before anybody sees it.
+
 namespace {
 
-/// The gradient of sgn is a plain zero tensor in PyTorch, that of sign is like
-/// its input; for real numbers they are the same function.
+struct ZeroGradientBackward : torch::autograd::Node {
+  explicit ZeroGradientBackward(SpecPtr spec) : spec_(std::move(spec)) {}
+  std::string name() const override {
+    return "ShardTensorZeroGradientBackward";
+  }
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) override {
+    return {
+        grads[0].defined()
+            ? redistribute(promote(grads[0], spec_->mesh()), spec_)
+            : grads[0]};
+  }
+  SpecPtr spec_;
+};
+
+/// The same tensor, whose gradient may arrive plain.
+at::Tensor with_sharded_gradient(const at::Tensor& tensor) {
+  if (!is_shard_tensor(tensor) || !needs_node(tensor)) {
+    return tensor;
+  }
+  auto result = tensor.detach();
+  record<ZeroGradientBackward>(result, tensor, without_partial(spec(tensor)));
+  return result;
+}
+
 at::Tensor sgn_rule(c10::DispatchKeySet keys, const at::Tensor& self) {
-  return self.is_complex()
-      ? at::_ops::sgn::redispatch(below_function_level(keys), self)
-      : at::sign(self);
+  return at::_ops::sgn::redispatch(
+      below_function_level(keys), with_sharded_gradient(self));
+}
+
+void second_argument_rule(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  stack->back() = with_sharded_gradient(stack->back().toTensor());
+  run_below_function_level(op, keys, stack);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  for (const char* op : {"copysign.Tensor", "nextafter"}) {
+    m.impl(
+        op, torch::CppFunction::makeFromBoxedFunction<&second_argument_rule>());
+  }
   m.impl("sgn", sgn_rule);
 }
 
