@@ -1,0 +1,176 @@
+"""Products of matrices: any dim of either operand sharded."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+
+def values(*shape):
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def einsum(equation):
+    return lambda a, b: torch.einsum(equation, a, b)
+
+
+# name: (function, shapes of its operands)
+PRODUCTS = {
+    "mm": (torch.mm, (5, 6), (6, 4)),
+    "bmm": (torch.bmm, (3, 5, 6), (3, 6, 4)),
+    "mv": (torch.mv, (5, 6), (6,)),
+    "dot": (torch.dot, (6,), (6,)),
+    "vdot": (torch.vdot, (6,), (6,)),
+    "outer": (torch.outer, (5,), (6,)),
+    "matmul_vector": (torch.matmul, (3, 5, 6), (6,)),
+    "matmul_of_vector": (torch.matmul, (6,), (3, 6, 4)),
+    "matmul_batch": (torch.matmul, (2, 3, 5, 6), (6, 4)),
+    "matmul_broadcast": (torch.matmul, (2, 1, 5, 6), (3, 6, 4)),
+    "linear": (F.linear, (3, 5, 6), (4, 6)),
+    "linear_bias": (F.linear, (3, 5, 6), (4, 6), (4,)),
+    "bilinear": (F.bilinear, (5, 3), (5, 4), (2, 3, 4), (2,)),
+    "addmm": (torch.addmm, (5, 4), (5, 6), (6, 4)),
+    "addmm_row": (torch.addmm, (4,), (5, 6), (6, 4)),
+    "addmm_scaled": (
+        lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=-2),
+        (5, 4),
+        (5, 6),
+        (6, 4),
+    ),
+    "baddbmm": (torch.baddbmm, (3, 1, 4), (3, 5, 6), (3, 6, 4)),
+    "addbmm": (torch.addbmm, (5, 4), (3, 5, 6), (3, 6, 4)),
+    "addmv": (torch.addmv, (5,), (5, 6), (6,)),
+    "addr": (torch.addr, (5, 6), (5,), (6,)),
+    "einsum_product": (einsum("bij,bjk->bik"), (3, 5, 6), (3, 6, 4)),
+    "einsum_trace": (einsum("ij,ji->"), (5, 6), (6, 5)),
+    "einsum_mixed": (einsum("bhqd,bkhd->bhqk"), (2, 3, 4, 5), (2, 6, 3, 5)),
+    "tensordot": (
+        lambda a, b: torch.tensordot(a, b, ([1, 2], [0, 1])),
+        (3, 5, 6),
+        (5, 6, 4),
+    ),
+    "multi_dot": (
+        lambda a, b, c: torch.linalg.multi_dot([a, b, c]),
+        (5, 6),
+        (6, 4),
+        (4, 3),
+    ),
+    "inner": (torch.inner, (5, 6), (4, 6)),
+    "kron": (torch.kron, (2, 3), (3, 2)),
+    "matrix_power": (lambda a: torch.linalg.matrix_power(a, 3), (4, 4)),
+}
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_any_operand_cut_along_any_dim(mesh, name):
+    function, *shapes = PRODUCTS[name]
+    operands = [values(*shape) for shape in shapes]
+    for i, operand in enumerate(operands):
+        for dim in range(operand.dim()):
+            for sizes in partitions(operand.shape[dim], mesh.size()):
+                parts = list(operands)
+                parts[i] = sharded(operand, [Shard(dim)], {dim: sizes})
+                check_op(function, *parts, mesh=mesh, second_order=True)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "dot", "addmm", "linear_bias"])
+def test_every_pair_of_layouts(mesh, name):
+    function, *shapes = PRODUCTS[name]
+    operands = [values(*shape) for shape in shapes]
+    layouts = [
+        [*(Shard(d) for d in range(x.dim())), Replicate(), Partial()] for x in operands
+    ]
+    for placements in itertools.product(*layouts):
+        parts = [sharded(x, [p]) for x, p in zip(operands, placements, strict=True)]
+        check_op(function, *parts, mesh=mesh, second_order=True)
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("name", ["mm", "bmm", "matmul_broadcast", "addmm_row", "mv"])
+def test_every_pair_of_layouts_on_a_grid(mesh, name):
+    function, *shapes = PRODUCTS[name]
+    operands = [values(*shape) for shape in shapes]
+
+    def layouts(x):
+        options = [Replicate(), *(Shard(d) for d in range(x.dim()))]
+        return list(itertools.product(options, repeat=2))
+
+    for first, second in itertools.product(
+        layouts(operands[-2]), layouts(operands[-1])
+    ):
+        parts = list(operands)
+        parts[-2] = sharded(operands[-2], first)
+        parts[-1] = sharded(operands[-1], second)
+        check_op(function, *parts, mesh=mesh)
+
+
+class Network(nn.Module):
+    """A plain multilayer perceptron."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_a_network_with_plain_parameters(mesh):
+    network = Network().double()
+    for dims in [(0, 1), (1, 0), (2, 1), (1, 1)]:
+        placements = [Shard(d) for d in dims][: mesh.ndim]
+        part = sharded(values(3, 5, 6), placements)
+        check_op(network, part, mesh=mesh, second_order=True)
+
+
+@ranks(2, 3)
+def test_a_contracted_dim_leaves_a_sum_to_be_done(mesh):
+    import shardtensor
+
+    a, b = torch.randn(5, 6), torch.randn(6, 4)
+    left = shard(a, mesh, [Shard(1)])
+    right = shard(b, mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    product = left @ right
+    assert product.placements == (Partial(),)
+    stats = shardtensor.comm_stats()
+    assert (stats.exchanges, stats.all_reduces) == (0, 0)
+    assert_close(product, a @ b)
+
+
+@ranks(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types(mesh, dtype):
+    x = torch.randn(5, 8).to(dtype).requires_grad_()
+    w = torch.randn(4, 8).to(dtype).requires_grad_()
+    for dim in range(2):
+        check_op(F.linear, sharded(x, [Shard(dim)]), w, mesh=mesh, rtol=0.02, atol=0.1)
+
+
+@ranks(2, 3)
+def test_in_place_and_out(mesh):
+    a, b, c = torch.randn(5, 4), torch.randn(5, 6), torch.randn(6, 4)
+    for dim in range(2):
+        target = shard(a, mesh, [Shard(dim)])
+        result = target.addmm_(shard(b, mesh, [Shard(0)]), c)
+        assert result is target
+        assert_close(target, a.addmm(b, c))
+        out = shard(torch.zeros(5, 4), mesh, [Shard(dim)])
+        assert torch.mm(shard(b, mesh, [Shard(1)]), c, out=out) is out
+        assert_close(out, b @ c)
+
+
+@ranks(2)
+def test_shapes_that_do_not_fit_are_pytorchs_errors(mesh):
+    a = shard(torch.ones(5, 6), mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match=r"5x6 and 5x6|5 x 6|same reduction dim"):
+        a @ torch.ones(5, 6)
+    with pytest.raises(RuntimeError, match="size|shape|expand"):
+        torch.addmm(torch.ones(3), a, torch.ones(6, 4))

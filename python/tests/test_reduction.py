@@ -1,0 +1,247 @@
+"""Reductions over sharded and unsharded dims."""
+
+import math
+
+import pytest
+import torch
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+NAN, INF = math.nan, math.inf
+
+# name: (reduction(x, dim, keepdim), second-order gradients exist)
+DIMENSIONAL = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "var": torch.var,
+    "std": lambda x, dim, keepdim: torch.std(x, dim, keepdim=keepdim, correction=0),
+    "var_mean": torch.var_mean,
+    "std_mean": torch.std_mean,
+    "norm": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 2, dim, keepdim),
+    "norm_1": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 1, dim, keepdim),
+    "norm_3": lambda x, dim, keepdim: torch.norm(x, 3, dim, keepdim),
+    "norm_inf": lambda x, dim, keepdim: torch.linalg.vector_norm(x, INF, dim, keepdim),
+    "norm_low": lambda x, dim, keepdim: torch.linalg.vector_norm(x, -INF, dim, keepdim),
+    "norm_half": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 0.5, dim, keepdim),
+    "norm_0": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 0, dim, keepdim),
+    "logsumexp": torch.logsumexp,
+    "nansum": torch.nansum,
+    "nanmean": torch.nanmean,
+}
+# One dim, or everything.
+SINGLE = {
+    "max": torch.max,
+    "min": torch.min,
+    "prod": torch.prod,
+    "argmax": torch.argmax,
+    "argmin": torch.argmin,
+    "median": torch.median,
+}
+LOGICAL = {"any": torch.any, "all": torch.all, "count_nonzero": torch.count_nonzero}
+
+DIMS = [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)]
+
+
+def values(*shape, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("name", DIMENSIONAL)
+def test_over_every_dim_of_every_cut(mesh, name, cut):
+    x = values(5, 4, 6)
+    for sizes in partitions(x.shape[cut], mesh.size()):
+        part = sharded(x, [Shard(cut)], {cut: sizes})
+        for dims in DIMS:
+            for keepdim in (False, True):
+                check_op(
+                    lambda x, d=dims, k=keepdim: DIMENSIONAL[name](x, d, keepdim=k),
+                    part, mesh=mesh, second_order=not keepdim,
+                )  # fmt: skip
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("dims", [(0, 1), (1, 1), (None, 0), (2, None)])
+@pytest.mark.parametrize("name", DIMENSIONAL)
+def test_on_a_grid_of_ranks(mesh, name, dims):
+    x = values(5, 4, 6)
+    placements = [Replicate() if d is None else Shard(d) for d in dims]
+    for reduced in DIMS:
+        check_op(
+            lambda x, d=reduced: DIMENSIONAL[name](x, d, keepdim=False),
+            sharded(x, placements), mesh=mesh, second_order=True,
+        )  # fmt: skip
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("name", [*SINGLE, *LOGICAL])
+def test_over_one_dim(mesh, name):
+    reduce = SINGLE.get(name) or LOGICAL[name]
+    x = values(5, 4, 6)
+    if name in LOGICAL:
+        x = (x.detach() > 1).double()
+    for cut in range(3):
+        for sizes in partitions(x.shape[cut], mesh.size()):
+            part = sharded(x, [Shard(cut)], {cut: sizes})
+            for dim in (0, 1, -1):
+                check_op(lambda x, d=dim: reduce(x, d), part, mesh=mesh)
+                if name != "count_nonzero":
+                    check_op(
+                        lambda x, d=dim: reduce(x, d, keepdim=True), part, mesh=mesh
+                    )
+            check_op(reduce, part, mesh=mesh)
+
+
+def whole(x):
+    return (
+        x.sum(), x.mean(), x.amax(), x.amin(), x.max(), x.min(), x.prod(), x.var(),
+        x.std(), x.norm(), x.norm(3), torch.linalg.vector_norm(x),
+    )  # fmt: skip
+
+
+@ranks(1, 2, 3, "2x2")
+def test_over_everything(mesh):
+    x = values(5, 4, 6)
+    placements = [Shard(0), Shard(1)][: mesh.ndim]
+    check_op(whole, sharded(x, placements), mesh=mesh, second_order=True)
+    check_op(whole, sharded(values(), [Replicate()] * mesh.ndim), mesh=mesh)
+
+
+@ranks(2, 3)
+def test_products_with_zeros_have_the_right_gradient(mesh):
+    x = values(5, 3)
+    with torch.no_grad():
+        x[3, 0] = 0
+        x[1, 1] = x[4, 1] = 0
+    for placement in (Shard(0), Shard(1)):
+        check_op(
+            lambda x: (x.prod(0), x.prod(1, keepdim=True), x.prod()),
+            sharded(x, [placement]), mesh=mesh, second_order=True,
+        )  # fmt: skip
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_of_integers_and_truth_values(mesh, dtype):
+    x = torch.randint(0, 3, (5, 4)).to(dtype)
+
+    def reductions(x):
+        results = [x.sum(), x.sum(0), x.prod(0), x.prod(), x.any(1), x.all(), x.all(0)]
+        results += [x.amax(0), x.amin((0, 1)), x.max(), x.min(), x.max(1).values]
+        results += [x.count_nonzero(), x.sum(1, dtype=torch.float32)]
+        results += [x.any(), torch.any(x, (0, 1)), x.max(0).indices]
+        if dtype != torch.bool:
+            results += [x.argmax(), x.argmin(0), x.double().mean(0)]
+        return results
+
+    for placement in (Shard(0), Shard(1)):
+        check_op(reductions, sharded(x, [placement]), mesh=mesh)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_accumulate_in_float32(mesh, dtype):
+    x = (torch.randn(300, 7) + 4).to(dtype).requires_grad_()
+    check_op(
+        lambda x: (
+            x.sum(), x.sum(0), x.mean(), x.mean(0), x.var(0), x.std(), x.norm(),
+            x.amax(0), x.sum(dtype=torch.float32), x.mean(1, dtype=torch.float64),
+        ),
+        sharded(x, [Shard(0)]), mesh=mesh,
+    )  # fmt: skip
+
+
+@ranks(1, 2, 3)
+def test_nan_wins_wherever_it_is(mesh):
+    x = torch.randn(6, 4)
+    for row in range(6):
+        y = x.clone()
+        y[row, 1] = NAN
+        part = shard(y, mesh, [Shard(0)])
+        for reduce in (torch.amax, torch.amin, torch.sum, torch.mean, torch.logsumexp):
+            assert_close(reduce(part, 0), reduce(y, 0))
+        for reduce in (torch.max, torch.min):
+            assert_close(reduce(part), reduce(y))
+            actual, expected = reduce(part, 0), reduce(y, 0)
+            assert_close(actual.values, expected.values)
+            assert_close(actual.indices, expected.indices)
+        assert_close(part.argmax(0), y.argmax(0))
+
+
+@ranks(1, 2, 3, 4)
+def test_ties_share_the_gradient_or_go_to_the_first(mesh):
+    x = torch.tensor([[1.0, 2], [3, 2], [3, 1], [0, 2], [3, 2]], requires_grad=True)
+    for sizes in partitions(5, mesh.size()):
+        part = sharded(x, [Shard(0)], {0: sizes})
+        check_op(
+            lambda x: (x.amax(0), x.amin(0), x.max(), x.min(), x.norm(INF)),
+            part, mesh=mesh,
+        )  # fmt: skip
+        check_op(lambda x: (*x.max(0), *x.min(0, keepdim=True)), part, mesh=mesh)
+        check_op(lambda x: (x.argmax(0), x.argmin(0), x.argmax()), part, mesh=mesh)
+
+
+@ranks(2, 3)
+def test_a_large_mean_leaves_the_variance_alone(mesh):
+    x = torch.randn(64, 3) + 1e4
+    part = shard(x, mesh, [Shard(0)])
+    exact = x.double().var(0).float()
+    assert_close(part.var(0), exact, rtol=1e-3, atol=0)
+
+
+@ranks(2)
+def test_without_elements(mesh):
+    x = torch.zeros(0, 4)
+    part = shard(x, mesh, [Shard(0)])
+    for reduce in (torch.sum, torch.mean, torch.prod, torch.any, torch.all):
+        assert_close(reduce(part), reduce(x))
+        assert_close(reduce(part, 0), reduce(x, 0))
+    assert_close(part.var(0), x.var(0))
+    assert_close(part.amax(1), x.amax(1))
+    for reduce in (torch.max, torch.amax, torch.min):
+        with pytest.raises((RuntimeError, IndexError)):
+            reduce(part)
+        with pytest.raises((RuntimeError, IndexError)):
+            reduce(part, 0)
+
+
+@ranks(2, 3)
+def test_partial_inputs(mesh):
+    x = values(5, 4)
+    part = sharded(x, [Partial()])
+    check_op(
+        lambda x: (
+            x.sum(0), x.sum(), x.mean(1), x.amax(0), x.var(0), x.norm(), x.prod(0),
+            x.max(), x.logsumexp(1), x.softmax(0),
+        ),
+        part, mesh=mesh, second_order=True,
+    )  # fmt: skip
+
+
+@ranks(2)
+def test_sums_move_nothing_until_they_are_needed(mesh):
+    import shardtensor
+
+    part = shard(torch.ones(4, 6), mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    total = (part.sum(0) * 2).sum()
+    assert shardtensor.comm_stats().all_reduces == 0
+    assert total.item() == 48
+    assert shardtensor.comm_stats().all_reduces == 1
+
+
+@ranks(2)
+def test_wrong_dims_are_pytorchs_errors(mesh):
+    part = shard(torch.ones(4, 6), mesh, [Shard(0)])
+    for reduce in (torch.sum, torch.mean, torch.amax, torch.var, torch.logsumexp):
+        with pytest.raises(
+            IndexError, match=r"(expected dims in|Dimension out of range)"
+        ):
+            reduce(part, 2)
+        with pytest.raises(RuntimeError, match="appears (twice|multiple)"):
+            reduce(part, (0, -2))
+    with pytest.raises(RuntimeError, match="mean"):
+        part.long().mean()
