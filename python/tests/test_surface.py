@@ -2,7 +2,12 @@
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +241,15 @@ def test_partial_terms_are_told_apart_from_values(mesh):
     assert_close(x * 2, 2 * numbered(3))
     assert_close(x + 1, numbered(3) + 1)
     assert_close(x.exp(), numbered(3).exp())
+
+
+def test_importing_starts_no_thread_and_opens_no_socket():
+    program = textwrap.dedent("""
+        import os, torch.distributed.tensor
+        threads, files = len(os.listdir("/proc/self/task")), os.listdir("/proc/self/fd")
+        import shardtensor
+        assert len(os.listdir("/proc/self/task")) == threads
+        assert os.listdir("/proc/self/fd") == files
+    """)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
