@@ -133,7 +133,9 @@ def compare(ranks):
 def without_launcher(threads):
     launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if k not in launcher}
-    return {**kept, "OMP_NUM_THREADS": str(threads)}
+    # Threads that wait must not spin: on a busy machine they slow each other.
+    openmp = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**kept, **openmp}
 
 
 def reference(args):
