@@ -28,7 +28,7 @@ def main():
             sys.exit(f"run.py: no part {part!r}; there are {', '.join(PARTS)}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={RANKS}", __file__, *wanted]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     sys.exit(subprocess.run(command, env=environment).returncode)
 
 
