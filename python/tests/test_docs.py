@@ -1,0 +1,56 @@
+"""What the documents show is what runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def blocks(path, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
+
+
+def test_the_readme_program_prints_what_it_says(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(blocks(ROOT / "README.md", "python")[0])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(program)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = blocks(ROOT / "README.md", "text")[0]
+    assert sorted(done.stdout.splitlines()) == expected.splitlines()
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("index", [0, 1])
+def test_python_code_about_own_operators(mesh, index):
+    source = blocks(DOCS / "adding_an_op.md", "python")[index]
+    exec(compile(source, "adding_an_op.md", "exec"), {"mesh": mesh})
+
+
+def test_cpp_code_about_own_operators_is_tested():
+    tested = (ROOT / "tests" / "rules" / "own_operator_test.cpp").read_text()
+    quoted = blocks(DOCS / "adding_an_op.md", "cpp")
+    assert len(quoted) == 3
+    for block in quoted:
+        assert block in tested, block
+
+
+@pytest.mark.parametrize(
+    "path", sorted([ROOT / "README.md", *DOCS.glob("*.md")]), ids=lambda p: p.name
+)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), target

@@ -1,0 +1,84 @@
+"""The examples print what their headers promise, and the demo compares well."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+
+
+def launch(ranks, script, *arguments, timeout=300):
+    """What `ranks` processes of an example print."""
+    launcher = ["-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, f"--nproc-per-node={ranks}", EXAMPLES / script, *arguments]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONWARNINGS": "ignore",
+            "COLUMNS": "120",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def promised(script):
+    """The last indented block of the header."""
+    header = ast.get_docstring(ast.parse((EXAMPLES / script).read_text()))
+    block = re.findall(r"(?:^ {4}.+\n?)+", header, re.MULTILINE)[-1]
+    return [line.strip() for line in block.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "ranks, script",
+    [(4, "sharded_conv.py"), (2, "dot_product.py"), (2, "scatter_redistribute.py")],
+)
+def test_prints_what_its_header_says(ranks, script):
+    assert launch(ranks, script).splitlines() == promised(script)
+
+
+@pytest.mark.parametrize("script", ["dot_product.py", "scatter_redistribute.py"])
+def test_right_on_other_numbers_of_ranks(script):
+    lines = launch(3, script).splitlines()
+    assert lines[-1] == promised(script)[-1]
+
+
+TINY = ("--channels=4", "--levels=2", "--steps=3")
+
+
+@pytest.mark.parametrize(
+    "ranks, arguments, tolerance",
+    [
+        (2, (), 1e-4),
+        (4, ("--mesh=2x2", "--norm=batch", "--up=transpose", "--down=pool"), 1e-4),
+        (2, ("--bf16", "--checkpoint", "--activation=relu"), 2e-2),
+    ],
+    ids=["default", "2x2", "bf16"],
+)
+def test_demo_equals_one_process(ranks, arguments, tolerance, tmp_path):
+    picture = tmp_path / "brain.png"
+    text = launch(
+        ranks, "train_unet.py", *TINY, *arguments, f"--picture={picture}", timeout=600
+    )
+    difference = re.search(r"largest difference of the losses: (\S+)", text)
+    assert float(difference.group(1)) < tolerance, text
+    assert losses(text)[-1] < losses(text)[0], text
+    assert len(re.findall(r"^│ rank \d", text, re.MULTILINE)) == ranks, text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def losses(text):
+    """The sharded losses of the table, step by step."""
+    return [float(x) for x in re.findall(r"^│ +\d+ +│ +(\S+) │", text, re.MULTILINE)]
