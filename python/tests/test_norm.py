@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from ranks import check_op, partitions, ranks, sharded
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
 
 
 def image(*shape, dtype=torch.float64):
@@ -59,3 +62,248 @@ def test_norms_on_a_grid_of_ranks(mesh, kind, dims):
     if dims[0] == dims[1]:
         part = sharded(x, placements, {2: [1, 0, 4, 2]})
         check_op(make(kind), part, mesh=mesh, second_order=True)
+
+
+# ---- modes and parameters ---------------------------------------------------
+
+EVALUATED = ["batch", "batch_untracked", "instance_tracked", "instance"]
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", EVALUATED)
+def test_evaluation_uses_the_running_statistics(mesh, kind):
+    norm = make(kind).eval()
+    for buffer in norm.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2)
+    x = image(3, 4, 7, 5)
+    for dim in range(4):
+        for sizes in partitions(x.shape[dim], mesh.size()):
+            part = sharded(x, [Shard(dim)], {dim: sizes})
+            check_op(norm, part, mesh=mesh, second_order=True)
+
+
+class Repeated(nn.Module):
+    """One norm that sees two batches."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(x), self.norm(x * x)
+
+
+@ranks(2, 4)
+@pytest.mark.parametrize("kind", ["batch", "batch_cumulative", "instance_tracked"])
+def test_running_statistics_are_the_same_bits_on_all_ranks(mesh, kind):
+    norm = Repeated(make(kind))
+    x = image(3, 4, 7, 5)
+    for dim in range(4):
+        check_op(norm, sharded(x, [Shard(dim)]), mesh=mesh)
+        for buffer in norm.buffers():
+            copies = [torch.empty_like(buffer) for _ in range(mesh.size())]
+            dist.all_gather(copies, buffer)
+            assert all(torch.equal(copies[0], c) for c in copies)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d(4), nn.BatchNorm3d(4), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4)],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_other_numbers_of_dims(mesh, norm):
+    shapes = {"BatchNorm1d": [(5, 4), (5, 4, 6)], "BatchNorm3d": [(2, 4, 3, 2, 5)]}
+    shapes["InstanceNorm1d"] = [(5, 4, 6)]
+    shapes["GroupNorm"] = [(5, 4), (5, 4, 6), (2, 4, 3, 2, 5)]
+    for shape in shapes[type(norm).__name__]:
+        for dim in range(len(shape)):
+            part = sharded(image(*shape), [Shard(dim)])
+            check_op(norm.double(), part, mesh=mesh, second_order=True)
+
+
+class ChannelsLast(Repeated):
+    """A norm whose input lies in memory as images do."""
+
+    def forward(self, x):
+        return self.norm(x.contiguous(memory_format=torch.channels_last))
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", ["group", "batch", "instance_affine"])
+def test_channels_last(mesh, kind):
+    for dim in range(4):
+        part = sharded(image(3, 4, 7, 5), [Shard(dim)])
+        y = check_op(ChannelsLast(make(kind)), part, mesh=mesh, second_order=True)
+        if dim != 1:
+            assert y.to_local().is_contiguous(memory_format=torch.channels_last)
+
+
+@ranks(2)
+@pytest.mark.parametrize("kind", ["group", "batch", "layer", "rms"])
+def test_what_needs_no_gradient_gets_none(mesh, kind):
+    part = sharded(image(3, 4, 7, 5).detach(), [Shard(2)])
+    check_op(make(kind), part, mesh=mesh)  # parameters only
+    norm = make(kind).requires_grad_(False)
+    check_op(norm, sharded(image(3, 4, 7, 5), [Shard(2)]), mesh=mesh)
+    with torch.no_grad():
+        check_op(norm, part, mesh=mesh, backward=False)
+    with torch.inference_mode():
+        assert_close(norm(shard(part.tensor, mesh, [Shard(2)])), norm(part.tensor))
+
+
+@ranks(2)
+@pytest.mark.parametrize("kind", ["group", "batch", "layer", "rms", "instance"])
+def test_a_sum_to_be_done_and_sharded_parameters(mesh, kind):
+    check_op(make(kind), sharded(image(3, 4, 7, 5), [Partial()]), mesh=mesh)
+    w, b = torch.randn(2, 5, dtype=torch.float64)
+    check_op(
+        lambda x, w, b: F.layer_norm(x, [5], w, b),
+        sharded(image(3, 4, 7, 5), [Shard(3)]),
+        sharded(w.requires_grad_(), [Shard(0)]),
+        sharded(b.requires_grad_(), [Replicate()]),
+        mesh=mesh, second_order=True,
+    )  # fmt: skip
+
+
+# ---- accuracy ---------------------------------------------------------------
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", ["group", "batch", "instance", "layer"])
+def test_a_large_mean_is_not_squared(mesh, kind):
+    x = torch.randn(3, 4, 28, 5) + 1e4
+    norm = NORMS[kind](4) if kind != "layer" else nn.LayerNorm([4, 28, 5])
+    exact = norm.double()(x.double()).float()
+    y = norm.float()(shard(x, mesh, [Shard(2)]))
+    assert_close(y, exact, rtol=0, atol=3e-3)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("parameters", ["same", "float32"])
+@pytest.mark.parametrize("kind", ["group", "batch", "layer", "rms", "instance_affine"])
+def test_narrow_types(mesh, kind, parameters, dtype):
+    norm = make(kind).to(torch.float32 if parameters == "float32" else dtype)
+    if kind == "rms" and parameters == "float32":
+        norm.to(dtype)  # PyTorch's own has no mixed path
+    x = (torch.randn(3, 4, 7, 5) + 3).to(dtype).requires_grad_()
+    tolerance = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    for dim in (0, 2):
+        check_op(
+            norm, sharded(x, [Shard(dim)]), mesh=mesh, rtol=tolerance, atol=tolerance
+        )
+
+
+class Autocast(Repeated):
+    """A norm under autocast."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.norm(x)
+
+
+@ranks(2)
+@pytest.mark.parametrize("kind", ["group", "batch", "layer", "rms"])
+def test_under_autocast(mesh, kind):
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(3, 4, 7, 5).to(dtype).requires_grad_()
+        for dim in (0, 2):
+            part = sharded(x, [Shard(dim)])
+            norm = Autocast(make(kind).float())
+            check_op(norm, part, mesh=mesh, rtol=5e-2, atol=5e-2)
+
+
+# ---- cost -------------------------------------------------------------------
+
+
+@ranks(2, "2x2")
+@pytest.mark.parametrize("kind", NORMS)
+def test_at_most_one_message_each_way(mesh, kind):
+    import shardtensor
+
+    norm = make(kind)
+    placements = [Shard(2), Shard(3)][-mesh.ndim :]
+    part = shard(image(3, 4, 7, 5), mesh, placements)
+    with shardtensor.gradient_policy("immediate"):
+        shardtensor.reset_comm_stats()
+        shardtensor.reset_fallback_counts()
+        y = norm(part)
+        forward = shardtensor.comm_stats()
+        y.backward(torch.ones_like(y))
+        both = shardtensor.comm_stats()
+    assert forward.exchanges + forward.all_reduces <= 1
+    has_parameters = bool(list(norm.parameters()))
+    assert both.exchanges == forward.exchanges
+    assert both.all_reduces - forward.all_reduces <= 1 + has_parameters
+    assert shardtensor.fallback_counts() == {}
+
+
+@ranks(2)
+def test_checkpointing_and_in_place_changes(mesh):
+    norm = make("group")
+
+    def forward(x):
+        return checkpoint(norm, x * 1, use_reentrant=False)
+
+    part = sharded(image(3, 4, 7, 5), [Shard(2)])
+    check_op(forward, part, mesh=mesh)
+    x = shard(image(3, 4, 7, 5), mesh, [Shard(2)]) * 1
+    y = norm(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@ranks(2)
+def test_function_transforms(mesh):
+    x = image(3, 4, 7, 5).detach()
+    part = shard(x, mesh, [Shard(2)])
+    for kind in ("layer", "batch_untracked", "instance_affine"):
+        norm = make(kind)
+
+        def loss(x, norm=norm):
+            return (norm(x) ** 3).sum()
+
+        assert_close(torch.func.grad(loss)(part), torch.func.grad(loss)(x))
+
+
+# ---- wrong input ------------------------------------------------------------
+
+
+@ranks(2)
+def test_wrong_arguments_name_the_norm(mesh):
+    x = shard(torch.randn(3, 4, 7, 5), mesh, [Shard(2)])
+    with pytest.raises(RuntimeError, match="number of groups that divides the 4"):
+        torch.group_norm(x, 3)
+    with pytest.raises(
+        RuntimeError, match=r"group_norm: expected weight of sizes \[4\]"
+    ):
+        F.group_norm(x, 2, torch.ones(3))
+    with pytest.raises(RuntimeError, match="at least 2 dims"):
+        torch.group_norm(shard(torch.ones(4), mesh, [Shard(0)]), 1)
+    with pytest.raises(RuntimeError, match="last dims are normalized_shape"):
+        F.layer_norm(x, [7])
+    with pytest.raises(RuntimeError, match="weight and bias of normalized_shape"):
+        F.layer_norm(x, [5], torch.ones(4))
+    with pytest.raises(RuntimeError, match="rms_norm: expected an input"):
+        F.rms_norm(x, [4])
+    with pytest.raises(RuntimeError, match="batch_norm: expected running_mean"):
+        F.batch_norm(x, torch.zeros(3), torch.ones(4))
+    with pytest.raises(RuntimeError, match="when it is not in training"):
+        F.batch_norm(x, None, None)
+    with pytest.raises(RuntimeError, match="use_input_stats is false"):
+        F.instance_norm(x, use_input_stats=False)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        F.batch_norm(
+            shard(torch.ones(1, 4), mesh, [Shard(1)]), None, None, training=True
+        )
+
+
+@ranks(2)
+def test_no_elements_at_all(mesh):
+    for kind in ("group", "batch", "layer", "rms"):
+        x = torch.randn(0, 4, 7, 5, dtype=torch.float64, requires_grad=True)
+        for dim in (0, 2):
+            check_op(make(kind), sharded(x, [Shard(dim)]), mesh=mesh)

@@ -433,6 +433,36 @@ void update_running(
       moments.squares / at::Scalar(static_cast<double>(geometry.count - 1)));
 }
 
+/// With running statistics. PyTorch's own does not take an empty shard.
+Tensor evaluated_norm(
+    const Tensor& local,
+    const Affine& affine,
+    const Running& running,
+    double eps,
+    bool cudnn_enabled) {
+  if (local.numel() > 0) {
+    return at::batch_norm(
+        local,
+        affine.weight,
+        affine.bias,
+        running.mean,
+        running.var,
+        false,
+        0.0,
+        eps,
+        cudnn_enabled);
+  }
+  const auto dims = local.dim();
+  auto result = local * per_channel((running.var + eps).rsqrt(), dims);
+  if (affine.weight.defined()) {
+    result = result * per_channel(affine.weight, dims);
+  }
+  if (affine.bias.defined()) {
+    result = result + per_channel(affine.bias, dims);
+  }
+  return result.to(local.scalar_type());
+}
+
 Tensor batch_norm_rule(
     const Tensor& input,
     const OptionalTensor& weight,
@@ -478,16 +508,21 @@ Tensor batch_norm_rule(
   const auto layout = spec(x);
   const auto affine = local_affine(op, weight, bias, *layout, 1);
   const auto local = to_local(x);
-  const bool plain = !training || layout->is_replicated() || x.numel() == 0;
-  if (plain) {
+  if (!training) {
+    const Running own{
+        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
+    return from_local(
+        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
+  }
+  if (layout->is_replicated() || x.numel() == 0) {
     return from_local(
         at::batch_norm(
             local,
             affine.weight,
             affine.bias,
-            cut_like(running.mean, *layout, 1),
-            cut_like(running.var, *layout, 1),
-            training,
+            running.mean,
+            running.var,
+            true,
             momentum,
             eps,
             cudnn_enabled),
@@ -555,18 +590,10 @@ Tensor instance_norm_rule(
   const auto affine = local_affine(op, weight, bias, *layout, 1);
   const auto local = to_local(x);
   if (!use_input_stats) {
+    const Running own{
+        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
     return from_local(
-        at::batch_norm(
-            local,
-            affine.weight,
-            affine.bias,
-            cut_like(running.mean, *layout, 1),
-            cut_like(running.var, *layout, 1),
-            false,
-            momentum,
-            eps,
-            cudnn_enabled),
-        layout);
+        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
   }
   const auto geometry = geometry_of(layout, dims_from(2, x.dim()));
   const auto moments = norm_moments(local, geometry);
