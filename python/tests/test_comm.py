@@ -184,10 +184,7 @@ def test_operators_pass_opcheck(mesh):
 
 
 @ranks(2, 3)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiles_to_one_graph(mesh, backend, tmp_path):
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / str(dist.get_rank()))
-
+def test_compiles_to_one_graph(mesh):
     def loss(x, sizes, group):
         y = ops.all_gather_v(x.sin(), 0, sizes, group)
         return ops.all_reduce((y * y).sum() + x.sum(), "sum", group)
@@ -195,7 +192,7 @@ def test_compiles_to_one_graph(mesh, backend, tmp_path):
     x, sizes = own(requires_grad=True)
     expected = loss(x, sizes, world())
     (expected_gradient,) = torch.autograd.grad(expected, x)
-    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     value = compiled(x, sizes, world())
     (gradient,) = torch.autograd.grad(value, x)
     torch.testing.assert_close(value, expected)

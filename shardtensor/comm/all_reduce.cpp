@@ -2,17 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/_make_dual.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/node.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 
@@ -20,7 +19,6 @@ namespace shardtensor {
 
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // ---- dtypes -----------------------------------------------------------------
@@ -174,38 +172,24 @@ void check_linear(const std::string& reduce) {
       " has no derivative, only sum and avg have");
 }
 
-struct AllReduce : torch::autograd::Function<AllReduce> {
-  static constexpr bool is_traceable = true;
+class AllReduceBackward : public torch::autograd::Node {
+ public:
+  AllReduceBackward(const std::string& reduce, const std::string& group)
+      : reduce_(reduce), group_(group), scope_(current_comm_scope()) {}
 
-  static at::Tensor forward(
-      AutogradContext* ctx,
-      const at::Tensor& x,
-      c10::DispatchKeySet keys,
-      const std::string& reduce,
-      const std::string& group) {
-    ctx->set_materialize_grads(false);
-    ctx->saved_data["reduce"] = reduce;
-    ctx->saved_data["group"] = group;
-    ctx->saved_data["scope"] = current_comm_scope();
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return all_reduce_operator().redispatch(
-        keys & c10::after_autograd_keyset, x, reduce, group);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) {
-      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+      return {at::Tensor()};
     }
-    const auto& reduce = ctx->saved_data["reduce"].toStringRef();
-    check_linear(reduce);
-    const CommScope scope(backward_of(ctx->saved_data["scope"].toStringRef()));
-    const auto& group = ctx->saved_data["group"].toStringRef();
-    return {
-        all_reduce_operator().call(gradients[0], reduce, group),
-        at::Tensor(),
-        at::Tensor(),
-        at::Tensor()};
+    check_linear(reduce_);
+    const CommScope scope(backward_of(scope_));
+    return {all_reduce_operator().call(gradients[0], reduce_, group_)};
   }
+
+ private:
+  std::string reduce_;
+  std::string group_;
+  std::string scope_;
 };
 
 at::Tensor all_reduce_autograd(
@@ -213,15 +197,22 @@ at::Tensor all_reduce_autograd(
     const at::Tensor& x,
     std::string reduce,
     std::string group) {
-  const at::Tensor tangent = x._fw_grad(/*level=*/0);
-  if (!tangent.defined()) {
-    return AllReduce::apply(x, keys, reduce, group);
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = all_reduce_operator().redispatch(
+        keys & c10::after_autograd_keyset, x, reduce, group);
   }
-  check_linear(reduce);
-  return at::_make_dual(
-      AllReduce::apply(x._fw_primal(0), keys, reduce, group),
-      all_reduce_operator().call(tangent, reduce, group),
-      /*level=*/0);
+  connect<AllReduceBackward>(result, x, reduce, group);
+  const at::Tensor tangent = x._fw_grad(/*level=*/0);
+  if (tangent.defined()) {
+    check_linear(reduce);
+    result._set_fw_grad(
+        all_reduce_operator().call(tangent, reduce, group),
+        /*level=*/0,
+        /*is_inplace_op=*/false);
+  }
+  return result;
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {

@@ -2,17 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/_make_dual.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/node.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 
@@ -20,7 +19,6 @@ namespace shardtensor {
 
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // An exchange is: copy what stays, and for each round of peers pack what goes
@@ -360,37 +358,23 @@ const auto& exchange_operator() {
   return op;
 }
 
-struct Exchange : torch::autograd::Function<Exchange> {
-  static constexpr bool is_traceable = true;
+class ExchangeBackward : public torch::autograd::Node {
+ public:
+  ExchangeBackward(c10::IntArrayRef code, const std::string& group)
+      : code_(code.vec()), group_(group), scope_(current_comm_scope()) {}
 
-  static at::Tensor forward(
-      AutogradContext* ctx,
-      const at::Tensor& x,
-      c10::DispatchKeySet keys,
-      c10::IntArrayRef code,
-      const std::string& group) {
-    ctx->set_materialize_grads(false);
-    ctx->saved_data["code"] = code.vec();
-    ctx->saved_data["group"] = group;
-    ctx->saved_data["scope"] = current_comm_scope();
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return exchange_operator().redispatch(
-        keys & c10::after_autograd_keyset, x, code, group);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+  variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) {
-      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+      return {at::Tensor()};
     }
-    const CommScope scope(backward_of(ctx->saved_data["scope"].toStringRef()));
-    const auto code = adjoint(ctx->saved_data["code"].toIntVector());
-    const auto& group = ctx->saved_data["group"].toStringRef();
-    return {
-        exchange_operator().call(gradients[0], code, group),
-        at::Tensor(),
-        at::Tensor(),
-        at::Tensor()};
+    const CommScope scope(backward_of(scope_));
+    return {exchange_operator().call(gradients[0], adjoint(code_), group_)};
   }
+
+ private:
+  std::vector<int64_t> code_;
+  std::string group_;
+  std::string scope_;
 };
 
 at::Tensor exchange_autograd(
@@ -398,14 +382,21 @@ at::Tensor exchange_autograd(
     const at::Tensor& x,
     c10::IntArrayRef code,
     std::string group) {
-  const at::Tensor tangent = x._fw_grad(/*level=*/0);
-  if (!tangent.defined()) {
-    return Exchange::apply(x, keys, code, group);
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = exchange_operator().redispatch(
+        keys & c10::after_autograd_keyset, x, code, group);
   }
-  return at::_make_dual(
-      Exchange::apply(x._fw_primal(0), keys, code, group),
-      exchange_operator().call(tangent, code, group),
-      /*level=*/0);
+  connect<ExchangeBackward>(result, x, code, group);
+  const at::Tensor tangent = x._fw_grad(/*level=*/0);
+  if (tangent.defined()) {
+    result._set_fw_grad(
+        exchange_operator().call(tangent, code, group),
+        /*level=*/0,
+        /*is_inplace_op=*/false);
+  }
+  return result;
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {

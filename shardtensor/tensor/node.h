@@ -1,40 +1,16 @@
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
+
+#include "shardtensor/comm/node.h"
 
 namespace shardtensor {
-
-/// What owns a node: intrusive_ptr in PyTorch 2.13, shared_ptr before.
-using NodePtr = decltype(torch::autograd::Edge::function);
-
-template <class NodeType, class... Args>
-auto make_node(Args&&... args) {
-  if constexpr (std::is_same_v<
-                    NodePtr,
-                    c10::intrusive_ptr<torch::autograd::Node>>) {
-    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
-  } else {
-    // deleteNode is found by its argument: this version may not have it.
-    return std::shared_ptr<NodeType>(
-        new NodeType(std::forward<Args>(args)...),
-        [](NodeType* node) { deleteNode(node); });
-  }
-}
 
 /// Raises when a tensor carries a forward-mode tangent: our nodes would drop
 /// it without a word.
 void check_no_tangent(const at::Tensor& tensor);
-
-inline bool needs_node(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.defined() &&
-      tensor.requires_grad();
-}
 
 /// Records `output` as made from `input` by NodeType(args...), if gradients
 /// flow. A node's apply() gets undefined tensors for gradients that nobody
@@ -42,12 +18,7 @@ inline bool needs_node(const at::Tensor& tensor) {
 template <class NodeType, class... Args>
 void record(const at::Tensor& output, const at::Tensor& input, Args&&... args) {
   check_no_tangent(input);
-  if (!needs_node(input)) {
-    return;
-  }
-  auto node = make_node<NodeType>(std::forward<Args>(args)...);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::set_history(output, node);
+  connect<NodeType>(output, input, std::forward<Args>(args)...);
 }
 
 } // namespace shardtensor

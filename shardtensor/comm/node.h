@@ -1,0 +1,53 @@
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+namespace shardtensor {
+
+// Autograd nodes of our own: lighter than torch::autograd::Function, and usable
+// under torch.func, which refuses C++ Functions.
+
+/// What owns a node: intrusive_ptr in PyTorch 2.13, shared_ptr before.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <class NodeType, class... Args>
+auto make_node(Args&&... args) {
+  if constexpr (
+      std::is_same_v<NodePtr, c10::intrusive_ptr<torch::autograd::Node>>) {
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
+  } else {
+    // deleteNode is found by its argument: this version may not have it.
+    return std::shared_ptr<NodeType>(
+        new NodeType(std::forward<Args>(args)...),
+        [](NodeType* node) { deleteNode(node); });
+  }
+}
+
+inline bool needs_node(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.defined() &&
+      tensor.requires_grad();
+}
+
+/// Makes NodeType(args...) the way gradients flow from `output` back to
+/// `input`, if they do. A node's apply() gets undefined tensors for gradients
+/// that nobody asked for and passes them on.
+template <class NodeType, class... Args>
+void connect(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    Args&&... args) {
+  if (!needs_node(input)) {
+    return;
+  }
+  auto node = make_node<NodeType>(std::forward<Args>(args)...);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(output, node);
+}
+
+} // namespace shardtensor
