@@ -30,7 +30,8 @@ What there is:
 
 `fn` and arguments travel by pickle; functions must be module level. A body
 may use pytest.raises, pytest.skip and picklable fixtures (tmp_path). Each body
-starts with the same seed on every rank and default dtype float32. The world
+starts with the same seed on every rank, default dtype float32 and the
+package's default settings (modes, policies, no DistributedManager). The world
 (torch.distributed's default group) is exactly the ranks of the mesh.
 
 How: one process (the *seed*) imports torch once and never computes; workers
@@ -318,8 +319,8 @@ def _serve_seed(descriptor):
     import torch
     import torch.distributed.tensor  # noqa: F401
 
-    with contextlib.suppress(ImportError):
-        import shardtensor  # noqa: F401
+    import shardtensor  # noqa: F401
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     control = socket.socket(fileno=descriptor)
     children = set()
@@ -395,6 +396,7 @@ def _outcome(path, module, name, mesh, args, kwargs):
 
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
+    _restore_settings()
     oracle.layouts.clear()
     try:
         fn = getattr(_load(path, module), name)
@@ -406,6 +408,18 @@ def _outcome(path, module, name, mesh, args, kwargs):
             return "skip", None, str(error)
         return "error", None, _format(error)
     return "ok", value, "", tuple(oracle.layouts)
+
+
+def _restore_settings():
+    """What an earlier body may have left, above all one that failed."""
+    import shardtensor as st
+
+    st.ShardTensor.set_promotion_mode(st.TensorPromotionMode.SILENT)
+    st.set_fallback_mode("warn")
+    st.set_gradient_policy("coalesced")
+    st.set_check_mode(False)
+    st.set_communication_timeout(0)
+    st.distributed.DistributedManager._instance = None
 
 
 def _format(error):
