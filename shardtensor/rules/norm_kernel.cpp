@@ -1,4 +1,4 @@
-#include <limits>
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/ExpandUtils.h>
@@ -7,6 +7,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -64,7 +65,7 @@ Tensor rows(const Tensor& x, int64_t dim, int64_t begin, int64_t extent) {
 template <class Visit>
 void visit_pieces(const std::vector<Tensor>& tensors, const Visit& visit) {
   const auto& largest = tensors[0];
-  const int64_t limit = int64_t{1} << (largest.is_cpu() ? 17 : 25);
+  const int64_t limit = int64_t{1} << (largest.is_cpu() ? 16 : 25);
   if (largest.numel() <= limit) {
     visit(tensors);
     return;
@@ -100,8 +101,9 @@ Tensor sum_squares(
   auto result = zeros_like_statistic(x, dims);
   visit_pieces({x, result, mean}, [&](const std::vector<Tensor>& piece) {
     const auto x_wide = wide(piece[0]);
-    const auto centered = piece[2].defined() ? x_wide - piece[2] : x_wide;
-    piece[1].add_(kept_sum(at::square(centered), dims));
+    const auto squares =
+        piece[2].defined() ? (x_wide - piece[2]).square_() : at::square(x_wide);
+    piece[1].add_(kept_sum(squares, dims));
   });
   return result;
 }
@@ -209,6 +211,28 @@ Tensor with_dims(const Tensor& x, int64_t dims) {
   return x.reshape(sizes);
 }
 
+/// A weight of few elements per statistic costs no pass of its own.
+bool folds_into(const Tensor& weight, const Tensor& rstd, const Tensor& x) {
+  return weight.defined() &&
+      c10::multiply_integers(at::infer_size(weight.sizes(), rstd.sizes())) <
+      x.numel();
+}
+
+/// x - mean in the accumulation type, in the memory of `result` if it has that
+/// type.
+Tensor deviation(const Tensor& x, const Tensor& mean, const Tensor& result) {
+  auto to = result.scalar_type() == accumulate_type(x)
+      ? result
+      : at::empty_like(x, x.options().dtype(accumulate_type(x)));
+  return mean.defined() ? at::sub_out(to, x, mean) : to.copy_(x);
+}
+
+void store(const Tensor& value, const Tensor& result) {
+  if (!value.is_same(result)) {
+    result.copy_(value);
+  }
+}
+
 Tensor apply_norm(
     const Tensor& x,
     const Tensor& weight,
@@ -216,10 +240,7 @@ Tensor apply_norm(
     const Statistics& statistics) {
   const auto result = at::empty_like(x);
   const auto w = with_dims(weight, x.dim());
-  // A weight of few elements costs no pass of its own.
-  const bool folds = w.defined() &&
-      c10::multiply_integers(
-          at::infer_size(w.sizes(), statistics.rstd.sizes())) < x.numel();
+  const bool folds = folds_into(w, statistics.rstd, x);
   const auto scale = folds ? statistics.rstd * w : statistics.rstd;
   visit_pieces(
       {x,
@@ -229,8 +250,7 @@ Tensor apply_norm(
        folds ? Tensor() : w,
        with_dims(bias, x.dim())},
       [](const std::vector<Tensor>& piece) {
-        auto y = piece[2].defined() ? wide(piece[0]) - piece[2]
-                                    : wide(piece[0]).clone();
+        auto y = deviation(piece[0], piece[2], piece[1]);
         y.mul_(piece[3]);
         if (piece[4].defined()) {
           y.mul_(piece[4]);
@@ -238,7 +258,7 @@ Tensor apply_norm(
         if (piece[5].defined()) {
           y.add_(piece[5]);
         }
-        piece[1].copy_(y);
+        store(y, piece[1]);
       });
   return result;
 }
@@ -305,8 +325,13 @@ Gradients composed_gradients(
   return result;
 }
 
-/// The covered dims along which weight and bias do not vary, at the end of x.
-std::vector<int64_t> inner_dims(
+/// Dims along which weight and bias do not vary.
+struct ConstantDims {
+  std::vector<int64_t> inner; // that a statistic covers
+  std::vector<int64_t> outer;
+};
+
+ConstantDims constant_dims(
     const Tensor& x,
     const Tensor& weight,
     const std::vector<int64_t>& bias_sizes,
@@ -315,13 +340,122 @@ std::vector<int64_t> inner_dims(
     const auto own = dim - (x.dim() - static_cast<int64_t>(sizes.size()));
     return own >= 0 && sizes[own] != 1;
   };
-  std::vector<int64_t> result;
-  for (const int64_t dim : geometry.dims) {
-    if (!(weight.defined() && varies(weight.sizes(), dim)) &&
-        !varies(bias_sizes, dim)) {
-      result.push_back(dim);
+  ConstantDims result;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if ((weight.defined() && varies(weight.sizes(), dim)) ||
+        varies(bias_sizes, dim)) {
+      continue;
     }
+    const bool covered =
+        std::binary_search(geometry.dims.begin(), geometry.dims.end(), dim);
+    (covered ? result.inner : result.outer).push_back(dim);
   }
+  return result;
+}
+
+/// This rank's terms.
+struct LocalSums {
+  Tensor sum; // of the weighted gradient, per statistic
+  Tensor product; // of that times the normalized value
+  Tensor weight; // gradients of weight and bias, with x's dims
+  Tensor bias;
+};
+
+/// Where weight and bias are constant along `inner`: sums over these first.
+LocalSums sums_by_cell(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Statistics& statistics,
+    const std::vector<int64_t>& inner,
+    const NormGeometry& geometry) {
+  auto sums = zeros_like_statistic(x, inner);
+  auto products = zeros_like_statistic(x, inner);
+  visit_pieces(
+      {x, grad, sums, products, statistics.mean},
+      [&](const std::vector<Tensor>& piece) {
+        const auto grad_wide = wide(piece[1]);
+        piece[2].add_(kept_sum(grad_wide, inner));
+        auto product = piece[4].defined() ? wide(piece[0]) - piece[4]
+                                          : wide(piece[0]).clone();
+        piece[3].add_(kept_sum(product.mul_(grad_wide), inner));
+      });
+  products.mul_(statistics.rstd);
+  const auto weighted = [&](const Tensor& cells) {
+    return kept_sum(weight.defined() ? cells * weight : cells, geometry.dims);
+  };
+  return {weighted(sums), weighted(products), products, sums};
+}
+
+/// Where they vary with every element of a statistic.
+LocalSums sums_by_element(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Statistics& statistics,
+    const std::vector<int64_t>& outer,
+    const NormGeometry& geometry) {
+  const LocalSums result{
+      zeros_like_statistic(x, geometry.dims),
+      zeros_like_statistic(x, geometry.dims),
+      zeros_like_statistic(x, outer),
+      zeros_like_statistic(x, outer)};
+  visit_pieces(
+      {x,
+       grad,
+       statistics.mean,
+       statistics.rstd,
+       weight,
+       result.sum,
+       result.product,
+       result.weight,
+       result.bias},
+      [&](const std::vector<Tensor>& piece) {
+        const auto g = wide(piece[1]);
+        const auto& w = piece[4];
+        auto product = piece[2].defined() ? wide(piece[0]) - piece[2]
+                                          : wide(piece[0]).clone();
+        product.mul_(piece[3]).mul_(g);
+        piece[7].add_(kept_sum(product, outer));
+        piece[8].add_(kept_sum(g, outer));
+        piece[6].add_(
+            kept_sum(w.defined() ? product.mul_(w) : product, geometry.dims));
+        piece[5].add_(kept_sum(w.defined() ? g * w : g, geometry.dims));
+      });
+  return result;
+}
+
+/// The gradient of x from the sums over all ranks.
+Tensor input_gradient(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Statistics& statistics,
+    const LocalSums& sums,
+    const NormGeometry& geometry) {
+  const at::Scalar count(static_cast<double>(geometry.count));
+  const auto [sum, product] = total_pair(sums.sum, sums.product, geometry);
+  const bool folds = folds_into(weight, statistics.rstd, x);
+  const auto result = at::empty_like(x);
+  visit_pieces(
+      {x,
+       grad,
+       result,
+       statistics.mean,
+       at::square(statistics.rstd) * (product / count).neg(),
+       geometry.centered ? statistics.rstd * (sum / count) : Tensor(),
+       folds ? statistics.rstd * weight : statistics.rstd,
+       folds ? Tensor() : weight},
+      [](const std::vector<Tensor>& piece) {
+        auto dx = deviation(piece[0], piece[3], piece[2]);
+        dx.mul_(piece[4]);
+        if (piece[5].defined()) {
+          dx.sub_(piece[5]);
+        }
+        auto scaled = wide(piece[1]) * piece[6];
+        dx.add_(piece[7].defined() ? scaled.mul_(piece[7]) : scaled);
+        store(dx, piece[2]);
+      });
   return result;
 }
 
@@ -334,59 +468,21 @@ Gradients fused_gradients(
     const Statistics& statistics,
     const Wanted& wanted,
     const NormGeometry& geometry) {
-  const auto inner = inner_dims(x, weight, bias_sizes, geometry);
-  if (inner.empty()) {
-    return composed_gradients(
-        grad, x, weight, bias_sizes, statistics, wanted, geometry);
-  }
-  auto sums = zeros_like_statistic(x, inner);
-  auto products = zeros_like_statistic(x, inner);
-  visit_pieces(
-      {x, grad, sums, products, statistics.mean},
-      [&](const std::vector<Tensor>& piece) {
-        const auto grad_wide = wide(piece[1]);
-        const auto deviation =
-            piece[4].defined() ? wide(piece[0]) - piece[4] : wide(piece[0]);
-        piece[2].add_(kept_sum(grad_wide, inner));
-        piece[3].add_(kept_sum(grad_wide * deviation, inner));
-      });
-  products.mul_(statistics.rstd);
+  const auto w = with_dims(weight, x.dim());
+  const auto [inner, outer] = constant_dims(x, weight, bias_sizes, geometry);
+  const auto sums = inner.empty()
+      ? sums_by_element(grad, x, w, statistics, outer, geometry)
+      : sums_by_cell(grad, x, w, statistics, inner, geometry);
   Gradients result;
   if (wanted.x) {
-    const at::Scalar count(static_cast<double>(geometry.count));
-    const auto scaled = [&](const Tensor& cells) {
-      return kept_sum(weight.defined() ? cells * weight : cells, geometry.dims);
-    };
-    const auto [sum, product] =
-        total_pair(scaled(sums), scaled(products), geometry);
-    const auto factor = at::square(statistics.rstd) * (product / count);
-    const auto w = with_dims(weight, x.dim());
-    result.x = at::empty_like(x);
-    visit_pieces(
-        {x,
-         grad,
-         result.x,
-         statistics.mean,
-         factor,
-         geometry.centered ? statistics.rstd * (sum / count) : Tensor(),
-         w.defined() ? statistics.rstd * w : statistics.rstd},
-        [](const std::vector<Tensor>& piece) {
-          auto dx = wide(piece[1]) * piece[6];
-          if (piece[5].defined()) {
-            dx.sub_(piece[5]);
-          }
-          const auto x_wide = wide(piece[0]);
-          dx.sub_(
-              (piece[3].defined() ? x_wide - piece[3] : x_wide).mul(piece[4]));
-          piece[2].copy_(dx);
-        });
+    result.x = input_gradient(grad, x, w, statistics, sums, geometry);
   }
   if (wanted.weight) {
     result.weight =
-        at::sum_to(products, weight.sizes()).to(weight.scalar_type());
+        at::sum_to(sums.weight, weight.sizes()).to(weight.scalar_type());
   }
   if (wanted.bias) {
-    result.bias = at::sum_to(sums, bias_sizes);
+    result.bias = at::sum_to(sums.bias, bias_sizes);
   }
   return result;
 }

@@ -155,9 +155,10 @@ Tensor softmax_backward_kernel(
         y.spec);
   }
   const CommScope scope("aten::_softmax_backward_data");
-  const auto product = wide(grad.local) * wide(y.local);
+  auto product = wide(grad.local) * wide(y.local);
   const auto total = total_along(product, *y.spec, dim);
-  return wrap((product - wide(y.local) * total).to(input_dtype), y.spec);
+  product.sub_(wide(y.local) * total);
+  return wrap(product.to(input_dtype), y.spec);
 }
 
 Tensor log_softmax_backward_kernel(
