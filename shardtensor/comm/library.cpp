@@ -19,4 +19,12 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "all_to_all_v(Tensor x, int dim, int[] in_splits, int[] out_splits, "
       "str group) -> Tensor");
+
+  // Values that a plan knows, as a tensor on like's device.
+  m.def(
+      "index_tensor(int[] values, Tensor like) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "weight_tensor(float[] values, Tensor like) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
 }

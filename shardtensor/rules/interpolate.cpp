@@ -8,7 +8,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/upsample_bicubic2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_linear1d.h>
@@ -18,6 +17,7 @@
 #include <ATen/ops/upsample_trilinear3d.h>
 #include <torch/library.h>
 
+#include "shardtensor/rules/constants.h"
 #include "shardtensor/rules/stencil_rule.h"
 
 namespace shardtensor {
@@ -157,7 +157,7 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
             x.size(static_cast<int64_t>(i) + 2),
             u.size[i]));
   }
-  auto whole = channels_to_gather(x, u.dims());
+  std::vector<int64_t> whole;
   if (!is_nearest(u) && !x.is_floating_point()) {
     // Images of integers have their own fixed-point arithmetic.
     for (int64_t dim = 2; dim < x.dim(); ++dim) {
@@ -218,18 +218,15 @@ Tensor weighted_sum(
     int64_t dim,
     const WeightedRows& weighted,
     bool single) {
-  const auto index_options = x.options().dtype(at::kLong);
   std::vector<int64_t> shape(x.dim(), 1);
   shape[dim] = static_cast<int64_t>(weighted.rows[0].size());
   Tensor sum;
   for (size_t j = 0; j < weighted.rows.size(); ++j) {
-    const Tensor rows =
-        x.index_select(dim, at::tensor(weighted.rows[j], index_options));
+    const Tensor rows = x.index_select(dim, index_tensor(weighted.rows[j], x));
     if (single) {
       return rows;
     }
-    const Tensor weights =
-        at::tensor(weighted.weights[j], x.options()).view(shape);
+    const Tensor weights = weight_tensor(weighted.weights[j], x).view(shape);
     const Tensor term = at::mul(rows, weights);
     sum = sum.defined() ? at::add(sum, term) : term;
   }

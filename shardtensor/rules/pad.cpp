@@ -3,14 +3,12 @@
 // other modes fetch the rows that they repeat.
 #include <ATen/ops/_pad_circular.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/reflection_pad1d.h>
 #include <ATen/ops/reflection_pad2d.h>
 #include <ATen/ops/reflection_pad3d.h>
 #include <ATen/ops/replication_pad1d.h>
 #include <ATen/ops/replication_pad2d.h>
 #include <ATen/ops/replication_pad3d.h>
-#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include "shardtensor/layout/transfer.h"
@@ -133,8 +131,7 @@ struct PadPlan {
   SpecPtr given;
   SpecPtr input;
   SpecPtr output;
-  std::optional<EncodedExchange> gather; // of sharded dims
-  std::vector<std::pair<int64_t, RowSource>> local; // of the others
+  EncodedExchange gather; // local rows, too
 };
 
 /// Removing rows comes first where the domain is a ring.
@@ -161,7 +158,7 @@ PadPlan plan_pad(
     const std::vector<Padding>& padding,
     Boundary boundary) {
   const SpecPtr input = stencil_layout(spec, {});
-  PadPlan plan{spec, input, padded_layout(input, padding), {}, {}};
+  PadPlan plan{spec, input, padded_layout(input, padding), {}};
   const auto rows = [&](int64_t dim, int64_t position) {
     return source_rows(
         rows_of(plan.output, padding, dim, position),
@@ -169,21 +166,16 @@ PadPlan plan_pad(
         padding[dim],
         boundary);
   };
-  std::vector<int64_t> cut;
+  std::vector<int64_t> padded;
   for (int64_t dim = 0; dim < input->dim(); ++dim) {
-    if (padding[dim].before == 0 && padding[dim].after == 0) {
-      continue;
-    }
-    if (input->is_sharded(dim)) {
-      cut.push_back(dim);
-    } else {
-      plan.local.emplace_back(dim, rows(dim, 0));
+    if (padding[dim].before != 0 || padding[dim].after != 0) {
+      padded.push_back(dim);
     }
   }
   const Mesh& mesh = *input->mesh();
-  if (!cut.empty() && mesh.contains_this_rank()) {
+  if (mesh.contains_this_rank()) {
     plan.gather =
-        encode(plan_gather_rows(input, cut, rows, mesh.position()), mesh);
+        encode(plan_gather_rows(input, padded, rows, mesh.position()), mesh);
   }
   return plan;
 }
@@ -210,19 +202,12 @@ Tensor pad_rule(
     });
     return plan_pad(spec(x), padding_by_dim(x.dim(), pad), boundary);
   });
-  Tensor local = to_local(redistribute(x, plan->input));
+  const Tensor local = to_local(redistribute(x, plan->input));
   if (!plan->input->mesh()->contains_this_rank()) {
     return from_local(
         local.new_zeros(plan->output->local_sizes()), plan->output);
   }
-  if (plan->gather) {
-    local = exchange(local, *plan->gather);
-  }
-  for (const auto& [dim, rows] : plan->local) {
-    local = local.index_select(
-        dim, at::tensor(rows, local.options().dtype(at::kLong)));
-  }
-  return from_local(local, plan->output);
+  return from_local(exchange(local, plan->gather), plan->output);
 }
 
 // ---- the operators ----------------------------------------------------------

@@ -1,0 +1,43 @@
+"""torch.compile of stencils: the exchange and the local call in one graph."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import check_op, ranks, sharded
+from test_compile import Compiled
+from torch import nn
+from torch.distributed.tensor import Shard
+
+
+class Padded(nn.Module):
+    def forward(self, x):
+        return F.pad(x, [1, 2, 3, 1])
+
+
+MODULES = {
+    "conv": nn.Conv2d(2, 3, 3, padding=1),
+    "transposed": nn.ConvTranspose2d(2, 3, 3, stride=2),
+    "circular": nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
+    "reflect": nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+    "max": nn.MaxPool2d(3, 2, 1),
+    "average": nn.AvgPool2d(2),
+    "adaptive": nn.AdaptiveAvgPool2d(3),
+    "adaptive max": nn.AdaptiveMaxPool2d(3),
+    "global": nn.AdaptiveAvgPool2d(1),
+    "doubling": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "weighted": nn.Upsample(size=(13, 9), mode="bilinear"),
+    "nearest": nn.Upsample(size=(13, 9), mode="nearest"),
+    "padded": Padded(),
+    "unshuffled": nn.PixelUnshuffle(2),
+}
+
+
+@ranks(2)
+@pytest.mark.parametrize("name", list(MODULES))
+def test_compiled_modules_give_the_eager_numbers(mesh, name):
+    torch.manual_seed(0)
+    check_op(
+        Compiled(MODULES[name], backend="aot_eager", fullgraph=True),
+        sharded(torch.randn(2, 2, 8, 10, requires_grad=True), [Shard(2)], {2: [5, 3]}),
+        mesh=mesh,
+    )
