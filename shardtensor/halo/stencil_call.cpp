@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/ops/constant_pad_nd.h>
+
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -92,20 +94,41 @@ StencilCall plan_stencil_call(
   return call;
 }
 
-at::Tensor gather_input(const at::Tensor& x, const StencilCall& call) {
-  return gather_local(to_local(redistribute(x, call.input)), call);
+namespace {
+
+/// See Note [Same work on every rank].
+at::Tensor with_something(const at::Tensor& local, const StencilCall& call) {
+  std::vector<int64_t> pad(2 * local.dim(), 0); // from the last dim backwards
+  bool empty = false;
+  for (int64_t dim = 0; dim < call.first_dim(); ++dim) {
+    if (local.size(dim) == 0 && call.input->size(dim) > 0) {
+      pad[2 * (local.dim() - 1 - dim)] = 1;
+      empty = true;
+    }
+  }
+  return empty ? at::constant_pad_nd(local, pad) : local;
 }
 
-at::Tensor gather_local(const at::Tensor& local, const StencilCall& call) {
-  if (!call.gathers || !call.input->mesh()->contains_this_rank()) {
-    return local;
+} // namespace
+
+at::Tensor gather_rows(const at::Tensor& local, const StencilCall& call) {
+  if (!call.gathers) {
+    return with_something(local, call);
   }
   // channels_last goes in, channels_last comes out.
-  return exchange(local, call.gather).contiguous(local.suggest_memory_format());
+  const auto rows =
+      exchange(local, call.gather).contiguous(local.suggest_memory_format());
+  return with_something(rows, call);
 }
 
 at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call) {
   at::Tensor kept = local;
+  const auto& sizes = call.output->local_sizes();
+  for (int64_t dim = 0; dim < call.first_dim(); ++dim) {
+    if (sizes[dim] == 0 && kept.size(dim) != 0) {
+      kept = kept.narrow(dim, 0, 0);
+    }
+  }
   for (size_t i = 0; i < call.pieces.size(); ++i) {
     const auto dim = call.first_dim() + static_cast<int64_t>(i);
     const auto& piece = call.pieces[i];

@@ -47,11 +47,15 @@ StencilCall plan_stencil_call(
     std::vector<int64_t> output_sizes,
     const std::vector<bool>& gather_always = {});
 
-/// This rank's input rows. Communication: a redistribution if call.input is
-/// another layout than x's, one exchange if call.gathers.
-at::Tensor gather_input(const at::Tensor& x, const StencilCall& call);
-/// As above on the local tensor, already in the layout call.input.
-at::Tensor gather_local(const at::Tensor& local, const StencilCall& call);
+// Note [Same work on every rank]
+// A rank without outputs, without samples or without channels computes on one
+// of zeros and keeps nothing. With nothing at all to compute, PyTorch leaves
+// out parts of the graph, in double backward above all, and with them the
+// collectives that other ranks wait in.
+
+/// The input rows of this rank's operator, from its shard in the layout
+/// call.input. Communication: one exchange if call.gathers.
+at::Tensor gather_rows(const at::Tensor& local, const StencilCall& call);
 
 /// The outputs that this rank owns among those of its local operator.
 at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call);

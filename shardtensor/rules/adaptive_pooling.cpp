@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <optional>
 
-#include <ATen/ops/adaptive_avg_pool1d.h>
-#include <ATen/ops/adaptive_avg_pool2d.h>
-#include <ATen/ops/adaptive_avg_pool3d.h>
+#include <ATen/ops/_adaptive_avg_pool2d.h>
+#include <ATen/ops/_adaptive_avg_pool3d.h>
 #include <ATen/ops/adaptive_max_pool1d.h>
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/adaptive_max_pool3d.h>
@@ -18,10 +17,10 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mean.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/rules/constants.h"
 #include "shardtensor/rules/global_indices.h"
 #include "shardtensor/rules/stencil_rule.h"
 
@@ -85,11 +84,7 @@ AdaptivePlan plan_adaptive(
   }
   AdaptivePlan plan{
       plan_stencil_call(
-          spec(x),
-          channels_to_gather(x, pool.dims),
-          stencils,
-          std::vector<int64_t>(n, 0),
-          sizes),
+          spec(x), {}, stencils, std::vector<int64_t>(n, 0), sizes),
       {},
       false,
       std::vector<std::optional<Windows>>(n)};
@@ -133,20 +128,19 @@ std::shared_ptr<const AdaptivePlan> find_plan(
   return plans.find(key, [&] { return plan_adaptive(pool, x, plain); });
 }
 
-Tensor index_tensor(const std::vector<int64_t>& values, const Tensor& like) {
-  return at::tensor(values, like.options().dtype(at::kLong));
-}
-
 // ---- averages ---------------------------------------------------------------
 
+// The composite operators take the mean for a single output, with another
+// second derivative: ranks must not differ in what they compute.
 Tensor plain_average(const Tensor& x, IntArrayRef size) {
   switch (size.size()) {
     case 1:
-      return at::adaptive_avg_pool1d(x, size);
+      return at::_adaptive_avg_pool2d(x.unsqueeze(-2), {1, size[0]})
+          .squeeze(-2);
     case 2:
-      return at::adaptive_avg_pool2d(x, size);
+      return at::_adaptive_avg_pool2d(x, size);
     default:
-      return at::adaptive_avg_pool3d(x, size);
+      return at::_adaptive_avg_pool3d(x, size);
   }
 }
 
@@ -170,7 +164,7 @@ Tensor average_windows(const Tensor& x, int64_t dim, const Windows& windows) {
                               dim,
                               index_tensor(outputs, x),
                               x.index_select(dim, index_tensor(rows, x)));
-  return at::div(sums, at::tensor(extents, x.options()).view(shape));
+  return at::div(sums, weight_tensor(extents, x).view(shape));
 }
 
 Tensor local_average(const AdaptivePlan& plan, const Tensor& rows) {

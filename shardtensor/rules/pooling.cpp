@@ -55,8 +55,7 @@ PoolPlan plan_pool(const Pool& pool, const Tensor& x, const Plain& plain) {
             x.size(dim),
             sizes[dim]));
   }
-  const auto whole = channels_to_gather(x, pool.dims);
-  return {plan_stencil_call(spec(x), whole, stencils, padding, sizes)};
+  return {plan_stencil_call(spec(x), {}, stencils, padding, sizes)};
 }
 
 std::shared_ptr<const PoolPlan> find_plan(

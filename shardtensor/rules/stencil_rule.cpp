@@ -1,7 +1,5 @@
 #include "shardtensor/rules/stencil_rule.h"
 
-#include <algorithm>
-
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -44,17 +42,6 @@ at::Tensor autocast_input(const at::Tensor& local) {
     return local;
   }
   return local.to(at::autocast::get_autocast_dtype(device));
-}
-
-std::vector<int64_t> channels_to_gather(const at::Tensor& x, int64_t dims) {
-  const int64_t channels = x.dim() - dims - 1;
-  if (channels < 0 || !spec(x)->is_sharded(channels)) {
-    return {};
-  }
-  const auto sizes = spec(x)->partition(channels).sizes();
-  const bool all = std::all_of(
-      sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; });
-  return all ? std::vector<int64_t>{} : std::vector<int64_t>{channels};
 }
 
 } // namespace shardtensor

@@ -23,10 +23,6 @@ std::vector<int64_t> infer_sizes(
     int64_t dims,
     const std::function<at::Tensor(const at::Tensor&)>& plain);
 
-/// The dim before the last `dims` ones if it is sharded and some rank has none
-/// of it: PyTorch's operators accept an empty batch, not empty channels.
-std::vector<int64_t> channels_to_gather(const at::Tensor& x, int64_t dims);
-
 /// What autocast will do to the input of a convolution, done before the
 /// exchange: half the bytes travel.
 at::Tensor autocast_input(const at::Tensor& local);
@@ -48,7 +44,7 @@ at::Tensor run_stencil(
         prepare(input).new_zeros(call.output->local_sizes()), call.output);
   }
   return from_local(
-      keep_owned(local(gather_local(prepare(input), call)), call), call.output);
+      keep_owned(local(gather_rows(prepare(input), call)), call), call.output);
 }
 
 /// As run_stencil where `local` returns values and global flat indices.
