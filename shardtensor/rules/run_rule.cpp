@@ -5,6 +5,7 @@
 #include <c10/util/hash.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/rule.h"
 #include "shardtensor/tensor/redistribute.h"
 
@@ -180,15 +181,10 @@ void write_back(
     return;
   }
   auto* impl = impl_of(operand.tensor);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !impl->is_view_copy(),
-      "cannot write into this view of sizes ",
-      operand.tensor.sizes(),
-      ": its ShardTensor had to be redistributed to make it, so the two share "
-      "no memory; redistribute first, or write into a clone()");
   const auto& result = output ? output : wanted ? wanted : impl->spec();
-  if (impl->spec()->sizes() != result->sizes() ||
-      (impl->spec()->has_partial() && impl->spec() != result) ||
+  const bool takes_layout = impl->spec()->has_partial() &&
+      impl->spec() != result && !impl->shares_memory();
+  if (impl->spec()->sizes() != result->sizes() || takes_layout ||
       (local.is_same(impl->local()) && impl->spec() != result)) {
     impl->set(local, result);
   } else if (!local.is_same(impl->local())) {
@@ -196,24 +192,45 @@ void write_back(
   } else if (impl->local().sizes() != at::IntArrayRef(result->local_sizes())) {
     impl->set(local, result);
   }
+  note_written(operand.tensor);
 }
+
+/// The operand that a view operator looks at; null for other operators.
+const Operand* viewed_operand(const Call& call) {
+  const auto& returns = call.op().schema().returns();
+  const auto* returned = returns.empty() ? nullptr : returns[0].alias_info();
+  if (!returned || returned->isWrite()) {
+    return nullptr;
+  }
+  for (const auto& operand : call.operands()) {
+    const auto& argument = call.op().schema().arguments()[operand.argument];
+    if (argument.alias_info() && is_shard_tensor(operand.tensor)) {
+      return &operand;
+    }
+  }
+  return nullptr;
+}
+
+/// What a call works on: one local tensor per operand.
+struct Locals {
+  std::vector<at::Tensor> tensors;
+  const Operand* viewed = nullptr;
+  ViewSource source; // of `viewed`
+};
 
 class Outputs {
  public:
-  Outputs(const Call& call, const Decision& decision)
-      : call_(call), decision_(decision) {}
+  Outputs(const Call& call, const Decision& decision, const Locals& locals)
+      : call_(call), decision_(decision), locals_(locals) {}
 
-  c10::IValue wrapped(const c10::IValue& value, bool is_view_copy) {
+  c10::IValue wrapped(const c10::IValue& value) {
     if (value.isTensor()) {
-      return value.toTensor().defined()
-          ? wrapped(value.toTensor(), is_view_copy)
-          : value;
+      return value.toTensor().defined() ? wrapped(value.toTensor()) : value;
     }
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(
-            tensor.defined() ? wrapped(tensor, is_view_copy) : tensor);
+        list.push_back(tensor.defined() ? wrapped(tensor) : tensor);
       }
       return list;
     }
@@ -228,36 +245,21 @@ class Outputs {
   }
 
  private:
-  at::Tensor wrapped(const at::Tensor& local, bool is_view_copy) {
+  at::Tensor wrapped(const at::Tensor& local) {
     auto spec = take();
     if (!spec) {
       spec = make_replicated(call_.mesh(), local.sizes().vec());
     }
-    auto result = wrap(local, spec);
-    if (is_view_copy) {
-      impl_of(result)->set_is_view_copy();
-    }
-    return result;
+    return locals_.viewed
+        ? wrap_view(local, spec, locals_.viewed->tensor, locals_.source)
+        : wrap(local, spec);
   }
 
   const Call& call_;
   const Decision& decision_;
+  const Locals& locals_;
   size_t next_ = 0;
 };
-
-/// True when a view operator's input was moved, so that the result is no view.
-bool severs_view(const Call& call, const Decision& decision) {
-  const auto& arguments = call.op().schema().arguments();
-  for (size_t i = 0; i < decision.inputs.size(); ++i) {
-    const auto& operand = call.operand(i);
-    const auto* alias = arguments[operand.argument].alias_info();
-    if (alias && !alias->isWrite() && decision.inputs[i] &&
-        decision.inputs[i] != operand.spec) {
-      return true;
-    }
-  }
-  return false;
-}
 
 /// The operand that a written return value stands for.
 const Operand* written_operand(
@@ -274,15 +276,18 @@ const Operand* written_operand(
   return nullptr;
 }
 
+SpecPtr wanted_of(const Decision& decision, size_t operand) {
+  return decision.inputs.empty() ? nullptr : decision.inputs[operand];
+}
+
 void finish(
     const Call& call,
     const Decision& decision,
-    const std::vector<at::Tensor>& locals,
+    const Locals& locals,
     torch::jit::Stack& stack) {
   const auto& returns = call.op().schema().returns();
   const auto first = stack.size() - returns.size();
-  Outputs outputs(call, decision);
-  const bool severed = severs_view(call, decision);
+  Outputs outputs(call, decision, locals);
   std::vector<bool> handled(call.operands().size());
   for (size_t i = 0; i < returns.size(); ++i) {
     auto& value = stack[first + i];
@@ -290,21 +295,52 @@ void finish(
     const auto* target =
         alias && alias->isWrite() ? written_operand(call, *alias) : nullptr;
     if (!target || !value.isTensor()) {
-      value = outputs.wrapped(value, severed && alias);
+      value = outputs.wrapped(value);
       continue;
     }
     const auto index = static_cast<size_t>(target - call.operands().data());
-    const auto wanted =
-        decision.inputs.empty() ? nullptr : decision.inputs[index];
-    write_back(*target, value.toTensor(), wanted, outputs.take());
+    write_back(
+        *target,
+        value.toTensor(),
+        wanted_of(decision, index),
+        outputs.take());
     handled[index] = true;
     value = target->tensor;
   }
   for (size_t i = 0; i < call.operands().size(); ++i) {
     if (call.operand(i).written && !handled[i]) {
-      const auto wanted =
-          decision.inputs.empty() ? nullptr : decision.inputs[i];
-      write_back(call.operand(i), locals[i], wanted, nullptr);
+      write_back(
+          call.operand(i),
+          locals.tensors[i],
+          wanted_of(decision, i),
+          nullptr);
+    }
+  }
+}
+
+Locals local_operands(const Call& call, const Decision& decision) {
+  Locals locals;
+  locals.viewed = viewed_operand(call);
+  locals.tensors.reserve(call.operands().size());
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    const auto& operand = call.operand(i);
+    const auto wanted = wanted_of(decision, i);
+    if (&operand == locals.viewed) {
+      locals.source = view_source(operand.tensor, wanted);
+      locals.tensors.push_back(locals.source.local);
+    } else {
+      locals.tensors.push_back(local_operand(operand, wanted));
+    }
+  }
+  return locals;
+}
+
+void note_repairs(const Call& call, const Decision& decision) {
+  for (size_t i = 0; i < decision.inputs.size(); ++i) {
+    const auto& operand = call.operand(i);
+    if (operand.spec && decision.inputs[i] &&
+        decision.inputs[i] != operand.spec && operand.spec->is_sharded()) {
+      note_fallback(call.name(), operand.spec, decision.inputs[i]);
     }
   }
 }
@@ -321,14 +357,11 @@ void run_rule(
       stack->begin() + static_cast<int64_t>(base), stack->end());
   Call call(op, arguments);
   const auto decision = decide(call, rule);
-  std::vector<at::Tensor> locals;
-  locals.reserve(call.operands().size());
-  for (size_t i = 0; i < call.operands().size(); ++i) {
-    locals.push_back(local_operand(
-        call.operand(i),
-        decision->inputs.empty() ? nullptr : decision->inputs[i]));
+  if (decision->is_repair) {
+    note_repairs(call, *decision);
   }
-  replace_operands(*stack, base, call, locals);
+  const auto locals = local_operands(call, *decision);
+  replace_operands(*stack, base, call, locals.tensors);
   for (const auto& [index, value] : decision->arguments) {
     (*stack)[base + index] = value;
   }

@@ -104,7 +104,8 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
   impl->set_version_counter(version_counter);
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
-  impl->is_view_copy_ = is_view_copy_;
+  impl->moved_view_ = moved_view_;
+  impl->shares_memory_ = shares_memory_;
   born(at::Tensor(impl));
   return impl;
 }
@@ -127,7 +128,8 @@ void ShardTensorImpl::shallow_copy_from(
   TensorImpl::shallow_copy_from(impl);
   local_ = other->local_;
   spec_ = other->spec_;
-  is_view_copy_ = other->is_view_copy_;
+  moved_view_ = other->moved_view_;
+  shares_memory_ = other->shares_memory_;
 }
 
 ShardTensorImpl* impl_of(const at::Tensor& tensor) {

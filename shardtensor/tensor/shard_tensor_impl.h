@@ -5,6 +5,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 #include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/moved_view.h"
 
 namespace shardtensor {
 
@@ -19,7 +20,11 @@ class ShardTensorImpl : public c10::TensorImpl {
  public:
   ShardTensorImpl(at::Tensor local, SpecPtr spec);
 
+  /// Communication: none, but for a moved view whose base was written.
   const at::Tensor& local() const {
+    if (moved_view_) {
+      moved_view_->pull();
+    }
     return local_;
   }
   const SpecPtr& spec() const {
@@ -29,13 +34,21 @@ class ShardTensorImpl : public c10::TensorImpl {
   /// sizes, `.data =` and a compiled graph do.
   void set(at::Tensor local, SpecPtr spec);
 
-  /// True for the result of a view operator whose input had to be moved first:
-  /// it shares no memory with its base, so writing into it must raise.
-  bool is_view_copy() const {
-    return is_view_copy_;
+  /// Not null for views that had to be redistributed, and for views of those:
+  /// see Note [Moved views].
+  const std::shared_ptr<MovedView>& moved_view() const {
+    return moved_view_;
   }
-  void set_is_view_copy() {
-    is_view_copy_ = true;
+  void set_moved_view(std::shared_ptr<MovedView> moved_view) {
+    moved_view_ = std::move(moved_view);
+  }
+  /// True when a view operator made this tensor, or a view of it: it must keep
+  /// its local tensor, others look at it.
+  bool shares_memory() const {
+    return shares_memory_;
+  }
+  void set_shares_memory() {
+    shares_memory_ = true;
   }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
@@ -59,7 +72,8 @@ class ShardTensorImpl : public c10::TensorImpl {
   // Note [Shared memory]: a second owner, so that autograd never takes this
   // tensor's memory for its own alone.
   c10::Storage second_owner_;
-  bool is_view_copy_ = false;
+  std::shared_ptr<MovedView> moved_view_;
+  bool shares_memory_ = false;
 };
 
 /// True for every tensor that this library made.

@@ -1,0 +1,120 @@
+#include "shardtensor/tensor/moved_view.h"
+
+#include <atomic>
+
+#include <ATen/core/grad_mode.h>
+
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+namespace {
+
+// Inference tensors have no version: any write makes their moved views stale.
+std::atomic<int64_t> inference_writes{0};
+
+} // namespace
+
+MovedView::MovedView(
+    at::Tensor copy,
+    SpecPtr copy_spec,
+    at::Tensor source,
+    SpecPtr source_spec,
+    const at::Tensor& of)
+    : copy_(std::move(copy)),
+      copy_spec_(std::move(copy_spec)),
+      source_(std::move(source)),
+      source_spec_(std::move(source_spec)),
+      outer_(impl_of(of)->moved_view()),
+      has_version_(!of.is_inference()) {
+  if (has_version_) {
+    version_ = of.unsafeGetTensorImpl()->version_counter();
+  }
+  note_seen();
+}
+
+bool MovedView::is_stale() const {
+  return seen_ !=
+      (has_version_ ? static_cast<int64_t>(version_.current_version())
+                    : inference_writes.load());
+}
+
+void MovedView::note_seen() {
+  seen_ = has_version_ ? static_cast<int64_t>(version_.current_version())
+                       : inference_writes.load();
+}
+
+void MovedView::pull() {
+  if (outer_) {
+    outer_->pull();
+  }
+  if (is_stale()) {
+    note_seen();
+    at::NoGradGuard no_grad;
+    copy_.copy_(redistribute_local(source_, source_spec_, copy_spec_));
+  }
+}
+
+void MovedView::push() {
+  at::NoGradGuard no_grad;
+  source_.copy_(redistribute_local(copy_, copy_spec_, source_spec_));
+  if (outer_) {
+    outer_->push();
+  }
+}
+
+const at::Tensor& MovedView::pack() {
+  copy_ = copy_.contiguous();
+  return copy_;
+}
+
+ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted) {
+  const auto* impl = impl_of(tensor);
+  const auto& local = impl->local();
+  const auto& own = impl->spec();
+  if (!wanted || wanted == own) {
+    return {local, impl->moved_view()};
+  }
+  auto copy = redistribute_local(local, own, wanted);
+  if (copy.is_alias_of(local)) {
+    copy = copy.clone();
+  }
+  return {
+      copy, std::make_shared<MovedView>(copy, wanted, local, own, tensor)};
+}
+
+ViewSource contiguous_source(ViewSource source, const at::Tensor& tensor) {
+  const auto* impl = impl_of(tensor);
+  if (source.moved != impl->moved_view()) {
+    source.local = source.moved->pack();
+    return source;
+  }
+  auto copy = source.local.clone(at::MemoryFormat::Contiguous);
+  return {
+      copy,
+      std::make_shared<MovedView>(
+          copy, impl->spec(), source.local, impl->spec(), tensor)};
+}
+
+at::Tensor wrap_view(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const at::Tensor& tensor,
+    const ViewSource& source) {
+  auto result = wrap(local, spec);
+  impl_of(result)->set_moved_view(source.moved);
+  impl_of(result)->set_shares_memory();
+  impl_of(tensor)->set_shares_memory();
+  return result;
+}
+
+void note_written(const at::Tensor& tensor) {
+  if (tensor.is_inference()) {
+    inference_writes += 1;
+  }
+  if (const auto& moved = impl_of(tensor)->moved_view()) {
+    moved->push();
+  }
+}
+
+} // namespace shardtensor
