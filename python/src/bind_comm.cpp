@@ -5,7 +5,24 @@
 
 namespace shardtensor::python {
 
+namespace {
+
+/// Gives up the GIL where the caller holds it.
+void* release_gil() {
+  return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread()
+                                                  : nullptr;
+}
+
+void take_gil_back(void* state) {
+  if (state) {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  }
+}
+
+} // namespace
+
 void bind_comm(py::module_& module) {
+  set_wait_hooks(release_gil, take_gil_back);
   module.def(
       "all_reduce",
       [](const at::Tensor& x,

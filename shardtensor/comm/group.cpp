@@ -53,12 +53,35 @@ std::string first_line(const std::exception& error) {
 
 // ---- waiting ----------------------------------------------------------------
 
+std::atomic<BeforeWait> before_wait{nullptr};
+std::atomic<AfterWait> after_wait{nullptr};
+
+class WaitHooks {
+ public:
+  WaitHooks() {
+    if (const auto before = before_wait.load()) {
+      state_ = before();
+    }
+  }
+  ~WaitHooks() {
+    if (const auto after = after_wait.load()) {
+      after(state_);
+    }
+  }
+  WaitHooks(const WaitHooks&) = delete;
+  WaitHooks& operator=(const WaitHooks&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
+
 /// Backends that ran on the current stream return no work.
 void wait(const Work& work) {
   if (!work) {
     return;
   }
   const auto limit = std::chrono::milliseconds(timeout_milliseconds.load());
+  const WaitHooks hooks;
   TORCH_CHECK(work->wait(limit), "the work was aborted");
 }
 
@@ -161,6 +184,11 @@ void set_communication_timeout(double seconds) {
       seconds,
       ", expected 0 (no limit) or more");
   timeout_milliseconds = static_cast<int64_t>(seconds * 1e3);
+}
+
+void set_wait_hooks(BeforeWait before, AfterWait after) {
+  before_wait = before;
+  after_wait = after;
 }
 
 Group::Group(const std::string& name) : name_(name) {
