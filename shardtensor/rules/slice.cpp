@@ -105,7 +105,12 @@ at::Tensor select_kernel(const at::Tensor& self, int64_t dim, int64_t index) {
       self.dim() > 0, "select: expected a tensor with dims, got a 0-d one");
   dim = at::maybe_wrap_dim(dim, self.dim());
   index = wrapped_index("select", index, self.size(dim));
-  return only_row(sliced(self, dim, index, index + 1), dim);
+  const auto part = sliced(self, dim, index, index + 1);
+  if (!self.is_inference()) { // a moved view watches the writes to self
+    part.unsafeGetTensorImpl()->set_version_counter(
+        self.unsafeGetTensorImpl()->version_counter());
+  }
+  return only_row(part, dim);
 }
 
 // ---- several parts ----------------------------------------------------------

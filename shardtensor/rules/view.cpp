@@ -5,6 +5,7 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/diagonal_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_backward.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -56,18 +57,10 @@ at::Tensor reshaped(
       source.local.view(local_sizes), plan->output, self, source);
 }
 
+/// Strides depend on the rank where pieces have a single row: a view that they
+/// forbid is made from a copy, on this rank alone.
 at::Tensor view_kernel(const at::Tensor& self, at::IntArrayRef size) {
-  const auto sizes = at::infer_size(size, self.numel());
-  TORCH_CHECK(
-      is_viewable(self, sizes),
-      "view: sizes ",
-      size,
-      " are not compatible with sizes ",
-      self.sizes(),
-      " and strides ",
-      self.strides(),
-      " (a dim would span two memory ranges); use reshape()");
-  return reshaped("view", self, sizes);
+  return reshaped("view", self, at::infer_size(size, self.numel()));
 }
 
 at::Tensor unsafe_view_kernel(const at::Tensor& self, at::IntArrayRef size) {
@@ -464,6 +457,18 @@ at::Tensor unfold_backward_kernel(
 
 // ---- other element types ----------------------------------------------------
 
+/// Contiguous, with the usual strides for dims of size 0 and 1, too.
+bool is_standard(const at::Tensor& tensor) {
+  int64_t stride = 1;
+  for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+    if (tensor.stride(dim) != stride) {
+      return false;
+    }
+    stride *= std::max<int64_t>(tensor.size(dim), 1);
+  }
+  return true;
+}
+
 at::Tensor view_as_real_kernel(const at::Tensor& self) {
   const auto& own = spec(self);
   const auto source = view_source(self, nullptr);
@@ -486,9 +491,17 @@ at::Tensor view_as_complex_kernel(const at::Tensor& self) {
     return ViewPlan{wanted, with_new_dims(wanted, {last}, {})};
   });
   note_repair("view_as_complex", own, plan->wanted);
-  const auto source = view_source(self, plan->wanted);
-  return wrap_view(
-      at::view_as_complex(source.local), plan->output, self, source);
+  auto source = view_source(self, plan->wanted);
+  if (!is_standard(source.local)) {
+    source = contiguous_source(source, self);
+  }
+  auto local = source.local.numel() == 0
+      ? at::empty(
+            plan->output->local_sizes(),
+            source.local.options().dtype(
+                c10::toComplexType(self.scalar_type())))
+      : at::view_as_complex(source.local);
+  return wrap_view(local, plan->output, self, source);
 }
 
 /// The last dim in elements of another width: cut points scale with it.
@@ -536,8 +549,16 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
   const auto plan = find_view_plan(
       "view.dtype", own, {from, to}, [&] { return plan_dtype(own, from, to); });
   note_repair("view.dtype", own, plan->wanted);
-  const auto source = view_source(self, plan->wanted);
-  return wrap_view(source.local.view(dtype), plan->output, self, source);
+  auto source = view_source(self, plan->wanted);
+  if (from != to && !is_standard(source.local)) {
+    source = contiguous_source(source, self);
+  }
+  // Strides of tensors without elements may not divide.
+  auto local = source.local.numel() == 0
+      ? at::empty(
+            plan->output->local_sizes(), source.local.options().dtype(dtype))
+      : source.local.view(dtype);
+  return wrap_view(local, plan->output, self, source);
 }
 
 } // namespace

@@ -64,7 +64,7 @@ void MovedView::push() {
 }
 
 const at::Tensor& MovedView::pack() {
-  copy_ = copy_.contiguous();
+  copy_ = copy_.clone(at::MemoryFormat::Contiguous);
   return copy_;
 }
 

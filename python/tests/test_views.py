@@ -1,0 +1,363 @@
+"""Views: the layout follows exactly, or the tensor is moved first."""
+
+import pytest
+import shardtensor
+import torch
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Replicate, Shard
+
+ALL = (1, 2, 3, 4, "2x2")
+
+
+def placements_of(mesh, *dims):
+    """Shard(dims[a]) on axis a; the last one for all further axes."""
+    return [Shard(dims[min(a, len(dims) - 1)]) for a in range(mesh.ndim)]
+
+
+def sweep(mesh, shape, dims=None):
+    """Layouts of a tensor: (placements, sizes), every dim, uneven and empty."""
+    for dim in range(len(shape)) if dims is None else dims:
+        for sizes in partitions(shape[dim], mesh.size()):
+            yield placements_of(mesh, dim), {dim: sizes}
+    if mesh.ndim == 2:
+        for a in range(len(shape)):
+            for b in range(len(shape)):
+                if a != b:
+                    yield placements_of(mesh, a, b), None
+    yield [Replicate()] * mesh.ndim, None
+
+
+def check(mesh, shape, fn, dims=None, second_order=False):
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    for placements, sizes in sweep(mesh, shape, dims):
+        check_op(
+            fn, sharded(x, placements, sizes), mesh=mesh, second_order=second_order
+        )
+
+
+DIM_VIEWS = {
+    "permute": lambda x: x.permute(2, 0, 3, 1),
+    "transpose": lambda x: x.transpose(1, -1),
+    "movedim": lambda x: x.movedim(0, 2),
+    "mT": lambda x: x.mT,
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "unsqueeze_last": lambda x: x.unsqueeze(-1),
+    "squeeze": lambda x: x.squeeze(),
+    "squeeze_dim": lambda x: x.squeeze(1),
+    "squeeze_not": lambda x: x.squeeze(0),
+    "squeeze_dims": lambda x: x.squeeze((0, 1)),
+    "expand": lambda x: x.expand(2, 4, 5, 3, 3),
+    "expand_as": lambda x: x.expand_as(torch.empty(2, 4, 2, 3, 3)),
+    "expand_minus_one": lambda x: x.expand(-1, 6, -1, -1),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", DIM_VIEWS)
+def test_dims_move_appear_and_disappear(mesh, name):
+    second_order = name in ("permute", "expand")
+    check(mesh, (4, 1, 3, 3), DIM_VIEWS[name], second_order=second_order)
+
+
+@ranks(*ALL)
+def test_t_of_every_number_of_dims(mesh):
+    check(mesh, (5, 3), lambda x: x.t())
+    check(mesh, (5, 3), lambda x: x.T)
+    check(mesh, (5,), lambda x: x.t())
+
+
+RESHAPES = [
+    ((4, 6), (24,)),
+    ((4, 6), (2, 12)),
+    ((4, 6), (8, 3)),
+    ((4, 6), (2, 2, 6)),
+    ((4, 6), (4, 3, 2)),
+    ((24,), (4, 6)),
+    ((24,), (2, 3, 4)),
+    ((2, 3, 4), (6, 4)),
+    ((2, 3, 4), (2, 12)),
+    ((2, 1, 3, 4), (2, 3, 4)),
+    ((2, 3, 4), (2, 1, 3, 1, 4)),
+    ((2, 6, 4), (3, 4, 4)),
+    ((2, 6, 5), (2, 2, 3, 5)),
+    ((7,), (7, 1)),
+    ((1, 7), (7,)),
+    ((2, 0, 3), (0, 6)),
+    ((3, 5), (5, 3)),
+]
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize(("before", "after"), RESHAPES)
+def test_view_and_reshape(mesh, before, after):
+    check(mesh, before, lambda x: x.view(after), second_order=len(before) == 2)
+    check(mesh, before, lambda x: x.reshape(after))
+    check(mesh, before, lambda x: (x * 2).reshape(after) * 3)
+
+
+@ranks(2, 4, "2x2")
+def test_reshape_with_minus_one_flatten_and_unflatten(mesh):
+    check(mesh, (2, 3, 4, 5), lambda x: x.flatten(1, 2))
+    check(mesh, (2, 3, 4, 5), lambda x: x.flatten())
+    check(mesh, (2, 12, 5), lambda x: x.unflatten(1, (3, -1)))
+    check(mesh, (2, 12, 5), lambda x: x.view(2, -1))
+    check(mesh, (4, 6), lambda x: x.t().reshape(-1))
+    check(mesh, (4, 6, 2), lambda x: x.transpose(0, 1).reshape(6, 8))
+
+
+@ranks(2, 3, "2x2")
+def test_merging_and_splitting_a_sharded_dim_moves_nothing(mesh):
+    x = torch.randn(3, 8, 5, requires_grad=True)
+    for sizes in partitions(8, mesh.size()):
+        s = shard(x, mesh, placements_of(mesh, 1), {1: sizes})
+        shardtensor.reset_comm_stats()
+        rows = s.reshape(24, 5) * 2
+        back = rows.view(3, 8, 5)
+        back.backward(shard(x.detach(), mesh, placements_of(mesh, 1), {1: sizes}))
+        assert shardtensor.comm_stats().exchanges == 0
+        assert shardtensor.comm_stats().all_reduces == 0
+        assert back._spec == s._spec
+        assert s.grad._spec == s._spec
+        assert_close(rows, x.reshape(24, 5) * 2)
+        assert_close(s.grad, x.detach() * 2)
+
+
+@ranks(2)
+def test_a_view_that_moves_is_counted_and_refused_in_error_mode(mesh):
+    shardtensor.reset_fallback_counts()
+    x = shard(torch.arange(24.0).view(3, 8), mesh, [Shard(1)], {1: [5, 3]})
+    shardtensor.set_fallback_mode("silent")
+    try:
+        # Cut points 5 and 8 are no multiples of 2.
+        assert_close(x.view(3, 4, 2), torch.arange(24.0).view(3, 4, 2))
+        assert [(k, v[0]) for k, v in shardtensor.fallback_counts().items()] == [
+            ("aten::view", 1)
+        ]
+        shardtensor.set_fallback_mode("error")
+        with pytest.raises(NotImplementedError, match="aten::view has no rule"):
+            x.view(3, 4, 2)
+    finally:
+        shardtensor.set_fallback_mode("warn")
+
+
+# ---- slices -----------------------------------------------------------------
+
+SLICES = {
+    "front": lambda x: x[:3],
+    "back": lambda x: x[-4:],
+    "middle": lambda x: x[2:5],
+    "step": lambda x: x[1::3],
+    "step_end": lambda x: x[1:6:2],
+    "one": lambda x: x[4:5],
+    "none": lambda x: x[5:5],
+    "reversed_bounds": lambda x: x[5:2],
+    "beyond": lambda x: x[3:100],
+    "all": lambda x: x[:],
+    "narrow": lambda x: x.narrow(0, 2, 4),
+    "two": lambda x: x[1:5, 1:],
+    "twice": lambda x: x[1:7][::2],
+    "select": lambda x: x[3],
+    "select_last": lambda x: x.select(0, -1),
+    "select_other": lambda x: x.select(1, 1),
+    "select_both": lambda x: x[2, 1],
+    "ellipsis": lambda x: x[..., 1:2],
+    "new_dim": lambda x: x[2:6, None, :, None],
+    "diagonal": lambda x: x.diagonal(),
+    "diagonal_offset": lambda x: x.diagonal(-1, 1, 0),
+    "unfold": lambda x: x.unfold(0, 3, 2),
+    "unfold_other": lambda x: x.unfold(1, 2, 1),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", SLICES)
+def test_slices(mesh, name):
+    check(mesh, (7, 3), SLICES[name], second_order=name in ("step", "select"))
+
+
+SPLITS = {
+    "split": lambda x: x.split(3),
+    "split_dim": lambda x: x.split(2, dim=1),
+    "split_sizes": lambda x: x.split([1, 0, 4, 2]),
+    "chunk": lambda x: x.chunk(3),
+    "tensor_split": lambda x: x.tensor_split(3),
+    "unbind": lambda x: x.unbind(),
+    "unbind_dim": lambda x: x.unbind(1),
+    "iterate": lambda x: [row * 2 for row in x],
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits(mesh, name):
+    check(mesh, (7, 3), SPLITS[name])
+
+
+@ranks(2, 3)
+def test_slicing_a_sharded_dim_moves_nothing(mesh):
+    x = torch.randn(9, 2, requires_grad=True)
+    for sizes in partitions(9, mesh.size()):
+        s = shard(x, mesh, [Shard(0)], {0: sizes})
+        shardtensor.reset_comm_stats()
+        part = s[2:8:2]
+        part.backward(torch.ones(3, 2))
+        assert shardtensor.comm_stats().messages == 0
+        assert s.grad.to_local().shape[0] <= 9
+
+
+@ranks(2, 3)
+def test_slices_of_a_repeated_partition(mesh):
+    x = torch.randn(4, 5, requires_grad=True)
+    for sizes in partitions(5, mesh.size()):
+        for fn in (
+            lambda x: x.flatten()[5:15],
+            lambda x: x.flatten()[3:11],
+            lambda x: x.flatten()[::3],
+            lambda x: x.flatten()[7],
+            lambda x: torch.stack(x.flatten().unbind()),
+            lambda x: x.flatten().view(2, 10)[1],
+        ):
+            check_op(fn, sharded(x, [Shard(1)], {1: sizes}), mesh=mesh)
+
+
+# ---- written views ----------------------------------------------------------
+
+
+def written(fn):
+    """fn changes its argument in place; a function of a tensor of it."""
+
+    def run(x):
+        y = x * 1
+        fn(y)
+        return y
+
+    return run
+
+
+WRITES = {
+    "row": lambda y: y[2].fill_(5.0),
+    "row_twice": lambda y: y[2].mul_(2).add_(1),
+    "element": lambda y: y[1, 2].zero_(),
+    "slice": lambda y: y[1:4].mul_(3),
+    "step": lambda y: y[::2].neg_(),
+    "column": lambda y: y[:, 1].add_(1),
+    "view": lambda y: y.view(3, 8).mul_(torch.arange(8.0)),
+    "view_moves": lambda y: y.view(2, 2, 3, 2)[1, 0].mul_(2),
+    "transpose": lambda y: y.t()[1].mul_(2),
+    "flat": lambda y: y.view(-1)[3:15:2].exp_(),
+    "diagonal": lambda y: y.diagonal().fill_(1.5),
+    "unbind": lambda y: y.unsqueeze(0).squeeze(0)[3].sub_(1),
+    "assign_row": lambda y: y.__setitem__(1, torch.arange(6.0)),
+    "assign_slice": lambda y: y.__setitem__(slice(1, 3), 7.0),
+    "assign_column": lambda y: y.__setitem__((..., 2), torch.arange(4.0)),
+    "assign_itself": lambda y: y.__setitem__(0, y[3]),
+    "squeeze_": lambda y: y.unsqueeze(1).squeeze_(1).mul_(2),
+    "transpose_": lambda y: y.transpose(0, 1).transpose_(0, 1).mul_(2),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_into_a_view_writes_into_its_base(mesh, name):
+    check(mesh, (4, 6), lambda x: written(WRITES[name])(x.float()))
+    with torch.no_grad():
+        x = torch.randn(4, 6)
+        for placements, sizes in sweep(mesh, (4, 6)):
+            expected = x.clone()
+            WRITES[name](expected)
+            actual = shard(x, mesh, placements, sizes)
+            WRITES[name](actual)
+            assert_close(actual, expected)
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_view_sees_what_is_written_into_its_base(mesh, inference):
+    x = torch.arange(12.0).reshape(4, 3)
+    for sizes in partitions(4, mesh.size()):
+        with torch.inference_mode(inference):
+            expected = x.clone()
+            actual = shard(x, mesh, [Shard(0)], {0: sizes})
+            rows = actual[2], expected[2]
+            again = actual[2][1:], expected[2][1:]
+            for base in (actual, expected):
+                base.mul_(2)
+            assert_close(*rows)
+            assert_close(*again)
+            for row in rows:
+                row[1:].add_(10)
+            assert_close(actual, expected)
+            assert_close(*again)
+
+
+@ranks(2)
+def test_writing_into_a_view_of_a_partial_sum(mesh):
+    x = torch.randn(4, 6)
+    for write in (lambda y: y[1].fill_(3.0), lambda y: y[1:3].relu_()):
+        expected = x.sum(0)
+        actual = shard(x, mesh, [Shard(0)]).sum(0)
+        assert actual.placements[0].is_partial()
+        write(expected)
+        write(actual)
+        assert_close(actual, expected)
+
+
+@ranks(1, 2, 3)
+def test_in_place_changes_of_shape(mesh):
+    x = torch.randn(1, 4, 3)
+    for sizes in partitions(4, mesh.size()):
+        s = shard(x, mesh, [Shard(1)], {1: sizes})
+        assert s.squeeze_() is s
+        assert_close(s, x.squeeze())
+        assert_close(s.t_(), x.squeeze().t())
+        assert_close(s.unsqueeze_(1), x.squeeze().t().unsqueeze(1))
+        assert_close(s.transpose_(0, 2), x.squeeze().t().unsqueeze(1).transpose(0, 2))
+    one = shard(torch.ones(1, 2), mesh, [Shard(0)])
+    assert_close(one.squeeze_(0), torch.ones(2))
+
+
+# ---- element types and refusals ---------------------------------------------
+
+
+@ranks(1, 2, 3, "2x2")
+def test_views_of_other_element_types(mesh):
+    x = torch.randn(4, 6)
+    for placements, sizes in sweep(mesh, (4, 6)):
+        s = shard(x, mesh, placements, sizes)
+        assert_close(s.view(torch.int32), x.view(torch.int32))
+        assert_close(s.view(torch.int16), x.view(torch.int16))
+        assert_close(s.view(torch.complex64), x.view(torch.complex64))
+        pairs = s.view(4, 3, 2), x.view(4, 3, 2)
+        assert_close(*map(torch.view_as_complex, pairs))
+    check(mesh, (4, 3, 2), lambda x: torch.view_as_real(torch.view_as_complex(x)))
+
+
+@ranks(2)
+def test_wrong_views_raise(mesh):
+    s = shard(torch.zeros(4, 6), mesh, [Shard(0)])
+    as_strided = torch.ops.aten.as_strided
+    with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
+        as_strided(s, (2, 2), (1, 1))
+    assert_close(as_strided(s, (4, 6), (6, 1)), torch.zeros(4, 6))
+    for text, error, call in (
+        ("shape '.5, 5.' is invalid", RuntimeError, lambda: s.view(5, 5)),
+        ("an index in .-4, 3.", IndexError, lambda: s.select(0, 4)),
+        ("with dims, got a 0-d", IndexError, lambda: s.sum().select(0, 0)),
+        ("step of at least 1", ValueError, lambda: torch.ops.aten.slice(s, 0, 0, 4, 0)),
+        ("expected 2 dims", RuntimeError, lambda: s.permute(0)),
+        ("appears twice", RuntimeError, lambda: s.permute(0, 0)),
+        ("at most 2 dims", RuntimeError, lambda: s.unsqueeze(0).t()),
+        ("sum to 4", RuntimeError, lambda: s.split([1, 2])),
+        ("sum to 4", RuntimeError, lambda: s.split([3, 2])),
+        ("split size of at least 1", RuntimeError, lambda: s.split(0)),
+        ("expected at least 2 sizes", RuntimeError, lambda: s.expand(6)),
+        ("two different dims", RuntimeError, lambda: s.diagonal(0, 1, 1)),
+        ("a window of at most 4", RuntimeError, lambda: s.unfold(0, 5, 1)),
+        ("last dim of size 2", RuntimeError, lambda: torch.view_as_complex(s)),
+        ("divisible by 2", RuntimeError, lambda: s[:, :5].view(torch.float64)),
+        ("unbind: expected a tensor with dims", RuntimeError, lambda: s.sum().unbind()),
+        ("slice: expected a tensor with dims", RuntimeError,
+         lambda: torch.ops.aten.slice(s.sum(), 0, 0, 1)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=text):
+            call()
