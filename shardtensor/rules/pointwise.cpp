@@ -22,6 +22,17 @@ Decision linear_rule(Call& call) {
   return rule_by_labels(call, broadcast_labels(call), linearity);
 }
 
+/// A cast keeps a sum of terms, unless it rounds each of them.
+Decision cast_rule(Call& call) {
+  const auto& dtype = call.argument("dtype");
+  const bool rounds = dtype.isInt() &&
+      at::isIntegralType(static_cast<at::ScalarType>(dtype.toInt()), true);
+  return rule_by_labels(
+      call,
+      broadcast_labels(call),
+      rounds ? Linearity::None : Linearity::Unary);
+}
+
 /// fill_ and the like: the old values do not count, the layout stays.
 Decision overwrite_rule(Call& call) {
   Decision decision;
@@ -46,7 +57,7 @@ const RuleTable& linear_rules() {
       {"aten::detach", copy},
       {"aten::clone", copy},
       {"aten::lift_fresh", copy},
-      {"aten::_to_copy", unary},
+      {"aten::_to_copy", cast_rule},
       {"aten::neg", unary},
       {"aten::neg_", unary},
       {"aten::mul.Scalar", unary},

@@ -248,7 +248,8 @@ at::Tensor sum_dims(
       result = wrap(local_sum(local, dims, keepdim, out_dtype), terms);
     }
   }
-  if (needs_node(tensor) && result.is_floating_point() | result.is_complex()) {
+  if (needs_node(tensor) &&
+      (result.is_floating_point() || result.is_complex())) {
     record<SumBackward>(
         result,
         tensor,

@@ -126,6 +126,12 @@ TEST(Pointwise, KeepsPartialWhereLinear) {
   EXPECT_TRUE(spec(x.clone())->has_partial());
 }
 
+TEST(Pointwise, CastsTermsOnlyWhereNothingIsRounded) {
+  const auto x = laid_out(at::rand({4}), Placement::partial());
+  EXPECT_TRUE(spec(x.to(at::kDouble))->has_partial());
+  EXPECT_THROW(x.to(at::kLong), c10::Error); // would reduce: no group here
+}
+
 TEST(Pointwise, RaisesPyTorchsErrorWithGlobalSizes) {
   const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
   const auto y = rank_zero(at::rand({3, 2}), 0, {3, 2});
