@@ -10,6 +10,9 @@ void add_factory_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_optimizer_rules(RuleTable& table);
+void add_join_rules(RuleTable& table);
+void add_along_dim_rules(RuleTable& table);
+void add_indexing_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
 
 // The rules that operators of other libraries can be registered with.

@@ -150,6 +150,9 @@ void install() {
   add_reduction_rules(table);
   add_matmul_rules(table);
   add_optimizer_rules(table);
+  add_join_rules(table);
+  add_along_dim_rules(table);
+  add_indexing_rules(table);
   add_loss_rules(table);
   for (const auto& entry : table) {
     Registry::instance().add_rule(entry.op, entry.rule);

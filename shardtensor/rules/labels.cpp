@@ -57,6 +57,47 @@ void adopt(
   }
 }
 
+/// Operators need a private dim whole. The axes that cut one go to the longest
+/// output dim that no axis cuts: each rank keeps its share of the memory.
+void spread(
+    Assignment& assignment,
+    const ShardSpec& spec,
+    const std::vector<int64_t>& labels,
+    const std::vector<int64_t>& output,
+    const std::vector<int64_t>& sizes) {
+  for (const int64_t dim : spec.sharded_dims()) {
+    const auto& axes = spec.axes(dim);
+    const bool free = std::all_of(axes.begin(), axes.end(), [&](int64_t axis) {
+      return assignment.label[axis] == kPrivate;
+    });
+    if (labels[dim] != kPrivate || spec.size(dim) <= 1 || !free) {
+      continue;
+    }
+    std::vector<int64_t> ranks;
+    int64_t extent = 1;
+    for (const int64_t axis : axes) {
+      ranks.push_back(spec.mesh()->ranks(axis));
+      extent *= ranks.back();
+    }
+    int64_t target = kPrivate;
+    for (size_t i = 0; i < output.size(); ++i) {
+      const bool longer =
+          target == kPrivate ? sizes[i] >= extent : sizes[i] > extent;
+      if (longer && output[i] != kPrivate &&
+          !assignment.partitions.count(output[i])) {
+        extent = sizes[i];
+        target = output[i];
+      }
+    }
+    if (target != kPrivate) {
+      for (const int64_t axis : axes) {
+        assignment.label[axis] = target;
+      }
+      assignment.partitions.emplace(target, Partition::chunked(extent, ranks));
+    }
+  }
+}
+
 bool is_scalar_operand(const Operand& operand) {
   return !operand.spec;
 }
@@ -188,6 +229,17 @@ Decision rule_by_labels(
       adopt(assignment, *call.operand(i).spec, labels.operands[i]);
     }
   }
+  const auto& sizes = call.output_sizes();
+  for (const size_t i : by_weight(call)) {
+    if (i != addend && !sizes.empty()) {
+      spread(
+          assignment,
+          *call.operand(i).spec,
+          labels.operands[i],
+          labels.outputs[0],
+          sizes[0]);
+    }
+  }
   for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
     if (assignment.label[axis] == kPrivate) {
       if (auto reduce = kept_partial(call, axis, linearity)) {
@@ -196,7 +248,6 @@ Decision rule_by_labels(
     }
   }
   Decision decision;
-  const auto& sizes = call.output_sizes();
   for (size_t i = 0; i < sizes.size(); ++i) {
     decision.outputs.push_back(laid_out(
         assignment,

@@ -73,7 +73,10 @@ bool make_key(const Call& call, Rule rule, Key& key) {
   key.push_back(reinterpret_cast<int64_t>(&call.op().schema()));
   key.push_back(reinterpret_cast<int64_t>(call.mesh().get()));
   for (const auto& operand : call.operands()) {
-    key.push_back(static_cast<int64_t>(operand.argument));
+    // Masks and numbers index differently: the dtype counts.
+    key.push_back(
+        static_cast<int64_t>(operand.argument) * 256 +
+        static_cast<int64_t>(operand.tensor.scalar_type()));
     key.push_back(reinterpret_cast<int64_t>(operand.spec.get()));
   }
   for (size_t i = 0; i < call.arguments(); ++i) {

@@ -1,0 +1,86 @@
+"""Reading and writing at index tensors, masks and embeddings."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import check_op, partitions, ranks, sharded
+from torch.distributed.tensor import Shard
+
+X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+I = torch.tensor([[3, 0], [2, 2]])
+J = torch.tensor([1, 4])
+
+READS = {
+    "first": lambda x: x[I],
+    "middle": lambda x: x[:, I],
+    "neighbours": lambda x: x[:, J, J],
+    "apart": lambda x: x[J, :, J],
+    "with_slice": lambda x: x[1:5, J],
+    "with_integer": lambda x: x[2, :, J],
+    "mask": lambda x: x[x.detach() > 0.5],
+    "row_mask": lambda x: x[torch.tensor([True, False] * 3)],
+}
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("name", READS)
+def test_reads(mesh, name):
+    for cut in range(3):
+        for sizes in partitions(X.size(cut), mesh.size()):
+            check_op(
+                READS[name],
+                sharded(X.clone().requires_grad_(), [Shard(cut)], {cut: sizes}),
+                mesh=mesh,
+            )
+
+
+def write(x, where, value):
+    y = x * 1
+    y[where] = value
+    return y
+
+
+WRITES = {
+    "rows": (J,),
+    "columns": (slice(None), J),
+    "both": (slice(None), J, J),
+    "slice": (slice(1, 4),),
+    "mask": (torch.tensor([True, False] * 3),),
+}
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("name", WRITES)
+def test_writes(mesh, name):
+    for cut in range(3):
+        x = sharded(X.clone().requires_grad_(), [Shard(cut)])
+        check_op(lambda a: write(a, WRITES[name], 7.0), x, mesh=mesh)
+        value = torch.rand(X[WRITES[name]].shape, dtype=torch.double)
+        check_op(
+            lambda a, v: write(a, WRITES[name], v), x, value.requires_grad_(), mesh=mesh
+        )
+
+
+@ranks(2)
+def test_accumulating_writes(mesh):
+    twice = torch.tensor([1, 1, 4])
+    for cut in range(3):
+        check_op(
+            lambda a, v: a.index_put((twice,), v, accumulate=True),
+            sharded(X.clone().requires_grad_(), [Shard(cut)]),
+            torch.rand(3, 7, 5, dtype=torch.double, requires_grad=True),
+            mesh=mesh,
+        )
+
+
+@ranks(1, 2, 3)
+def test_embedding_of_sharded_tokens(mesh):
+    tokens = torch.randint(0, 9, (5, 4), generator=torch.Generator().manual_seed(1))
+    for cut in (0, 1):
+        for sizes in partitions(tokens.size(cut), mesh.size()):
+            check_op(
+                lambda t, w: F.embedding(t, w),
+                sharded(tokens, [Shard(cut)], {cut: sizes}),
+                torch.rand(9, 3, dtype=torch.double, requires_grad=True),
+                mesh=mesh,
+            )
