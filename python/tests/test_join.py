@@ -34,7 +34,11 @@ def test_joins_different_layouts_and_plain_tensors(mesh):
 
 @ranks("2x2")
 def test_joins_on_a_two_dimensional_mesh(mesh):
-    for placements in ([Shard(0), Shard(1)], [Shard(1), Shard(1)], [Replicate(), Shard(0)]):
+    for placements in (
+        [Shard(0), Shard(1)],
+        [Shard(1), Shard(1)],
+        [Replicate(), Shard(0)],
+    ):
         x = sharded(numbers(5, 6), placements)
         y = sharded(numbers(5, 6, start=9.0), placements)
         for dim in (0, 1):

@@ -35,9 +35,8 @@ Labels aligned_labels(Call& call, int64_t dim) {
   Labels labels;
   for (const auto& operand : call.operands()) {
     labels.operands.push_back(
-        operand.dim() == dims
-            ? shared
-            : std::vector<int64_t>(operand.dim(), kPrivate));
+        operand.dim() == dims ? shared
+                              : std::vector<int64_t>(operand.dim(), kPrivate));
   }
   for (const auto& sizes : outputs) {
     labels.outputs.push_back(
@@ -50,9 +49,7 @@ Decision along_dim_rule(Call& call) {
   const auto dims = call.operand(0).dim();
   const auto dim = call.argument("dim").toInt();
   return rule_by_labels(
-      call,
-      aligned_labels(call, dim < 0 ? dim + dims : dim),
-      Linearity::None);
+      call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
 }
 
 /// flip and roll: several dims are made whole.
@@ -66,8 +63,7 @@ Decision along_dims_rule(Call& call) {
     whole.resize(dims);
     std::iota(whole.begin(), whole.end(), 0);
   }
-  return rule_by_labels(
-      call, broadcast_labels(call, whole), Linearity::Copy);
+  return rule_by_labels(call, broadcast_labels(call, whole), Linearity::Copy);
 }
 
 /// tril and triu: the last two dims are made whole.

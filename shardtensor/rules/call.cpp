@@ -54,8 +54,7 @@ c10::IValue meta_value(const c10::IValue& value) {
     c10::List<std::optional<at::Tensor>> list;
     for (const std::optional<at::Tensor> tensor :
          value.toOptionalTensorList()) {
-      list.push_back(
-          tensor && tensor->defined() ? meta_like(*tensor) : tensor);
+      list.push_back(tensor && tensor->defined() ? meta_like(*tensor) : tensor);
     }
     return list;
   }

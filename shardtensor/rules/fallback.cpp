@@ -126,10 +126,7 @@ void run_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Call call(op, *stack);
   for (const auto& operand : call.operands()) {
     if (operand.spec && operand.spec->is_sharded()) {
-      note_fallback(
-          call.name(),
-          operand.spec,
-          replicated(operand.spec));
+      note_fallback(call.name(), operand.spec, replicated(operand.spec));
     }
   }
   run_rule(op, replicate_rule, stack);

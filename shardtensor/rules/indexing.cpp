@@ -157,14 +157,12 @@ Decision index_put_rule(Call& call) {
   }
   Labels labels;
   for (const auto& operand : call.operands()) {
-    labels.operands.push_back(
-        std::vector<int64_t>(operand.dim(), kPrivate));
+    labels.operands.push_back(std::vector<int64_t>(operand.dim(), kPrivate));
   }
   const auto values = call.operands().size() - 1;
   labels.operands[0] = indexed.source_labels();
   if (values > 0 && call.operand(values).dim() > 0) {
-    labels.operands[values] =
-        broadcast_to(call.operand(values), sizes, result);
+    labels.operands[values] = broadcast_to(call.operand(values), sizes, result);
   }
   labels.outputs = {indexed.source_labels()};
   return rule_by_labels(call, labels, Linearity::None);

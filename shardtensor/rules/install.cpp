@@ -91,20 +91,20 @@ class Registry {
           has(DispatchKey::CompositeExplicitAutogradNonFunctional))) {
       return;
     }
-    add(name,
-        c10::KernelFunction::makeFromBoxedFunction<&dispatch_fallback>());
+    add(name, c10::KernelFunction::makeFromBoxedFunction<&dispatch_fallback>());
   }
 
  private:
   void add(const c10::OperatorName& name, c10::KernelFunction kernel) {
     known_.insert(name);
-    handles_.push_back(c10::Dispatcher::singleton().registerImpl(
-        name,
-        kDispatchKey,
-        std::move(kernel),
-        std::nullopt,
-        nullptr,
-        "shardtensor"));
+    handles_.push_back(
+        c10::Dispatcher::singleton().registerImpl(
+            name,
+            kDispatchKey,
+            std::move(kernel),
+            std::nullopt,
+            nullptr,
+            "shardtensor"));
   }
 
   std::unordered_set<c10::OperatorName> known_;
@@ -159,8 +159,9 @@ void install() {
   }
   // Existing operators are told to the listener at once; they are registered at
   // the first call, when every rule file has registered its own kernels.
-  static const auto handle = c10::Dispatcher::singleton().addRegistrationListener(
-      std::make_unique<LateOperators>());
+  static const auto handle =
+      c10::Dispatcher::singleton().addRegistrationListener(
+          std::make_unique<LateOperators>());
 }
 
 // ---- function level ---------------------------------------------------------
@@ -213,8 +214,7 @@ void promote_value(
   } else if (value.isTensorList()) {
     auto tensors = value.toTensorVector();
     if (std::any_of(tensors.begin(), tensors.end(), must_promote)) {
-      std::transform(
-          tensors.begin(), tensors.end(), tensors.begin(), promoted);
+      std::transform(tensors.begin(), tensors.end(), tensors.begin(), promoted);
       value = c10::List<at::Tensor>(tensors);
     }
   } else if (value.isOptionalTensorList()) {

@@ -27,9 +27,8 @@ Decision cat_rule(Call& call) {
   Labels labels;
   for (const auto& operand : call.operands()) {
     labels.operands.push_back(
-        operand.dim() == dims
-            ? output
-            : std::vector<int64_t>(operand.dim(), kPrivate));
+        operand.dim() == dims ? output
+                              : std::vector<int64_t>(operand.dim(), kPrivate));
   }
   labels.outputs = {output};
   return rule_by_labels(call, labels, Linearity::Additive);

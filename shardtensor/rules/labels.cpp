@@ -132,8 +132,8 @@ std::optional<Reduce> kept_partial(
     return {};
   }
   const auto& first = call.operand(0);
-  const bool first_is_partial = !is_scalar_operand(first) &&
-      first.spec->placement(axis).is_partial();
+  const bool first_is_partial =
+      !is_scalar_operand(first) && first.spec->placement(axis).is_partial();
   const bool linear_reduce = *reduce == Reduce::Sum || *reduce == Reduce::Avg;
   switch (linearity) {
     case Linearity::Copy:
@@ -295,8 +295,7 @@ Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole) {
     std::vector<int64_t> of_operand(operand.dim(), kPrivate);
     const auto shift = dims - operand.dim();
     for (int64_t dim = 0; dim < operand.dim(); ++dim) {
-      if (dim + shift >= 0 &&
-          operand.spec->size(dim) == sizes[dim + shift]) {
+      if (dim + shift >= 0 && operand.spec->size(dim) == sizes[dim + shift]) {
         of_operand[dim] = of_output[dim + shift];
       }
     }

@@ -61,8 +61,7 @@ struct Reduction {
     return gather_terms(term, result, axes);
   }
   at::Tensor neutral(const at::Scalar& value, at::ScalarType dtype) const {
-    return at::full(
-        result->local_sizes(), value, local.options().dtype(dtype));
+    return at::full(result->local_sizes(), value, local.options().dtype(dtype));
   }
 
   std::vector<int64_t> dims;
@@ -120,8 +119,7 @@ at::Tensor amax_kernel(
   const auto term = reduction.has_rows()
       ? at::amax(reduction.local, reduction.dims, keepdim)
       : reduction.neutral(lowest(self.scalar_type()), self.scalar_type());
-  return wrap(
-      at::amax(reduction.gathered(term), {0}, false), reduction.result);
+  return wrap(at::amax(reduction.gathered(term), {0}, false), reduction.result);
 }
 
 at::Tensor amin_kernel(
@@ -132,8 +130,7 @@ at::Tensor amin_kernel(
   const auto term = reduction.has_rows()
       ? at::amin(reduction.local, reduction.dims, keepdim)
       : reduction.neutral(highest(self.scalar_type()), self.scalar_type());
-  return wrap(
-      at::amin(reduction.gathered(term), {0}, false), reduction.result);
+  return wrap(at::amin(reduction.gathered(term), {0}, false), reduction.result);
 }
 
 at::Tensor max_kernel(const at::Tensor& self) {
@@ -159,8 +156,8 @@ ValuesIndices first_best(
   const auto best =
       largest ? at::amax(values, {0}, true) : at::amin(values, {0}, true);
   const auto is_best = values.eq(best).logical_or(values.ne(values));
-  const auto none = at::full(
-      {}, std::numeric_limits<int64_t>::max(), indices.options());
+  const auto none =
+      at::full({}, std::numeric_limits<int64_t>::max(), indices.options());
   return {
       best.squeeze(0), at::amin(at::where(is_best, indices, none), {0}, false)};
 }
@@ -199,8 +196,7 @@ ValuesIndices extreme_along(
     indices = indices + reduction.spec->interval(along).begin;
   } else {
     values = reduction.neutral(largest ? lowest(dtype) : highest(dtype), dtype);
-    indices = reduction.neutral(
-        std::numeric_limits<int64_t>::max(), at::kLong);
+    indices = reduction.neutral(std::numeric_limits<int64_t>::max(), at::kLong);
   }
   if (!reduction.axes.empty()) {
     std::tie(values, indices) = first_best(
@@ -232,13 +228,12 @@ at::Tensor logical_kernel(
     bool keepdim,
     bool all) {
   const Reduction reduction(op, self, dim, keepdim);
-  const auto reduce = [&](const at::Tensor& tensor,
-                          at::OptionalIntArrayRef dims,
-                          bool keep) {
-    return tensor.dim() == 0 ? tensor.clone()
-        : all                ? at::all(tensor, dims, keep)
-                             : at::any(tensor, dims, keep);
-  };
+  const auto reduce =
+      [&](const at::Tensor& tensor, at::OptionalIntArrayRef dims, bool keep) {
+        return tensor.dim() == 0 ? tensor.clone()
+            : all                ? at::all(tensor, dims, keep)
+                                 : at::any(tensor, dims, keep);
+      };
   auto local = reduction.local;
   if (local.scalar_type() != at::kByte) {
     local = local.ne(0); // PyTorch keeps uint8 as it is
@@ -255,8 +250,7 @@ at::Tensor any_kernel(const at::Tensor& self) {
   return logical_kernel("any", self, {}, false, false);
 }
 at::Tensor any_dim_kernel(const at::Tensor& self, int64_t dim, bool keepdim) {
-  return logical_kernel(
-      "any", self, at::IntArrayRef(&dim, 1), keepdim, false);
+  return logical_kernel("any", self, at::IntArrayRef(&dim, 1), keepdim, false);
 }
 at::Tensor any_dims_kernel(
     const at::Tensor& self,
@@ -317,12 +311,10 @@ Moments merged_moments(
     const at::Tensor& squares,
     const at::Tensor& counts) {
   const auto total = at::sum(counts, at::IntArrayRef{0}, true);
-  const auto mean =
-      at::sum(means * counts, at::IntArrayRef{0}, true) / total;
+  const auto mean = at::sum(means * counts, at::IntArrayRef{0}, true) / total;
   const auto between = (means - mean).abs().square() * counts;
   return {
-      mean.squeeze(0),
-      at::sum(squares + between, at::IntArrayRef{0}, false)};
+      mean.squeeze(0), at::sum(squares + between, at::IntArrayRef{0}, false)};
 }
 
 int64_t rows_of(
@@ -338,13 +330,12 @@ int64_t rows_of(
 Moments moments(const Reduction& reduction, bool keepdim) {
   const auto dtype = reduction.local.scalar_type();
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
-  const auto local =
-      half ? reduction.local.to(at::kFloat) : reduction.local;
+  const auto local = half ? reduction.local.to(at::kFloat) : reduction.local;
   const auto rows = rows_of(local.sizes().vec(), reduction.dims);
   const auto real = at::toRealValueType(local.scalar_type());
   auto mean = at::zeros(reduction.result->local_sizes(), local.options());
-  auto squares = at::zeros(
-      reduction.result->local_sizes(), local.options().dtype(real));
+  auto squares =
+      at::zeros(reduction.result->local_sizes(), local.options().dtype(real));
   if (rows > 0) {
     at::Tensor var;
     std::tie(var, mean) = local.dim() == 0
@@ -355,8 +346,8 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   if (reduction.axes.empty()) {
     return {mean, squares};
   }
-  const auto count = at::full(
-      reduction.result->local_sizes(), rows, squares.options());
+  const auto count =
+      at::full(reduction.result->local_sizes(), rows, squares.options());
   return merged_moments(
       reduction.gathered(mean),
       reduction.gathered(squares),
@@ -371,10 +362,9 @@ ValuesIndices var_mean_of(
     bool keepdim) {
   const Reduction reduction(op, self, dim, keepdim);
   const auto both = moments(reduction, keepdim);
-  const double rows = static_cast<double>(
-      rows_of(reduction.spec->sizes(), reduction.dims));
-  const double free =
-      std::max(rows - correction.value_or(1).toDouble(), 0.0);
+  const double rows =
+      static_cast<double>(rows_of(reduction.spec->sizes(), reduction.dims));
+  const double free = std::max(rows - correction.value_or(1).toDouble(), 0.0);
   const auto real = at::toRealValueType(self.scalar_type());
   return {
       wrap((both.squares / free).to(real), reduction.result),
@@ -405,8 +395,7 @@ at::Tensor std_kernel(
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  return std::get<0>(var_mean_of("std", self, dim, correction, keepdim))
-      .sqrt();
+  return std::get<0>(var_mean_of("std", self, dim, correction, keepdim)).sqrt();
 }
 
 ValuesIndices std_mean_kernel(

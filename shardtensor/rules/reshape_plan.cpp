@@ -264,8 +264,7 @@ class Reshape {
       placements[axis] = Placement::shard(in.dim);
     }
     partitions[in.dim] = in.partition;
-    return make_spec(
-        wanted_->mesh(), wanted_->sizes(), placements, partitions);
+    return make_spec(wanted_->mesh(), wanted_->sizes(), placements, partitions);
   }
 
   using Candidate = std::pair<Partition, Placed>;

@@ -60,9 +60,20 @@ bool append(Key& key, const c10::IValue& value) {
         {7,
          static_cast<int64_t>(value.toDevice().type()),
          value.toDevice().index()});
+  } else if (value.isTensor()) {
+    key.insert(key.end(), {8, value.toTensor().defined()});
+  } else if (value.isTensorList()) {
+    const auto size = value.toTensorList().size();
+    key.insert(key.end(), {9, static_cast<int64_t>(size)});
+  } else if (value.isOptionalTensorList()) {
+    // x[i] and x[:, i] differ in what is left out.
+    key.push_back(10);
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      key.push_back(tensor && tensor->defined());
+    }
   } else {
-    return value.isTensor() || value.isTensorList() ||
-        value.isOptionalTensorList();
+    return false;
   }
   return true;
 }
@@ -159,8 +170,7 @@ void replace_operands(
       c10::List<std::optional<at::Tensor>> list;
       for (const std::optional<at::Tensor> tensor :
            value.toOptionalTensorList()) {
-        list.push_back(
-            tensor && tensor->defined() ? locals[next++] : tensor);
+        list.push_back(tensor && tensor->defined() ? locals[next++] : tensor);
       }
       value = std::move(list);
     }
@@ -303,20 +313,14 @@ void finish(
     }
     const auto index = static_cast<size_t>(target - call.operands().data());
     write_back(
-        *target,
-        value.toTensor(),
-        wanted_of(decision, index),
-        outputs.take());
+        *target, value.toTensor(), wanted_of(decision, index), outputs.take());
     handled[index] = true;
     value = target->tensor;
   }
   for (size_t i = 0; i < call.operands().size(); ++i) {
     if (call.operand(i).written && !handled[i]) {
       write_back(
-          call.operand(i),
-          locals.tensors[i],
-          wanted_of(decision, i),
-          nullptr);
+          call.operand(i), locals.tensors[i], wanted_of(decision, i), nullptr);
     }
   }
 }

@@ -38,17 +38,15 @@ at::Tensor sliced(
     int64_t end,
     int64_t step = 1) {
   const auto& own = spec(self);
-  const auto plan =
-      find_view_plan("slice", own, {dim, start, end, step}, [&] {
-        return plan_slice(own, dim, start, end, step);
-      });
+  const auto plan = find_view_plan("slice", own, {dim, start, end, step}, [&] {
+    return plan_slice(own, dim, start, end, step);
+  });
   if (plan->wanted != own) {
     note_fallback("aten::slice", own, plan->wanted);
   }
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
-      source.local.slice(
-          dim, plan->arguments[0], plan->arguments[1], step),
+      source.local.slice(dim, plan->arguments[0], plan->arguments[1], step),
       plan->output,
       self,
       source);

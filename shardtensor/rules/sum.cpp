@@ -130,8 +130,8 @@ std::vector<at::Tensor> gather_terms(
   sizes.push_back(static_cast<int64_t>(locals.size()));
   auto partitions = spec->partitions();
   partitions.emplace_back();
-  const auto together = make_spec(
-      spec->mesh(), std::move(sizes), spec->placements(), partitions);
+  const auto together =
+      make_spec(spec->mesh(), std::move(sizes), spec->placements(), partitions);
   return gather_terms(at::stack(locals, -1), together, axes).unbind(-1);
 }
 
@@ -189,8 +189,7 @@ at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
       local = local.unsqueeze(dim);
     }
   }
-  auto result =
-      wrap(local.expand(geometry.spec->local_sizes()), geometry.spec);
+  auto result = wrap(local.expand(geometry.spec->local_sizes()), geometry.spec);
   record<ExpandSumBackward>(result, source, geometry);
   return result;
 }
@@ -242,8 +241,7 @@ at::Tensor sum_dims(
     if (is_half(out_dtype) && terms->has_partial()) {
       const auto whole = without_partial(terms);
       const auto sum = local_sum(local, dims, keepdim, at::kFloat);
-      result = wrap(
-          redistribute_local(sum, terms, whole).to(out_dtype), whole);
+      result = wrap(redistribute_local(sum, terms, whole).to(out_dtype), whole);
     } else {
       result = wrap(local_sum(local, dims, keepdim, out_dtype), terms);
     }

@@ -24,10 +24,7 @@ namespace shardtensor {
 namespace {
 
 /// As PyTorch names a failing call; `repair` is counted like a fallback.
-void note_repair(
-    const char* op,
-    const SpecPtr& own,
-    const SpecPtr& wanted) {
+void note_repair(const char* op, const SpecPtr& own, const SpecPtr& wanted) {
   if (wanted != own && own->is_sharded()) {
     note_fallback(std::string("aten::") + op, own, wanted);
   }
@@ -53,8 +50,7 @@ at::Tensor reshaped(
   if (!is_viewable(source.local, local_sizes)) {
     source = contiguous_source(source, self);
   }
-  return wrap_view(
-      source.local.view(local_sizes), plan->output, self, source);
+  return wrap_view(source.local.view(local_sizes), plan->output, self, source);
 }
 
 /// Strides depend on the rank where pieces have a single row: a view that they
@@ -141,9 +137,7 @@ at::Tensor viewed(const at::Tensor& self, const std::vector<int64_t>& dims) {
 }
 
 /// The in-place form: the tensor itself looks at its memory in another way.
-at::Tensor& view_in_place(
-    at::Tensor& self,
-    const std::vector<int64_t>& dims) {
+at::Tensor& view_in_place(at::Tensor& self, const std::vector<int64_t>& dims) {
   const auto view = view_dims(self, dims);
   impl_of(self)->set(view.local, view.plan->output);
   impl_of(self)->set_moved_view(view.source.moved);
@@ -277,8 +271,8 @@ at::Tensor expand_kernel(
       self.sizes(),
       ", got ",
       size);
-  const auto sizes = std::get<0>(
-      at::inferExpandGeometry(self.sizes(), self.strides(), size));
+  const auto sizes =
+      std::get<0>(at::inferExpandGeometry(self.sizes(), self.strides(), size));
   const auto& own = spec(self);
   const auto plan = find_view_plan(
       "expand", own, sizes, [&] { return plan_expand(own, sizes); });
@@ -388,8 +382,7 @@ at::Tensor diagonal_backward_kernel(
   const auto local =
       redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
   return wrap(
-      at::diagonal_backward(
-          local, output->local_sizes(), offset, dim1, dim2),
+      at::diagonal_backward(local, output->local_sizes(), offset, dim1, dim2),
       output);
 }
 
@@ -515,18 +508,15 @@ ViewPlan plan_dtype(const SpecPtr& spec, int64_t from_width, int64_t to_width) {
   if (!spec->is_sharded(last)) {
     return {
         spec,
-        make_spec(
-            spec->mesh(), sizes, spec->placements(), spec->partitions())};
+        make_spec(spec->mesh(), sizes, spec->placements(), spec->partitions())};
   }
   auto partitions = spec->partitions();
   if (from_width > to_width) {
     partitions[last] = spec->partition(last).scaled(from_width / to_width);
     return {
-        spec,
-        make_spec(spec->mesh(), sizes, spec->placements(), partitions)};
+        spec, make_spec(spec->mesh(), sizes, spec->placements(), partitions)};
   }
-  const auto output =
-      with_sizes(contiguous_dim(spec, last), std::move(sizes));
+  const auto output = with_sizes(contiguous_dim(spec, last), std::move(sizes));
   const auto wanted = with_partition(
       spec, last, output->partition(last).scaled(to_width / from_width));
   return {wanted, output};

@@ -40,8 +40,7 @@ ViewPlanPtr find_view_plan(
     c10::function_ref<ViewPlan()> make) {
   constexpr size_t kMaxPlans = 8192;
   thread_local std::unordered_map<Key, Kept, KeyHash> plans;
-  Key key{
-      reinterpret_cast<int64_t>(op), reinterpret_cast<int64_t>(spec.get())};
+  Key key{reinterpret_cast<int64_t>(op), reinterpret_cast<int64_t>(spec.get())};
   key.insert(key.end(), arguments.begin(), arguments.end());
   if (auto found = plans.find(key); found != plans.end()) {
     return found->second.plan;
@@ -170,8 +169,7 @@ SpecPtr resized(const SpecPtr& spec, int64_t dim, const Partition& partition) {
 SpecPtr resized(const SpecPtr& spec, int64_t dim, int64_t size) {
   auto sizes = spec->sizes();
   sizes[dim] = size;
-  return make_spec(
-      spec->mesh(), sizes, spec->placements(), spec->partitions());
+  return make_spec(spec->mesh(), sizes, spec->placements(), spec->partitions());
 }
 
 /// Whole repetitions of a repeated partition: no piece is cut.
@@ -286,8 +284,8 @@ ViewPlan plan_slice_backward(
         contiguous_dim(grad, dim), size, dim, start, end, step);
   }
   if (rows.count() == 0) {
-    const auto output = resized(
-        grad, dim, Partition::chunked(size, own.pieces()));
+    const auto output =
+        resized(grad, dim, Partition::chunked(size, own.pieces()));
     return {grad, output, {0, 0}};
   }
   const auto output = resized(
@@ -304,8 +302,8 @@ ViewPlan plan_select_backward(const SpecPtr& grad, int64_t size, int64_t dim) {
   partitions.insert(partitions.begin() + dim, std::nullopt);
   int64_t pieces = 1;
   for (int64_t axis = 0; axis < grad->mesh()->axes(); ++axis) {
-    pieces *= grad->placement(axis).is_replicate() ? grad->mesh()->ranks(axis)
-                                                   : 1;
+    pieces *=
+        grad->placement(axis).is_replicate() ? grad->mesh()->ranks(axis) : 1;
   }
   auto placements = grad->placements();
   for (auto& placement : placements) {

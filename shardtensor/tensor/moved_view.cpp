@@ -79,8 +79,7 @@ ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted) {
   if (copy.is_alias_of(local)) {
     copy = copy.clone();
   }
-  return {
-      copy, std::make_shared<MovedView>(copy, wanted, local, own, tensor)};
+  return {copy, std::make_shared<MovedView>(copy, wanted, local, own, tensor)};
 }
 
 ViewSource contiguous_source(ViewSource source, const at::Tensor& tensor) {

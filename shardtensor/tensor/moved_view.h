@@ -55,8 +55,8 @@ class MovedView {
   int64_t seen_ = 0;
 };
 
-/// What a view operator works on: the viewed tensor's local tensor, or a copy of
-/// it in another layout.
+/// What a view operator works on: the viewed tensor's local tensor, or a copy
+/// of it in another layout.
 struct ViewSource {
   at::Tensor local;
   std::shared_ptr<MovedView> moved;

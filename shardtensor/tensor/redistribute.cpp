@@ -115,7 +115,9 @@ Route plan_route(const SpecPtr& from, const SpecPtr& to) {
 }
 
 /// Routes are kept: the same redistribution comes back in every step.
-std::shared_ptr<const Route> find_route(const SpecPtr& from, const SpecPtr& to) {
+std::shared_ptr<const Route> find_route(
+    const SpecPtr& from,
+    const SpecPtr& to) {
   struct Hash {
     size_t operator()(const SpecPair& key) const {
       return c10::get_hash(key.first, key.second);
@@ -123,7 +125,8 @@ std::shared_ptr<const Route> find_route(const SpecPtr& from, const SpecPtr& to) 
   };
   constexpr size_t kMaxRoutes = 4096;
   static std::mutex mutex;
-  static std::unordered_map<SpecPair, std::shared_ptr<const Route>, Hash> routes;
+  static std::unordered_map<SpecPair, std::shared_ptr<const Route>, Hash>
+      routes;
   const SpecPair key{from.get(), to.get()};
   std::lock_guard<std::mutex> lock(mutex);
   auto found = routes.find(key);

@@ -222,7 +222,8 @@ std::shared_ptr<Pending> pending_of_this_backward() {
   if (auto existing = by_task[task].lock()) {
     return existing;
   }
-  std::erase_if(by_task, [](const auto& item) { return item.second.expired(); });
+  std::erase_if(
+      by_task, [](const auto& item) { return item.second.expired(); });
   auto pending = std::make_shared<Pending>();
   by_task[task] = pending;
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -323,8 +324,8 @@ std::vector<at::Tensor> complete_gradients(
       ranks *= mesh->ranks(axis);
     }
     for (size_t i = 0; i < terms.size(); ++i) {
-      result[i] = terms[i].defined() ? at::mul(terms[i], at::Scalar(ranks))
-                                      : terms[i];
+      result[i] =
+          terms[i].defined() ? at::mul(terms[i], at::Scalar(ranks)) : terms[i];
     }
     return result;
   }

@@ -105,7 +105,8 @@ TEST(Pointwise, CutsAReplicatedOperandWithoutMessages) {
   const auto y = laid_out(at::rand({4, 2}), Placement::replicate());
   const auto sum = y + x;
   EXPECT_EQ(spec(sum), spec(x));
-  EXPECT_TRUE(to_local(sum).allclose(to_local(x) + to_local(y).narrow(0, 0, 3)));
+  EXPECT_TRUE(
+      to_local(sum).allclose(to_local(x) + to_local(y).narrow(0, 0, 3)));
 }
 
 TEST(Pointwise, BroadcastsAlongTheShardedDim) {
@@ -140,8 +141,9 @@ TEST(Pointwise, RaisesPyTorchsErrorWithGlobalSizes) {
     FAIL() << "expected an error";
   } catch (const c10::Error& error) {
     EXPECT_NE(
-        error.msg().find("size of tensor a (4) must match the size of tensor "
-                         "b (5)"),
+        error.msg().find(
+            "size of tensor a (4) must match the size of tensor "
+            "b (5)"),
         std::string::npos)
         << error.msg();
   }
@@ -215,8 +217,8 @@ TEST(Promotion, NeverWritesIntoAPlainTensor) {
 
 TEST(Meshes, DoNotMix) {
   const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
-  const auto other = from_local(
-      at::rand({4, 2}), make_replicated(mesh_of({3}), {4, 2}));
+  const auto other =
+      from_local(at::rand({4, 2}), make_replicated(mesh_of({3}), {4, 2}));
   EXPECT_THROW((void)(x + other), c10::ValueError);
 }
 

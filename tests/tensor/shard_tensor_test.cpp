@@ -24,8 +24,7 @@ at::Tensor shard_of(
   partitions[dim] = std::move(partition);
   return from_local(
       full.narrow(dim, rows.begin, rows.extent()).contiguous(),
-      make_spec(
-          mesh, full.sizes().vec(), {Placement::shard(dim)}, partitions));
+      make_spec(mesh, full.sizes().vec(), {Placement::shard(dim)}, partitions));
 }
 
 TEST(ShardTensor, ShowsGlobalSizesAndHoldsItsShard) {
@@ -38,10 +37,10 @@ TEST(ShardTensor, ShowsGlobalSizesAndHoldsItsShard) {
 }
 
 TEST(ShardTensor, KeepsTheMemoryFormatOfItsShard) {
-  const auto full = at::rand({2, 3, 8, 4}).contiguous(
-      at::MemoryFormat::ChannelsLast);
-  const auto spec = make_spec(
-      mesh_of({2}), full.sizes().vec(), {Placement::shard(2)});
+  const auto full =
+      at::rand({2, 3, 8, 4}).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto spec =
+      make_spec(mesh_of({2}), full.sizes().vec(), {Placement::shard(2)});
   const auto local =
       full.narrow(2, 0, 4).contiguous(at::MemoryFormat::ChannelsLast);
   const auto tensor = from_local(local, spec);
@@ -60,8 +59,7 @@ TEST(ShardTensor, FromLocalNamesTheSizesItExpects) {
     from_local(at::rand({2, 4}), spec);
     FAIL() << "expected an error";
   } catch (const c10::ValueError& error) {
-    EXPECT_NE(
-        error.msg().find("sizes [2, 4] but rank 0"), std::string::npos)
+    EXPECT_NE(error.msg().find("sizes [2, 4] but rank 0"), std::string::npos)
         << error.msg();
     EXPECT_NE(error.msg().find("holds [3, 4]"), std::string::npos);
   }
@@ -101,7 +99,6 @@ TEST(ShardTensor, DataOfAShardTensorCannotBecomePlain) {
   auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
   EXPECT_THROW(tensor.set_data(at::rand({4, 2})), c10::Error);
 }
-
 
 TEST(ShardTensor, PromotedParametersKeepPlainGradients) {
   const auto tensor = shard_of(at::rand({4, 2}), 1, Partition({1, 1}));
