@@ -130,7 +130,7 @@ TEST(Pointwise, KeepsPartialWhereLinear) {
 TEST(Pointwise, CastsTermsOnlyWhereNothingIsRounded) {
   const auto x = laid_out(at::rand({4}), Placement::partial());
   EXPECT_TRUE(spec(x.to(at::kDouble))->has_partial());
-  EXPECT_THROW(x.to(at::kLong), c10::Error); // would reduce: no group here
+  EXPECT_ANY_THROW(x.to(at::kLong)); // would reduce: no group here
 }
 
 TEST(Pointwise, RaisesPyTorchsErrorWithGlobalSizes) {
