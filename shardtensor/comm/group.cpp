@@ -81,7 +81,6 @@ void wait(const Work& work) {
     return;
   }
   const auto limit = std::chrono::milliseconds(timeout_milliseconds.load());
-  const WaitHooks hooks;
   TORCH_CHECK(work->wait(limit), "the work was aborted");
 }
 
@@ -98,6 +97,12 @@ Options bounded(const at::Tensor& x) {
   return options;
 }
 
+// Note [The GIL and gloo's queue]
+// The hooks give up Python's GIL while start() runs, too: gloo's thread holds
+// the lock of its queue while it frees a work, and a work that was started
+// under a Python mode takes the GIL to be freed. A caller that waited for that
+// lock with the GIL in hand would wait for ever.
+
 /// start() -> Work, meanwhile(), wait; any failure names what was under way.
 template <typename Start>
 void run(
@@ -106,6 +111,7 @@ void run(
     Start start,
     c10::function_ref<void()> meanwhile) {
   try {
+    const WaitHooks hooks; // Note [The GIL and gloo's queue]
     const Work work = start();
     meanwhile();
     const auto begin = Clock::now();
