@@ -1,7 +1,9 @@
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/rule.h"
 
 namespace shardtensor {
@@ -64,6 +66,27 @@ c10::IValue meta_value(const c10::IValue& value) {
   return value;
 }
 
+/// Some of PyTorch's Meta kernels are written in Python (relu's, say), so a C++
+/// program is without them.
+bool has_meta_kernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::Meta) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+      op.hasKernelForDispatchKey(
+          DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
+std::vector<int64_t> broadcast_sizes(const Call& call) {
+  std::vector<int64_t> sizes;
+  for (const auto& operand : call.operands()) {
+    if (!is_out_argument(call, operand)) {
+      sizes = at::infer_size(sizes, operand.tensor.sizes());
+    }
+  }
+  return sizes;
+}
+
 } // namespace
 
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
@@ -118,6 +141,11 @@ const c10::IValue& Call::argument(const char* name) const {
 
 const std::vector<std::vector<int64_t>>& Call::output_sizes() {
   if (inferred_) {
+    return output_sizes_;
+  }
+  if (op_.hasTag(at::Tag::pointwise) && !has_meta_kernel(op_)) {
+    output_sizes_.assign(op_.schema().returns().size(), broadcast_sizes(*this));
+    inferred_ = true;
     return output_sizes_;
   }
   torch::jit::Stack stack;

@@ -63,8 +63,9 @@ class Call {
   bool has_argument(const char* name) const;
 
   /// The global sizes of the tensor outputs, one after the other, by running
-  /// the operator on meta tensors of the global sizes. PyTorch's own shape
-  /// errors come from here, with global sizes, the same on every rank.
+  /// the operator on meta tensors of the global sizes; by broadcasting, where a
+  /// pointwise operator has no Meta kernel. PyTorch's own shape errors come
+  /// from here, with global sizes, the same on every rank.
   const std::vector<std::vector<int64_t>>& output_sizes();
 
  private:
