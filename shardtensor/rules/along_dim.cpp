@@ -77,10 +77,6 @@ Decision last_two_dims_rule(Call& call) {
 
 void add_along_dim_rules(RuleTable& table) {
   for (const char* op : {
-           "aten::_softmax",
-           "aten::_softmax_backward_data",
-           "aten::_log_softmax",
-           "aten::_log_softmax_backward_data",
            "aten::cumsum",
            "aten::cumsum_",
            "aten::cumprod",
