@@ -33,6 +33,17 @@ def numbered(*shape):
     return torch.arange(count, dtype=torch.float64).reshape(shape)
 
 
+def test_importing_prints_nothing():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import shardtensor"],
+        env={**os.environ, "PYTHONPATH": str(Path(shardtensor.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @ranks(1, 2, 3)
 def test_printing_shows_the_piece_and_does_not_communicate(mesh):
     x = shard(numbered(4, 2).requires_grad_(), mesh, [Shard(0)])

@@ -220,6 +220,43 @@ def test_slices_of_a_repeated_partition(mesh):
             check_op(fn, sharded(x, [Shard(1)], {1: sizes}), mesh=mesh)
 
 
+# ---- strides ----------------------------------------------------------------
+
+
+STRIDES = {
+    "itself": lambda x: x,
+    "t": lambda x: x.transpose(0, 2),
+    "rows": lambda x: x[1:4:2],
+    "row": lambda x: x[:, 1],
+    "diagonal": lambda x: x.diagonal(),
+    "merged": lambda x: x.flatten(1),
+    "expanded": lambda x: x[:, :1].expand(-1, 3, -1),
+    "copied": lambda x: x.transpose(0, 2).contiguous(),
+    "unbound": lambda x: x.unbind(2)[1],
+    "channels_last": lambda x: (
+        x[None].contiguous(memory_format=torch.channels_last).relu()
+    ),
+}
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("name", STRIDES)
+def test_strides_are_those_of_the_whole_tensor_on_every_rank(mesh, name):
+    x = torch.randn(4, 3, 5)
+    for placements, sizes in sweep(mesh, x.shape):
+        y = STRIDES[name](shard(x, mesh, placements, sizes))
+        assert y.stride() == STRIDES[name](x).stride()
+
+
+@ranks(2, 3)
+def test_a_view_across_strides_raises_on_every_rank(mesh):
+    for sizes in partitions(4, mesh.size()):
+        x = shard(torch.randn(3, 4), mesh, [Shard(1)], {1: sizes})
+        with pytest.raises(RuntimeError, match="not compatible with input tensor's"):
+            x.t().view(-1)
+        assert_close(x.t().reshape(-1), x.full_tensor().t().reshape(-1))
+
+
 # ---- written views ----------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/util/hash.h>
 
 #include "shardtensor/comm/collectives.h"
@@ -199,7 +200,11 @@ void write_back(
       impl->spec() != result && !impl->shares_memory();
   if (impl->spec()->sizes() != result->sizes() || takes_layout ||
       (local.is_same(impl->local()) && impl->spec() != result)) {
-    impl->set(local, result);
+    impl->set(
+        local,
+        result,
+        impl->spec()->sizes() == result->sizes() ? operand.tensor.strides()
+                                                 : at::IntArrayRef());
   } else if (!local.is_same(impl->local())) {
     impl->local().copy_(redistribute_local(local, result, impl->spec()));
   } else if (impl->local().sizes() != at::IntArrayRef(result->local_sizes())) {
@@ -230,6 +235,43 @@ struct Locals {
   const Operand* viewed = nullptr;
   ViewSource source; // of `viewed`
 };
+
+/// Channels-last if that is what the call asks for, or what a ShardTensor among
+/// the operands is: see Note [Nominal strides].
+at::MemoryFormat nominal_format(const Call& call) {
+  const auto& arguments = call.op().schema().arguments();
+  if (!arguments.empty() && arguments.back().name() == "memory_format" &&
+      !call.argument(arguments.size() - 1).isNone()) {
+    const auto asked = static_cast<at::MemoryFormat>(
+        call.argument(arguments.size() - 1).toInt());
+    if (asked != at::MemoryFormat::Preserve) {
+      return asked;
+    }
+  }
+  for (const auto& operand : call.operands()) {
+    if (!operand.tensor.is_contiguous() && is_shard_tensor(operand.tensor)) {
+      for (const auto format :
+           {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
+        if (operand.tensor.is_contiguous(format)) {
+          return format;
+        }
+      }
+    }
+  }
+  return at::MemoryFormat::Contiguous;
+}
+
+std::vector<int64_t> nominal_strides(
+    at::MemoryFormat format,
+    const std::vector<int64_t>& sizes) {
+  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
+    return c10::get_channels_last_strides_2d(sizes);
+  }
+  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
+    return c10::get_channels_last_strides_3d(sizes);
+  }
+  return {};
+}
 
 class Outputs {
  public:
@@ -263,9 +305,15 @@ class Outputs {
     if (!spec) {
       spec = make_replicated(call_.mesh(), local.sizes().vec());
     }
-    return locals_.viewed
-        ? wrap_view(local, spec, locals_.viewed->tensor, locals_.source)
-        : wrap(local, spec);
+    if (!locals_.viewed) {
+      return wrap(
+          local, spec, nominal_strides(nominal_format(call_), spec->sizes()));
+    }
+    const auto& tensor = locals_.viewed->tensor;
+    const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())
+        ? tensor.strides()
+        : at::IntArrayRef();
+    return wrap_view(local, spec, strides, tensor, locals_.source);
   }
 
   const Call& call_;

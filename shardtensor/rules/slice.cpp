@@ -6,8 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/view_plan.h"
+#include "shardtensor/rules/view_call.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -38,16 +37,20 @@ at::Tensor sliced(
     int64_t end,
     int64_t step = 1) {
   const auto& own = spec(self);
-  const auto plan = find_view_plan("slice", own, {dim, start, end, step}, [&] {
-    return plan_slice(own, dim, start, end, step);
-  });
-  if (plan->wanted != own) {
-    note_fallback("aten::slice", own, plan->wanted);
-  }
+  const auto plan = find_view_plan(
+      "slice",
+      self,
+      {dim, start, end, step},
+      [&] { return plan_slice(own, dim, start, end, step); },
+      [&](const at::Tensor& whole) {
+        return whole.slice(dim, start, end, step);
+      });
+  note_view_repair("slice", own, plan->wanted);
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
       source.local.slice(dim, plan->arguments[0], plan->arguments[1], step),
       plan->output,
+      plan->strides,
       self,
       source);
 }
@@ -85,17 +88,23 @@ int64_t wrapped_index(const char* op, int64_t index, int64_t size) {
 /// The one row of a dim of size 1, on every rank that may need it.
 at::Tensor only_row(const at::Tensor& self, int64_t dim) {
   const auto& own = spec(self);
-  const auto plan = find_view_plan("only_row", own, dim, [&] {
-    std::vector<int64_t> dims;
-    for (int64_t other = 0; other < own->dim(); ++other) {
-      if (other != dim) {
-        dims.push_back(other);
-      }
-    }
-    return plan_dims(own, dims);
-  });
+  const auto plan = find_view_plan(
+      "only_row",
+      self,
+      dim,
+      [&] {
+        std::vector<int64_t> dims;
+        for (int64_t other = 0; other < own->dim(); ++other) {
+          if (other != dim) {
+            dims.push_back(other);
+          }
+        }
+        return plan_dims(own, dims);
+      },
+      [&](const at::Tensor& whole) { return whole.select(dim, 0); });
   const auto source = view_source(self, plan->wanted);
-  return wrap_view(source.local.select(dim, 0), plan->output, self, source);
+  return wrap_view(
+      source.local.select(dim, 0), plan->output, plan->strides, self, source);
 }
 
 at::Tensor select_kernel(const at::Tensor& self, int64_t dim, int64_t index) {
@@ -168,27 +177,34 @@ std::vector<at::Tensor> unbind_kernel(const at::Tensor& self, int64_t dim) {
   TORCH_CHECK(
       self.dim() > 0, "unbind: expected a tensor with dims, got a 0-d one");
   dim = at::maybe_wrap_dim(dim, self.dim());
-  const auto& own = spec(self);
-  const auto plan = find_view_plan("unbind", own, dim, [&] {
-    const auto wanted = own->is_sharded(dim) ? without_shard(own, dim) : own;
-    auto sizes = wanted->sizes();
-    auto partitions = wanted->partitions();
-    auto placements = wanted->placements();
-    sizes.erase(sizes.begin() + dim);
-    partitions.erase(partitions.begin() + dim);
-    for (auto& placement : placements) {
-      placement.dim -= placement.is_shard() && placement.dim > dim;
-    }
-    return ViewPlan{
-        wanted, make_spec(own->mesh(), sizes, placements, partitions)};
-  });
-  if (plan->wanted != own) {
-    note_fallback("aten::unbind", own, plan->wanted);
+  if (self.size(dim) == 0) {
+    return {};
   }
+  const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "unbind",
+      self,
+      dim,
+      [&] {
+        const auto wanted =
+            own->is_sharded(dim) ? without_shard(own, dim) : own;
+        auto sizes = wanted->sizes();
+        auto partitions = wanted->partitions();
+        auto placements = wanted->placements();
+        sizes.erase(sizes.begin() + dim);
+        partitions.erase(partitions.begin() + dim);
+        for (auto& placement : placements) {
+          placement.dim -= placement.is_shard() && placement.dim > dim;
+        }
+        return ViewPlan{
+            wanted, make_spec(own->mesh(), sizes, placements, partitions)};
+      },
+      [&](const at::Tensor& whole) { return whole.select(dim, 0); });
+  note_view_repair("unbind", own, plan->wanted);
   const auto source = view_source(self, plan->wanted);
   std::vector<at::Tensor> rows;
   for (const auto& row : source.local.unbind(dim)) {
-    rows.push_back(wrap_view(row, plan->output, self, source));
+    rows.push_back(wrap_view(row, plan->output, plan->strides, self, source));
   }
   return rows;
 }

@@ -11,8 +11,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
-#include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/view_plan.h"
+#include "shardtensor/rules/view_call.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -23,13 +22,6 @@
 namespace shardtensor {
 namespace {
 
-/// As PyTorch names a failing call; `repair` is counted like a fallback.
-void note_repair(const char* op, const SpecPtr& own, const SpecPtr& wanted) {
-  if (wanted != own && own->is_sharded()) {
-    note_fallback(std::string("aten::") + op, own, wanted);
-  }
-}
-
 // ---- other sizes ------------------------------------------------------------
 
 bool is_viewable(const at::Tensor& tensor, at::IntArrayRef sizes) {
@@ -37,24 +29,33 @@ bool is_viewable(const at::Tensor& tensor, at::IntArrayRef sizes) {
       .has_value();
 }
 
+/// A local view that the strides of this rank's memory forbid is made from a
+/// copy, on this rank alone.
 at::Tensor reshaped(
     const char* op,
     const at::Tensor& self,
     const std::vector<int64_t>& sizes) {
   const auto& own = spec(self);
   const auto plan = find_view_plan(
-      "view", own, sizes, [&] { return plan_reshape(own, sizes); });
-  note_repair(op, own, plan->wanted);
+      "view",
+      self,
+      sizes,
+      [&] { return plan_reshape(own, sizes); },
+      [&](const at::Tensor& whole) { return whole.view(sizes); });
+  note_view_repair(op, own, plan->wanted);
   auto source = view_source(self, plan->wanted);
   const auto& local_sizes = plan->output->local_sizes();
   if (!is_viewable(source.local, local_sizes)) {
     source = contiguous_source(source, self);
   }
-  return wrap_view(source.local.view(local_sizes), plan->output, self, source);
+  return wrap_view(
+      source.local.view(local_sizes),
+      plan->output,
+      plan->strides,
+      self,
+      source);
 }
 
-/// Strides depend on the rank where pieces have a single row: a view that they
-/// forbid is made from a copy, on this rank alone.
 at::Tensor view_kernel(const at::Tensor& self, at::IntArrayRef size) {
   return reshaped("view", self, at::infer_size(size, self.numel()));
 }
@@ -87,7 +88,8 @@ at::Tensor as_strided_kernel(
       self.sizes(),
       "; use full_tensor() or to_local() first, or another view operator");
   const auto source = view_source(self, nullptr);
-  return wrap_view(source.local.alias(), spec(self), self, source);
+  return wrap_view(
+      source.local.alias(), spec(self), self.strides(), self, source);
 }
 
 // ---- dims that move, appear and disappear -----------------------------------
@@ -99,14 +101,9 @@ struct DimView {
   at::Tensor local;
 };
 
-DimView view_dims(const at::Tensor& self, const std::vector<int64_t>& dims) {
-  const auto& own = spec(self);
-  DimView view;
-  view.plan = find_view_plan(
-      "permute", own, dims, [&] { return plan_dims(own, dims); });
-  view.source = view_source(self, view.plan->wanted);
+at::Tensor with_dims(const at::Tensor& x, const std::vector<int64_t>& dims) {
   std::vector<int64_t> order;
-  std::vector<bool> kept(self.dim(), false);
+  std::vector<bool> kept(x.dim(), false);
   for (const int64_t dim : dims) {
     if (dim >= 0) {
       order.push_back(dim);
@@ -114,32 +111,47 @@ DimView view_dims(const at::Tensor& self, const std::vector<int64_t>& dims) {
     }
   }
   const auto named = order.size();
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
     if (!kept[dim]) {
       order.push_back(dim);
     }
   }
-  view.local = view.source.local.permute(order);
+  auto view = x.permute(order);
   for (auto dropped = named; dropped < order.size(); ++dropped) {
-    view.local = view.local.squeeze(-1);
+    view = view.squeeze(-1);
   }
   for (size_t dim = 0; dim < dims.size(); ++dim) {
     if (dims[dim] < 0) {
-      view.local = view.local.unsqueeze(static_cast<int64_t>(dim));
+      view = view.unsqueeze(static_cast<int64_t>(dim));
     }
   }
   return view;
 }
 
+DimView view_dims(const at::Tensor& self, const std::vector<int64_t>& dims) {
+  const auto& own = spec(self);
+  DimView view;
+  view.plan = find_view_plan(
+      "permute",
+      self,
+      dims,
+      [&] { return plan_dims(own, dims); },
+      [&](const at::Tensor& whole) { return with_dims(whole, dims); });
+  view.source = view_source(self, view.plan->wanted);
+  view.local = with_dims(view.source.local, dims);
+  return view;
+}
+
 at::Tensor viewed(const at::Tensor& self, const std::vector<int64_t>& dims) {
   const auto view = view_dims(self, dims);
-  return wrap_view(view.local, view.plan->output, self, view.source);
+  return wrap_view(
+      view.local, view.plan->output, view.plan->strides, self, view.source);
 }
 
 /// The in-place form: the tensor itself looks at its memory in another way.
 at::Tensor& view_in_place(at::Tensor& self, const std::vector<int64_t>& dims) {
   const auto view = view_dims(self, dims);
-  impl_of(self)->set(view.local, view.plan->output);
+  impl_of(self)->set(view.local, view.plan->output, view.plan->strides);
   impl_of(self)->set_moved_view(view.source.moved);
   return self;
 }
@@ -275,11 +287,16 @@ at::Tensor expand_kernel(
       std::get<0>(at::inferExpandGeometry(self.sizes(), self.strides(), size));
   const auto& own = spec(self);
   const auto plan = find_view_plan(
-      "expand", own, sizes, [&] { return plan_expand(own, sizes); });
+      "expand",
+      self,
+      sizes,
+      [&] { return plan_expand(own, sizes); },
+      [&](const at::Tensor& whole) { return whole.expand(sizes); });
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
       source.local.expand(plan->output->local_sizes(), implicit),
       plan->output,
+      plan->strides,
       self,
       source);
 }
@@ -328,15 +345,27 @@ at::Tensor diagonal_kernel(
   TORCH_CHECK(
       dim1 != dim2, "diagonal: expected two different dims, got ", dim1);
   const auto& own = spec(self);
-  const auto plan = find_view_plan("diagonal", own, {offset, dim1, dim2}, [&] {
-    const auto wanted = whole_dims(own, {dim1, dim2});
-    const auto size = diagonal_size(self.size(dim1), self.size(dim2), offset);
-    return ViewPlan{wanted, with_new_dims(wanted, {dim1, dim2}, {size})};
-  });
-  note_repair("diagonal", own, plan->wanted);
+  const auto plan = find_view_plan(
+      "diagonal",
+      self,
+      {offset, dim1, dim2},
+      [&] {
+        const auto wanted = whole_dims(own, {dim1, dim2});
+        const auto size =
+            diagonal_size(self.size(dim1), self.size(dim2), offset);
+        return ViewPlan{wanted, with_new_dims(wanted, {dim1, dim2}, {size})};
+      },
+      [&](const at::Tensor& whole) {
+        return whole.diagonal(offset, dim1, dim2);
+      });
+  note_view_repair("diagonal", own, plan->wanted);
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
-      source.local.diagonal(offset, dim1, dim2), plan->output, self, source);
+      source.local.diagonal(offset, dim1, dim2),
+      plan->output,
+      plan->strides,
+      self,
+      source);
 }
 
 /// The layout of `spec` when whole dims are put where they were: dims[i] gets
@@ -406,24 +435,33 @@ at::Tensor unfold_kernel(
       ", step ",
       step);
   const auto& own = spec(self);
-  const auto plan = find_view_plan("unfold", own, {dim, size, step}, [&] {
-    if (own->dim() == 0) {
-      return ViewPlan{own, with_new_dims(own, {}, {size})};
-    }
-    const auto wanted = whole_dims(own, {dim});
-    auto sizes = own->sizes();
-    sizes[dim] = (extent - size) / step + 1;
-    auto partitions = wanted->partitions();
-    sizes.push_back(size);
-    partitions.emplace_back();
-    return ViewPlan{
-        wanted,
-        make_spec(own->mesh(), sizes, wanted->placements(), partitions)};
-  });
-  note_repair("unfold", own, plan->wanted);
+  const auto plan = find_view_plan(
+      "unfold",
+      self,
+      {dim, size, step},
+      [&] {
+        if (own->dim() == 0) {
+          return ViewPlan{own, with_new_dims(own, {}, {size})};
+        }
+        const auto wanted = whole_dims(own, {dim});
+        auto sizes = own->sizes();
+        sizes[dim] = (extent - size) / step + 1;
+        auto partitions = wanted->partitions();
+        sizes.push_back(size);
+        partitions.emplace_back();
+        return ViewPlan{
+            wanted,
+            make_spec(own->mesh(), sizes, wanted->placements(), partitions)};
+      },
+      [&](const at::Tensor& whole) { return whole.unfold(dim, size, step); });
+  note_view_repair("unfold", own, plan->wanted);
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
-      source.local.unfold(dim, size, step), plan->output, self, source);
+      source.local.unfold(dim, size, step),
+      plan->output,
+      plan->strides,
+      self,
+      source);
 }
 
 at::Tensor unfold_backward_kernel(
@@ -464,10 +502,17 @@ bool is_standard(const at::Tensor& tensor) {
 
 at::Tensor view_as_real_kernel(const at::Tensor& self) {
   const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "view_as_real",
+      self,
+      {},
+      [&] { return ViewPlan{own, with_new_dims(own, {}, {2})}; },
+      [](const at::Tensor& whole) { return at::view_as_real(whole); });
   const auto source = view_source(self, nullptr);
   return wrap_view(
       at::view_as_real(source.local),
-      with_new_dims(own, {}, {2}),
+      plan->output,
+      plan->strides,
       self,
       source);
 }
@@ -479,11 +524,16 @@ at::Tensor view_as_complex_kernel(const at::Tensor& self) {
       self.sizes());
   const auto& own = spec(self);
   const auto last = self.dim() - 1;
-  const auto plan = find_view_plan("view_as_complex", own, {}, [&] {
-    const auto wanted = whole_dims(own, {last});
-    return ViewPlan{wanted, with_new_dims(wanted, {last}, {})};
-  });
-  note_repair("view_as_complex", own, plan->wanted);
+  const auto plan = find_view_plan(
+      "view_as_complex",
+      self,
+      {},
+      [&] {
+        const auto wanted = whole_dims(own, {last});
+        return ViewPlan{wanted, with_new_dims(wanted, {last}, {})};
+      },
+      [](const at::Tensor& whole) { return at::view_as_complex(whole); });
+  note_view_repair("view_as_complex", own, plan->wanted);
   auto source = view_source(self, plan->wanted);
   if (!is_standard(source.local)) {
     source = contiguous_source(source, self);
@@ -494,7 +544,7 @@ at::Tensor view_as_complex_kernel(const at::Tensor& self) {
             source.local.options().dtype(
                 c10::toComplexType(self.scalar_type())))
       : at::view_as_complex(source.local);
-  return wrap_view(local, plan->output, self, source);
+  return wrap_view(local, plan->output, plan->strides, self, source);
 }
 
 /// The last dim in elements of another width: cut points scale with it.
@@ -537,8 +587,12 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
       self.sizes());
   const auto& own = spec(self);
   const auto plan = find_view_plan(
-      "view.dtype", own, {from, to}, [&] { return plan_dtype(own, from, to); });
-  note_repair("view.dtype", own, plan->wanted);
+      "view.dtype",
+      self,
+      {from, to},
+      [&] { return plan_dtype(own, from, to); },
+      [&](const at::Tensor& whole) { return whole.view(dtype); });
+  note_view_repair("view.dtype", own, plan->wanted);
   auto source = view_source(self, plan->wanted);
   if (from != to && !is_standard(source.local)) {
     source = contiguous_source(source, self);
@@ -548,7 +602,7 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
       ? at::empty(
             plan->output->local_sizes(), source.local.options().dtype(dtype))
       : source.local.view(dtype);
-  return wrap_view(local, plan->output, self, source);
+  return wrap_view(local, plan->output, plan->strides, self, source);
 }
 
 } // namespace

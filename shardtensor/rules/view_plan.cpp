@@ -2,56 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
-
-#include <c10/util/hash.h>
 
 #include "shardtensor/rules/reduction.h"
 
 namespace shardtensor {
-
-// ---- plans are kept ---------------------------------------------------------
-
-namespace {
-
-using Key = std::vector<int64_t>;
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    size_t hash = key.size();
-    for (const int64_t value : key) {
-      hash = c10::hash_combine(hash, std::hash<int64_t>()(value));
-    }
-    return hash;
-  }
-};
-
-struct Kept {
-  ViewPlanPtr plan;
-  SpecPtr spec; // its address is part of the key
-};
-
-} // namespace
-
-ViewPlanPtr find_view_plan(
-    const char* op,
-    const SpecPtr& spec,
-    c10::IntArrayRef arguments,
-    c10::function_ref<ViewPlan()> make) {
-  constexpr size_t kMaxPlans = 8192;
-  thread_local std::unordered_map<Key, Kept, KeyHash> plans;
-  Key key{reinterpret_cast<int64_t>(op), reinterpret_cast<int64_t>(spec.get())};
-  key.insert(key.end(), arguments.begin(), arguments.end());
-  if (auto found = plans.find(key); found != plans.end()) {
-    return found->second.plan;
-  }
-  if (plans.size() >= kMaxPlans) {
-    plans.clear();
-  }
-  auto plan = std::make_shared<const ViewPlan>(make());
-  plans.emplace(std::move(key), Kept{plan, spec});
-  return plan;
-}
 
 // ---- dims that move, appear and disappear -----------------------------------
 

@@ -4,9 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include <c10/util/ArrayRef.h>
-#include <c10/util/FunctionRef.h>
-
 #include "shardtensor/layout/shard_spec.h"
 
 namespace shardtensor {
@@ -20,16 +17,10 @@ struct ViewPlan {
   SpecPtr wanted;
   SpecPtr output;
   std::vector<int64_t> arguments = {};
+  /// Of the result, see Note [Nominal strides]; none: contiguous.
+  std::vector<int64_t> strides = {};
 };
 using ViewPlanPtr = std::shared_ptr<const ViewPlan>;
-
-/// The plan that was made for the same operator, layout and arguments before,
-/// or a new one.
-ViewPlanPtr find_view_plan(
-    const char* op,
-    const SpecPtr& spec,
-    c10::IntArrayRef arguments,
-    c10::function_ref<ViewPlan()> make);
 
 /// The same elements in other sizes.
 ///

@@ -98,9 +98,10 @@ ViewSource contiguous_source(ViewSource source, const at::Tensor& tensor) {
 at::Tensor wrap_view(
     const at::Tensor& local,
     const SpecPtr& spec,
+    at::IntArrayRef strides,
     const at::Tensor& tensor,
     const ViewSource& source) {
-  auto result = wrap(local, spec);
+  auto result = wrap(local, spec, strides);
   impl_of(result)->set_moved_view(source.moved);
   impl_of(result)->set_shares_memory();
   impl_of(tensor)->set_shares_memory();

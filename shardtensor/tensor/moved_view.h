@@ -67,10 +67,11 @@ struct ViewSource {
 ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted);
 /// The same in contiguous memory, for a local view that cannot be had without.
 ViewSource contiguous_source(ViewSource source, const at::Tensor& tensor);
-/// The result of a view operator on `tensor`.
+/// The result of a view operator on `tensor`, with its nominal strides.
 at::Tensor wrap_view(
     const at::Tensor& local,
     const SpecPtr& spec,
+    at::IntArrayRef strides,
     const at::Tensor& tensor,
     const ViewSource& source);
 

@@ -1,8 +1,6 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-#include <algorithm>
 #include <atomic>
-#include <numeric>
 
 namespace shardtensor {
 namespace {
@@ -22,42 +20,6 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
              {c10::DispatchKey::Dense, kFunctionKey, kDispatchKey});
 }
 
-// Note [Global strides]
-// Dims keep the order they have in the local memory and its gaps: a dim's
-// stride is the global size of the dims inside it times the local gap factor.
-// An expanded dim (stride 0) stays expanded. A contiguous local tensor gives
-// a contiguous global one, a channels_last one a channels_last one.
-std::vector<int64_t> global_strides(
-    const at::Tensor& local,
-    const std::vector<int64_t>& sizes) {
-  const auto dims = static_cast<int64_t>(sizes.size());
-  const auto strides = local.strides();
-  std::vector<int64_t> order(dims);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return strides[a] > strides[b];
-  });
-  std::vector<int64_t> result(dims);
-  int64_t global = 1;
-  int64_t dense = 1; // the local stride without gaps
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    const auto dim = *it;
-    const auto local_size = std::max<int64_t>(local.size(dim), 1);
-    if (strides[dim] == 0 && local_size > 1) {
-      result[dim] = 0;
-      continue;
-    }
-    if (local_size > 1 && strides[dim] > dense) {
-      global *= std::max<int64_t>(strides[dim] / dense, 1);
-      dense = strides[dim];
-    }
-    result[dim] = global;
-    global *= std::max<int64_t>(sizes[dim], 1);
-    dense *= local_size;
-  }
-  return result;
-}
-
 } // namespace
 
 // Note [Shared memory]
@@ -65,20 +27,22 @@ std::vector<int64_t> global_strides(
 // their own. The engine adds gradients in place where a storage has one owner;
 // it would write into the gradient of somebody else.
 
-ShardTensorImpl::ShardTensorImpl(at::Tensor local, SpecPtr spec)
+ShardTensorImpl::ShardTensorImpl(
+    at::Tensor local,
+    SpecPtr spec,
+    at::IntArrayRef strides)
     : TensorImpl(keys_of(local), local.dtype(), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
-  refresh();
+  refresh(strides);
 }
 
-void ShardTensorImpl::refresh() {
+void ShardTensorImpl::refresh(at::IntArrayRef strides) {
   set_allow_tensor_metadata_change(true);
-  if (local_.is_contiguous()) {
+  if (strides.empty()) {
     set_sizes_contiguous(spec_->sizes());
   } else {
-    set_sizes_and_strides(
-        spec_->sizes(), global_strides(local_, spec_->sizes()));
+    set_sizes_and_strides(spec_->sizes(), strides);
   }
   const auto bytes = numel() * static_cast<int64_t>(local_.element_size());
   storage_ = c10::Storage(
@@ -91,16 +55,19 @@ void ShardTensorImpl::refresh() {
   second_owner_ = storage_;
 }
 
-void ShardTensorImpl::set(at::Tensor local, SpecPtr spec) {
+void ShardTensorImpl::set(
+    at::Tensor local,
+    SpecPtr spec,
+    at::IntArrayRef strides) {
   local_ = std::move(local);
   spec_ = std::move(spec);
-  refresh();
+  refresh(strides);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter,
     bool allow_tensor_metadata_change) const {
-  auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_);
+  auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_, strides());
   impl->set_version_counter(version_counter);
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
@@ -142,7 +109,10 @@ ShardTensorImpl* impl_of(const at::Tensor& tensor) {
   return impl;
 }
 
-at::Tensor wrap(const at::Tensor& local, const SpecPtr& spec) {
+at::Tensor wrap(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::IntArrayRef strides) {
   TORCH_CHECK_TYPE(
       local.layout() == at::kStrided,
       "a ShardTensor needs a strided local tensor, got layout ",
@@ -157,7 +127,7 @@ at::Tensor wrap(const at::Tensor& local, const SpecPtr& spec) {
       to_string(*spec),
       " holds ",
       at::IntArrayRef(spec->local_sizes()));
-  auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec);
+  auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec, strides);
   if (local.key_set().has(c10::DispatchKey::Python) ||
       local.key_set().has(c10::DispatchKey::Functionalize)) {
     // Only while torch.compile traces: eager wrappers carry no Python key.

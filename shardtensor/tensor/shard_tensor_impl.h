@@ -14,11 +14,17 @@ namespace shardtensor {
 /// byte count with no memory behind it; reading it raises. All work is done by
 /// the kernels on kFunctionKey and kDispatchKey.
 ///
-/// Strides are those of a global tensor laid out in memory like the local one
-/// (Note [Global strides]), so that memory formats and contiguity survive.
+/// Note [Nominal strides]
+/// Strides are those that PyTorch would give the global tensor: contiguous for
+/// new tensors (channels_last where an operand or a memory_format argument says
+/// so), permuted and sliced by view operators. They never come from the local
+/// memory: where a shard has one row, or none, its strides are arbitrary, and
+/// what PyTorch decides by strides (view or copy, steal a gradient or clone it)
+/// has to be decided alike on every rank. The local tensor may be laid out in
+/// any way; kernels look at its own strides.
 class ShardTensorImpl : public c10::TensorImpl {
  public:
-  ShardTensorImpl(at::Tensor local, SpecPtr spec);
+  ShardTensorImpl(at::Tensor local, SpecPtr spec, at::IntArrayRef strides);
 
   /// Communication: none, but for a moved view whose base was written.
   const at::Tensor& local() const {
@@ -31,8 +37,8 @@ class ShardTensorImpl : public c10::TensorImpl {
     return spec_;
   }
   /// New data under the same identity: what an in-place operator that changes
-  /// sizes, `.data =` and a compiled graph do.
-  void set(at::Tensor local, SpecPtr spec);
+  /// sizes, `.data =` and a compiled graph do. Without strides: contiguous.
+  void set(at::Tensor local, SpecPtr spec, at::IntArrayRef strides = {});
 
   /// Not null for views that had to be redistributed, and for views of those:
   /// see Note [Moved views].
@@ -65,7 +71,7 @@ class ShardTensorImpl : public c10::TensorImpl {
   }
 
  private:
-  void refresh();
+  void refresh(at::IntArrayRef strides);
 
   at::Tensor local_;
   SpecPtr spec_;
@@ -86,9 +92,13 @@ inline bool is_shard_tensor(const at::Tensor& tensor) {
 ShardTensorImpl* impl_of(const at::Tensor& tensor);
 
 /// The one birthplace: a new wrapper around `local`, which must not require
-/// grad and must have spec's local sizes on this rank. No autograd history, no
+/// grad and must have spec's local sizes on this rank. Without strides it is a
+/// contiguous one (Note [Nominal strides]). No autograd history, no
 /// communication.
-at::Tensor wrap(const at::Tensor& local, const SpecPtr& spec);
+at::Tensor wrap(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::IntArrayRef strides = {});
 
 /// Called with every new wrapper: the Python package gives it its class there.
 /// The C++ library runs without.

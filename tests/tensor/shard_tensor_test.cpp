@@ -36,16 +36,17 @@ TEST(ShardTensor, ShowsGlobalSizesAndHoldsItsShard) {
   EXPECT_TRUE(to_local(tensor).equal(full.narrow(0, 4, 1)));
 }
 
-TEST(ShardTensor, KeepsTheMemoryFormatOfItsShard) {
-  const auto full =
-      at::rand({2, 3, 8, 4}).contiguous(at::MemoryFormat::ChannelsLast);
+TEST(ShardTensor, HasStridesThatDoNotDependOnTheShard) {
   const auto spec =
-      make_spec(mesh_of({2}), full.sizes().vec(), {Placement::shard(2)});
+      make_spec(mesh_of({2}), {2, 3, 8, 4}, {Placement::shard(2)});
   const auto local =
-      full.narrow(2, 0, 4).contiguous(at::MemoryFormat::ChannelsLast);
+      at::rand({2, 3, 4, 4}).contiguous(at::MemoryFormat::ChannelsLast);
   const auto tensor = from_local(local, spec);
-  EXPECT_TRUE(tensor.is_contiguous(at::MemoryFormat::ChannelsLast));
-  EXPECT_FALSE(tensor.is_contiguous());
+  EXPECT_TRUE(tensor.is_contiguous());
+  EXPECT_TRUE(to_local(tensor).is_contiguous(at::MemoryFormat::ChannelsLast));
+  const auto last = tensor.contiguous(at::MemoryFormat::ChannelsLast).relu();
+  EXPECT_TRUE(last.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_EQ(tensor.transpose(1, 2).stride(1), 4);
 }
 
 TEST(ShardTensor, HasNoMemoryToRead) {
