@@ -7,12 +7,12 @@ from ranks import check_op, partitions, ranks, sharded
 from torch.distributed.tensor import Shard
 
 X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
-I = torch.tensor([[3, 0], [2, 2]])
+ROWS = torch.tensor([[3, 0], [2, 2]])
 J = torch.tensor([1, 4])
 
 READS = {
-    "first": lambda x: x[I],
-    "middle": lambda x: x[:, I],
+    "first": lambda x: x[ROWS],
+    "middle": lambda x: x[:, ROWS],
     "neighbours": lambda x: x[:, J, J],
     "apart": lambda x: x[J, :, J],
     "with_slice": lambda x: x[1:5, J],

@@ -47,8 +47,9 @@ def test_joins_on_a_two_dimensional_mesh(mesh):
 
 @ranks(2)
 def test_joins_an_unsharded_dim_without_messages(mesh):
-    import shardtensor as st
     from ranks import shard
+
+    import shardtensor as st
 
     x = shard(numbers(5, 6).detach(), mesh, [Shard(0)], {0: [4, 1]})
     st.reset_comm_stats()

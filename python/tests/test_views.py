@@ -1,10 +1,11 @@
 """Views: the layout follows exactly, or the tensor is moved first."""
 
 import pytest
-import shardtensor
 import torch
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
 
 ALL = (1, 2, 3, 4, "2x2")
 

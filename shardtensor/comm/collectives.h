@@ -81,8 +81,8 @@ bool check_mode();
 void set_communication_timeout(double seconds);
 
 /// `before` is called before every wait for other ranks and `after` with its
-/// result afterwards: Python gives up its lock meanwhile. Threads of the process
-/// group need it to drop tensors, and callers such as x[3] hold it.
+/// result afterwards: Python gives up its lock meanwhile. Threads of the
+/// process group need it to drop tensors, and callers such as x[3] hold it.
 using BeforeWait = void* (*)();
 using AfterWait = void (*)(void*);
 void set_wait_hooks(BeforeWait before, AfterWait after);
