@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import check_op, partitions, ranks, sharded
+from ranks import check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -84,3 +84,32 @@ def test_embedding_of_sharded_tokens(mesh):
                 torch.rand(9, 3, dtype=torch.double, requires_grad=True),
                 mesh=mesh,
             )
+
+
+@ranks(2)
+@pytest.mark.parametrize("write", [False, True])
+def test_every_masked_call_counts_as_a_fallback(mesh, write):
+    import shardtensor as st
+
+    rows = torch.tensor([True, False] * 3)
+
+    def mask(x):
+        if write:
+            x[rows] = torch.ones(3, 7, 5, dtype=x.dtype)
+        else:
+            x[rows]
+
+    x = shard(X, mesh, [Shard(0)])
+    st.set_fallback_mode("silent")
+    st.reset_fallback_counts()
+    mask(x)
+    mask(x)
+    assert [calls for calls, _ in st.fallback_counts().values()] == [2]
+    # The layout's decision is cached by now, and its mode must not be.
+    st.set_fallback_mode("error")
+    with pytest.raises(NotImplementedError, match="fallback mode 'error'"):
+        mask(x)
+    st.set_fallback_mode("warn")
+    st.reset_fallback_counts()
+    with pytest.warns(UserWarning, match="The result is right"):
+        mask(x)

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/labels.h"
 
@@ -176,12 +175,10 @@ Decision without_masks(Call& call) {
     return rule(call);
   }
   Decision decision;
+  decision.is_repair = true;
   for (const auto& operand : call.operands()) {
     decision.inputs.push_back(
         operand.spec ? replicated(operand.spec) : nullptr);
-    if (operand.spec && operand.spec->is_sharded()) {
-      note_fallback(call.name(), operand.spec, decision.inputs.back());
-    }
   }
   return decision;
 }
