@@ -1,0 +1,34 @@
+"""Layouts to sweep, and an operator checked in all of them."""
+
+import torch
+from ranks import check_op, partitions, sharded
+from torch.distributed.tensor import Replicate, Shard
+
+ALL = (1, 2, 3, 4, "2x2")
+
+
+def placements_of(mesh, *dims):
+    """Shard(dims[a]) on axis a; the last one for all further axes."""
+    return [Shard(dims[min(a, len(dims) - 1)]) for a in range(mesh.ndim)]
+
+
+def sweep(mesh, shape, dims=None):
+    """(placements, sizes) of a tensor: every dim cut, evenly, unevenly and with
+    empty pieces; two dims cut on a 2-D mesh; nothing cut."""
+    for dim in range(len(shape)) if dims is None else dims:
+        for sizes in partitions(shape[dim], mesh.size()):
+            yield placements_of(mesh, dim), {dim: sizes}
+    if mesh.ndim == 2:
+        for a in range(len(shape)):
+            for b in range(len(shape)):
+                if a != b:
+                    yield placements_of(mesh, a, b), None
+    yield [Replicate()] * mesh.ndim, None
+
+
+def check(mesh, shape, fn, *others, dims=None, x=None, **options):
+    """fn(x, *others) in every layout of x, a random tensor of `shape`."""
+    if x is None:
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    for placements, sizes in sweep(mesh, x.shape, dims):
+        check_op(fn, sharded(x, placements, sizes), *others, mesh=mesh, **options)
