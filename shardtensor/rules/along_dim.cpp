@@ -52,27 +52,6 @@ Decision along_dim_rule(Call& call) {
       call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
 }
 
-/// flip and roll: several dims are made whole.
-Decision along_dims_rule(Call& call) {
-  const auto dims = call.operand(0).dim();
-  auto whole = call.argument("dims").toIntVector();
-  for (auto& dim : whole) {
-    dim = dim < 0 ? dim + dims : dim;
-  }
-  if (whole.empty()) { // roll works on the flattened tensor then
-    whole.resize(dims);
-    std::iota(whole.begin(), whole.end(), 0);
-  }
-  return rule_by_labels(call, broadcast_labels(call, whole), Linearity::Copy);
-}
-
-/// tril and triu: the last two dims are made whole.
-Decision last_two_dims_rule(Call& call) {
-  const auto dims = call.operand(0).dim();
-  return rule_by_labels(
-      call, broadcast_labels(call, {dims - 2, dims - 1}), Linearity::Copy);
-}
-
 } // namespace
 
 void add_along_dim_rules(RuleTable& table) {
@@ -117,12 +96,6 @@ void add_along_dim_rules(RuleTable& table) {
            "aten::renorm",
        }) {
     table.push_back({op, along_dim_rule});
-  }
-  table.push_back({"aten::flip", along_dims_rule});
-  table.push_back({"aten::roll", along_dims_rule});
-  for (const char* op :
-       {"aten::tril", "aten::tril_", "aten::triu", "aten::triu_"}) {
-    table.push_back({op, last_two_dims_rule});
   }
 }
 
