@@ -52,6 +52,50 @@ Decision along_dim_rule(Call& call) {
       call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
 }
 
+// ---- looking values up ------------------------------------------------------
+
+std::vector<int64_t> numbered(int64_t dims) {
+  std::vector<int64_t> labels(dims);
+  std::iota(labels.begin(), labels.end(), 0);
+  return labels;
+}
+
+/// The last dim of the sorted sequence is whole; every value is looked up
+/// alone.
+Decision searchsorted_rule(Call& call) {
+  const auto value = call.operands().size() > 1 && call.operand(1).argument == 1
+      ? call.operand(1).dim()
+      : 0;
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    auto own = numbered(operand.dim());
+    if (operand.argument != 1) {
+      // A sequence of one dim serves all values.
+      if (operand.dim() == 1) {
+        own[0] = kPrivate;
+      } else if (!own.empty()) {
+        own.back() = kPrivate;
+      }
+    }
+    labels.operands.push_back(std::move(own));
+  }
+  labels.outputs = {numbered(value)};
+  return rule_by_labels(call, labels, Linearity::None);
+}
+
+/// bucketize, isin: the first operand pointwise, the second whole.
+Decision lookup_rule(Call& call) {
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    labels.operands.push_back(
+        operand.argument == 0 ? numbered(operand.dim())
+                              : std::vector<int64_t>(operand.dim(), kPrivate));
+  }
+  labels.outputs = {
+      numbered(static_cast<int64_t>(call.output_sizes().at(0).size()))};
+  return rule_by_labels(call, labels, Linearity::None);
+}
+
 } // namespace
 
 void add_along_dim_rules(RuleTable& table) {
@@ -96,6 +140,14 @@ void add_along_dim_rules(RuleTable& table) {
            "aten::renorm",
        }) {
     table.push_back({op, along_dim_rule});
+  }
+  for (const char* op :
+       {"aten::searchsorted.Tensor", "aten::searchsorted.Scalar"}) {
+    table.push_back({op, searchsorted_rule});
+  }
+  for (const char* op :
+       {"aten::bucketize.Tensor", "aten::isin.Tensor_Tensor"}) {
+    table.push_back({op, lookup_rule});
   }
 }
 

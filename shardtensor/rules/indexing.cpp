@@ -33,9 +33,13 @@ Decision embedding_rule(Call& call) {
       Linearity::None);
 }
 
-/// Each rank's rows are terms of the whole table's gradient.
+/// Each rank's rows are terms of the whole table's gradient, unless they are
+/// weighed by how often they occur on all ranks.
 Decision embedding_backward_rule(Call& call) {
-  const auto indices = index_labels(call.operand(1).dim());
+  auto indices = index_labels(call.operand(1).dim());
+  if (call.argument("scale_grad_by_freq").toBool()) {
+    std::fill(indices.begin(), indices.end(), kPrivate);
+  }
   return rule_by_labels(
       call,
       {{with_column(indices), indices}, {{kPrivate, 0}}},
