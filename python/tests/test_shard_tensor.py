@@ -440,3 +440,33 @@ def test_check_mode_tells_every_rank_that_layouts_differ():
     for outcome in outcomes:
         assert outcome.kind == "error", outcome
         assert "[1, 3]" in outcome.text and "[3, 1]" in outcome.text
+
+
+LEAF_USES = {
+    "linear": lambda x: torch.nn.functional.linear(x, torch.ones(2, 4)).sum(),
+    "sum_of_rows": lambda x: (x.sum(0) ** 2).sum(),
+    "row": lambda x: x[1].square().sum(),
+    "transposed": lambda x: (x.t() @ x).sum(),
+    "twice": lambda x: x.sum() + (x * x).mean(),
+    "list": lambda x: torch.cat([x, x], 1).exp().sum(),
+}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", LEAF_USES)
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_the_gradient_of_a_leaf_lies_as_the_leaf(mesh, name, dim):
+    placements = [Replicate()] * mesh.ndim
+    if dim is not None:
+        placements[-1] = Shard(dim)
+    whole = torch.rand(5, 4).requires_grad_()
+    x = shard(whole.detach(), mesh, placements).requires_grad_()
+    for _ in range(2):  # the second gradient is added to the first
+        LEAF_USES[name](x).backward()
+        LEAF_USES[name](whole).backward()
+        assert x.grad.placements == x.placements
+        assert x.grad.to_local().shape == x.to_local().shape
+        assert_close(x.grad, whole.grad)
+    (gradient,) = torch.autograd.grad(LEAF_USES[name](x), x, create_graph=True)
+    assert gradient.placements == x.placements
+    assert gradient.requires_grad == (name != "linear")

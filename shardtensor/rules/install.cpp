@@ -198,6 +198,21 @@ bool must_promote(const at::Tensor& tensor) {
       (tensor.dim() > 0 || tensor.requires_grad());
 }
 
+void keep_gradient_layouts(const c10::IValue& value) {
+  const auto visit = [](const at::Tensor& tensor) {
+    if (is_shard_tensor(tensor) && tensor.requires_grad()) {
+      keep_gradient_layout(tensor);
+    }
+  };
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      visit(tensor);
+    }
+  }
+}
+
 void promote_value(
     c10::IValue& value,
     const MeshPtr& mesh,
@@ -290,6 +305,9 @@ void run_below_function_level(
       check_not_written(op, i);
     }
     promote_value(value, mesh, op);
+    if (c10::GradMode::is_enabled()) {
+      keep_gradient_layouts(value);
+    }
   }
   ViewReplay replay;
   op.redispatchBoxed(

@@ -135,6 +135,9 @@ at::Tensor local_of(const Operand& operand) {
 }
 
 at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
+  if (operand.written && is_shard_tensor(operand.tensor)) {
+    impl_of(operand.tensor)->separate_elements();
+  }
   const auto local = local_of(operand);
   if (!operand.spec || !wanted || operand.spec == wanted) {
     return local;

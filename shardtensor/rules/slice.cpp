@@ -46,6 +46,7 @@ at::Tensor sliced(
         return whole.slice(dim, start, end, step);
       });
   note_view_repair("slice", own, plan->wanted);
+  note_origin(self, plan->output, {self.size(dim), dim, start, end, step});
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
       source.local.slice(dim, plan->arguments[0], plan->arguments[1], step),
@@ -117,7 +118,9 @@ at::Tensor select_kernel(const at::Tensor& self, int64_t dim, int64_t index) {
     part.unsafeGetTensorImpl()->set_version_counter(
         self.unsafeGetTensorImpl()->version_counter());
   }
-  return only_row(part, dim);
+  auto row = only_row(part, dim);
+  note_origin(self, spec(row), {self.size(dim), dim});
+  return row;
 }
 
 // ---- several parts ----------------------------------------------------------
@@ -211,6 +214,21 @@ std::vector<at::Tensor> unbind_kernel(const at::Tensor& self, int64_t dim) {
 
 // ---- their gradients --------------------------------------------------------
 
+/// The slice that `origin` was cut by, with the parts of its result and itself
+/// exchanged.
+ViewPlanPtr into_origin(
+    const SpecPtr& origin,
+    int64_t dim,
+    int64_t start,
+    int64_t end,
+    int64_t step) {
+  return find_view_plan("into_origin", origin, {dim, start, end, step}, [&] {
+    auto plan = plan_slice(origin, dim, start, end, step);
+    std::swap(plan.wanted, plan.output);
+    return plan;
+  });
+}
+
 at::Tensor slice_backward_kernel(
     const at::Tensor& grad,
     at::IntArrayRef input_sizes,
@@ -224,10 +242,12 @@ at::Tensor slice_backward_kernel(
   const auto& own = spec(grad);
   const int64_t from = first;
   const int64_t to = last;
-  const auto plan =
-      find_view_plan("slice_backward", own, {size, dim, from, to, step}, [&] {
-        return plan_slice_backward(own, size, dim, from, to, step);
-      });
+  const auto origin = find_origin(own, {size, dim, from, to, step});
+  const auto plan = origin
+      ? into_origin(origin, dim, from, to, step)
+      : find_view_plan("slice_backward", own, {size, dim, from, to, step}, [&] {
+          return plan_slice_backward(own, size, dim, from, to, step);
+        });
   const auto local =
       redistribute_local(impl_of(grad)->local(), own, plan->wanted);
   return wrap(
@@ -250,10 +270,13 @@ at::Tensor select_backward_kernel(
   const auto size = input_sizes[dim];
   index = wrapped_index("select", index, size);
   const auto& own = spec(grad);
-  const auto plan = find_view_plan("select_backward", own, {size, dim}, [&] {
-    return plan_select_backward(own, size, dim);
-  });
-  const auto& output = plan->output;
+  const auto origin = find_origin(own, {size, dim});
+  const bool fits = origin &&
+      (!origin->is_sharded(dim) || origin->partition(dim).is_contiguous());
+  const auto output =
+      fits ? origin : find_view_plan("select_backward", own, {size, dim}, [&] {
+                        return plan_select_backward(own, size, dim);
+                      })->output;
   const auto& local = impl_of(grad)->local();
   auto result = at::zeros(output->local_sizes(), local.options());
   const auto rows =

@@ -176,6 +176,21 @@ struct ExpandSumBackward : Node {
   SumGeometry geometry_;
 };
 
+/// Of a tensor of `sizes` that is expanded along `dims`.
+std::vector<int64_t> expanded_strides(
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& dims) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (auto dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
+    const bool expanded =
+        std::find(dims.begin(), dims.end(), dim) != dims.end();
+    strides[dim] = expanded ? 0 : stride;
+    stride *= expanded ? 1 : std::max<int64_t>(sizes[dim], 1);
+  }
+  return strides;
+}
+
 /// The gradient of a sum, in the layout of the input; each rank expands its own
 /// part, without memory.
 at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
@@ -189,7 +204,11 @@ at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
       local = local.unsqueeze(dim);
     }
   }
-  auto result = wrap(local.expand(geometry.spec->local_sizes()), geometry.spec);
+  const auto& spec = geometry.spec;
+  auto result = wrap(
+      local.expand(spec->local_sizes()),
+      spec,
+      expanded_strides(spec->sizes(), geometry.dims));
   record<ExpandSumBackward>(result, source, geometry);
   return result;
 }

@@ -1,5 +1,6 @@
 #include "shardtensor/rules/view_call.h"
 
+#include <mutex>
 #include <string>
 #include <unordered_map>
 
@@ -9,7 +10,7 @@
 #include <c10/util/hash.h>
 
 #include "shardtensor/rules/fallback.h"
-#include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
 
@@ -76,7 +77,7 @@ ViewPlanPtr find_view_plan(
     plan.strides = view(global_meta(self)).strides().vec();
     return plan;
   };
-  const auto& own = impl_of(self)->spec();
+  const auto& own = spec(self);
   if (self.is_contiguous()) {
     return find_view_plan(op, own, arguments, with_strides);
   }
@@ -84,6 +85,65 @@ ViewPlanPtr find_view_plan(
   key.push_back(-1);
   key.insert(key.end(), self.strides().begin(), self.strides().end());
   return find_view_plan(op, own, key, with_strides);
+}
+
+namespace {
+
+struct Origin {
+  SpecPtr input;
+  SpecPtr output; // its address is part of the key
+};
+
+/// Shared by all threads: backward may run on another one than forward.
+class Origins {
+ public:
+  void note(
+      const SpecPtr& input,
+      const SpecPtr& output,
+      c10::IntArrayRef arguments) {
+    constexpr size_t kMostOrigins = 8192;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (origins_.size() >= kMostOrigins) {
+      origins_.clear();
+    }
+    origins_.insert_or_assign(key(output, arguments), Origin{input, output});
+  }
+
+  SpecPtr find(const SpecPtr& grad, c10::IntArrayRef arguments) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = origins_.find(key(grad, arguments));
+    return found == origins_.end() ? nullptr : found->second.input;
+  }
+
+ private:
+  static Key key(const SpecPtr& output, c10::IntArrayRef arguments) {
+    Key result{reinterpret_cast<int64_t>(output.get())};
+    result.insert(result.end(), arguments.begin(), arguments.end());
+    return result;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<Key, Origin, KeyHash> origins_;
+};
+
+Origins& origins() {
+  static auto* origins = new Origins();
+  return *origins;
+}
+
+} // namespace
+
+void note_origin(
+    const at::Tensor& self,
+    const SpecPtr& output,
+    c10::IntArrayRef arguments) {
+  if (self.requires_grad() && spec(self)->is_sharded()) {
+    origins().note(spec(self), output, arguments);
+  }
+}
+
+SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments) {
+  return origins().find(grad, arguments);
 }
 
 void note_view_repair(

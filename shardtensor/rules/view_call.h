@@ -28,6 +28,20 @@ ViewPlanPtr find_view_plan(
     c10::function_ref<ViewPlan()> make,
     c10::function_ref<at::Tensor(const at::Tensor&)> view);
 
+// Note [Origins of views]
+// ATen's backward of a slice or a row is told the sizes of its input, not the
+// layout. Any layout is a right one, but only the input's own needs no messages
+// when the gradient arrives there. So a view notes the layout it was taken
+// from, and its backward asks for the last one noted for the layout of the
+// gradient: a hint, the same on every rank.
+
+void note_origin(
+    const at::Tensor& self,
+    const SpecPtr& output,
+    c10::IntArrayRef arguments);
+/// Null where nothing was noted.
+SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments);
+
 /// A view that moves its input first is reported like a fallback.
 void note_view_repair(
     const char* op,

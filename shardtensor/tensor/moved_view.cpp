@@ -69,7 +69,8 @@ const at::Tensor& MovedView::pack() {
 }
 
 ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted) {
-  const auto* impl = impl_of(tensor);
+  auto* impl = impl_of(tensor);
+  impl->separate_elements();
   const auto& local = impl->local();
   const auto& own = impl->spec();
   if (!wanted || wanted == own) {

@@ -90,6 +90,19 @@ struct PromoteBackward : Node {
   MeshPtr mesh_;
 };
 
+/// Lives as long as the leaf, which it looks at anew: its data may be set.
+struct LeafGradientHook : torch::autograd::FunctionPreHook {
+  explicit LeafGradientHook(const ShardTensorImpl* leaf) : leaf_(leaf) {}
+  variable_list operator()(const variable_list& grads) override {
+    auto result = grads;
+    if (is_shard_tensor(result[0])) {
+      result[0] = redistribute(result[0], without_partial(leaf_->spec()));
+    }
+    return result;
+  }
+  const ShardTensorImpl* leaf_;
+};
+
 void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
   // Below autograd an in-place operator bumps the wrapper's counter only; a
   // plain node that saved the local tensor must see that.
@@ -181,6 +194,23 @@ at::Tensor redistribute(
   }
   return redistribute(
       tensor, make_spec(from->mesh(), from->sizes(), placements, kept));
+}
+
+void keep_gradient_layout(const at::Tensor& tensor) {
+  if (!tensor.is_leaf()) {
+    return;
+  }
+  // A hook that somebody registers later replaces ours, until the next call:
+  // PyTorch keeps one list of hooks in Python or one in C++ and starts it anew.
+  auto& hooks =
+      torch::autograd::impl::materialize_autograd_meta(tensor)->hooks_;
+  for (const auto& hook : hooks) {
+    if (dynamic_cast<const LeafGradientHook*>(hook.get())) {
+      return;
+    }
+  }
+  hooks.insert(
+      hooks.begin(), std::make_unique<LeafGradientHook>(impl_of(tensor)));
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, const SpecPtr& grad_spec) {

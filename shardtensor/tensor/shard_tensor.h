@@ -44,6 +44,12 @@ at::Tensor full_tensor(
     const at::Tensor& tensor,
     const SpecPtr& grad_spec = nullptr);
 
+/// From now on the gradients of this leaf arrive in its own layout (Partial
+/// made Replicate), whatever layout an operator's backward finds convenient:
+/// x.grad lies as x does. Operators call it when they meet a leaf; other
+/// tensors are left alone. No communication.
+void keep_gradient_layout(const at::Tensor& tensor);
+
 /// A plain tensor, equal on all ranks of the mesh, as a Replicate ShardTensor.
 /// Its gradient is plain and complete: see GradientPolicy. In check mode the
 /// ranks compare the values and raise when they differ. A ShardTensor is

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include <ATen/MemoryOverlap.h>
+
 namespace shardtensor {
 namespace {
 
@@ -62,6 +64,15 @@ void ShardTensorImpl::set(
   local_ = std::move(local);
   spec_ = std::move(spec);
   refresh(strides);
+}
+
+void ShardTensorImpl::separate_elements() {
+  if (local_.is_non_overlapping_and_dense() || shares_memory_ ||
+      at::has_internal_overlap(local_) != at::MemOverlap::Yes ||
+      at::has_internal_overlap(this) == at::MemOverlap::Yes) {
+    return;
+  }
+  local_ = local_.clone(at::MemoryFormat::Contiguous);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(

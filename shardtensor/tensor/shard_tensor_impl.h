@@ -40,6 +40,12 @@ class ShardTensorImpl : public c10::TensorImpl {
   /// sizes, `.data =` and a compiled graph do. Without strides: contiguous.
   void set(at::Tensor local, SpecPtr spec, at::IntArrayRef strides = {});
 
+  /// Before somebody writes into the local tensor or makes a view of it: local
+  /// elements that share memory (an expanded gradient) get memory of their own,
+  /// unless the strides say that the whole tensor is an expanded one. Without
+  /// communication.
+  void separate_elements();
+
   /// Not null for views that had to be redistributed, and for views of those:
   /// see Note [Moved views].
   const std::shared_ptr<MovedView>& moved_view() const {
