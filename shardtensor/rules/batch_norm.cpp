@@ -1,0 +1,252 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/instance_norm.h>
+#include <ATen/ops/mean.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/rules/autocast.h"
+#include "shardtensor/rules/fallback.h"
+#include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/norm_arguments.h"
+#include "shardtensor/rules/promotion.h"
+#include "shardtensor/rules/reduction.h"
+
+// Norms of each channel at the function level, with running statistics.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// Running statistics: plain, equal on all ranks. Of a ShardTensor the local
+/// tensor, which must be whole.
+Tensor running_buffer(const char* op, const OptionalTensor& running) {
+  if (!running || !running->defined() || !is_shard_tensor(*running)) {
+    return value_or_undefined(running);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec(*running)->is_replicated(),
+      op,
+      ": expected running statistics that are plain or Replicate, got ",
+      to_string(*spec(*running)));
+  return to_local(running->detach());
+}
+
+struct Running {
+  Tensor mean;
+  Tensor var;
+};
+
+/// running = (1 - momentum) * running + momentum * (what the input has), with
+/// the unbiased variance. The statistics of instance norm are averaged over
+/// the samples. Communication: only where channels or samples are sharded.
+void update_running(
+    const Running& running,
+    double momentum,
+    const NormMoments& moments,
+    const NormGeometry& geometry) {
+  const at::NoGradGuard no_grad;
+  const auto update = [&](const Tensor& buffer, const Tensor& local) {
+    if (!buffer.defined()) {
+      return;
+    }
+    const auto& layout = geometry.statistics;
+    auto found = wrap(local.view(layout->local_sizes()), layout);
+    if (found.dim() == 2) {
+      found = at::mean(found, at::IntArrayRef{0});
+    }
+    const auto whole = full_tensor(found).to(buffer.scalar_type());
+    buffer.mul_(1 - momentum).add_(whole, momentum);
+  };
+  update(running.mean, moments.mean);
+  update(
+      running.var,
+      moments.squares / at::Scalar(static_cast<double>(geometry.count - 1)));
+}
+
+/// With running statistics. PyTorch's own does not take an empty shard.
+Tensor evaluated_norm(
+    const Tensor& local,
+    const Affine& affine,
+    const Running& running,
+    double eps,
+    bool cudnn_enabled) {
+  if (local.numel() > 0) {
+    return at::batch_norm(
+        local,
+        affine.weight,
+        affine.bias,
+        running.mean,
+        running.var,
+        false,
+        0.0,
+        eps,
+        cudnn_enabled);
+  }
+  const auto dims = local.dim();
+  auto result = local * per_channel((running.var + eps).rsqrt(), dims);
+  if (affine.weight.defined()) {
+    result = result * per_channel(affine.weight, dims);
+  }
+  if (affine.bias.defined()) {
+    result = result + per_channel(affine.bias, dims);
+  }
+  return result.to(local.scalar_type());
+}
+
+Tensor batch_norm_rule(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool training,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::batch_norm(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        cudnn_enabled);
+  }
+  constexpr auto op = "aten::batch_norm";
+  const CommScope scope(op);
+  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  TORCH_CHECK(
+      x.dim() >= 2,
+      "batch_norm: expected an input of at least 2 dims, got sizes ",
+      x.sizes());
+  check_channels("batch_norm", "weight", weight, x.size(1));
+  check_channels("batch_norm", "bias", bias, x.size(1));
+  check_channels("batch_norm", "running_mean", running_mean, x.size(1));
+  check_channels("batch_norm", "running_var", running_var, x.size(1));
+  const Running running{
+      running_buffer(op, running_mean), running_buffer(op, running_var)};
+  TORCH_CHECK(
+      training || (running.mean.defined() && running.var.defined()),
+      "batch_norm: expected running_mean and running_var when it is not in "
+      "training");
+  const auto layout = spec(x);
+  const auto affine = local_affine(op, weight, bias, *layout, 1);
+  const auto local = to_local(x);
+  if (!training) {
+    const Running own{
+        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
+    return from_local(
+        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
+  }
+  if (layout->is_replicated() || x.numel() == 0) {
+    return from_local(
+        at::batch_norm(
+            local,
+            affine.weight,
+            affine.bias,
+            running.mean,
+            running.var,
+            true,
+            momentum,
+            eps,
+            cudnn_enabled),
+        layout);
+  }
+  auto dims = dims_from(1, x.dim());
+  dims[0] = 0;
+  const auto geometry = geometry_of(layout, dims);
+  const auto moments = norm_moments(local, geometry);
+  update_running(running, momentum, moments, geometry);
+  return from_local(
+      normalize(
+          local,
+          per_channel(affine.weight, x.dim()),
+          per_channel(affine.bias, x.dim()),
+          moments,
+          eps,
+          geometry),
+      layout);
+}
+
+Tensor instance_norm_rule(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool use_input_stats,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::instance_norm(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        use_input_stats,
+        momentum,
+        eps,
+        cudnn_enabled);
+  }
+  constexpr auto op = "aten::instance_norm";
+  const CommScope scope(op);
+  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  TORCH_CHECK(
+      x.dim() >= 2,
+      "instance_norm: expected an input of at least 2 dims, got sizes ",
+      x.sizes());
+  check_channels("instance_norm", "weight", weight, x.size(1));
+  check_channels("instance_norm", "bias", bias, x.size(1));
+  check_channels("instance_norm", "running_mean", running_mean, x.size(1));
+  check_channels("instance_norm", "running_var", running_var, x.size(1));
+  const Running running{
+      running_buffer(op, running_mean), running_buffer(op, running_var)};
+  TORCH_CHECK(
+      use_input_stats || (running.mean.defined() && running.var.defined()),
+      "instance_norm: expected running_mean and running_var when "
+      "use_input_stats is false");
+  const auto layout = spec(x);
+  const auto affine = local_affine(op, weight, bias, *layout, 1);
+  const auto local = to_local(x);
+  if (!use_input_stats) {
+    const Running own{
+        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
+    return from_local(
+        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
+  }
+  const auto geometry = geometry_of(layout, dims_from(2, x.dim()));
+  const auto moments = norm_moments(local, geometry);
+  update_running(running, momentum, moments, geometry);
+  return from_local(
+      normalize(
+          local,
+          per_channel(affine.weight, x.dim()),
+          per_channel(affine.bias, x.dim()),
+          moments,
+          eps,
+          geometry),
+      layout);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("batch_norm", batch_norm_rule);
+  m.impl("instance_norm", instance_norm_rule);
+}
+
+} // namespace shardtensor
