@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/tensor/shard_tensor.h"
@@ -31,6 +32,26 @@ class BelowFunctionLevel {
 
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+/// In-place changes of a view are replayed on its base by the view's own
+/// operator: as_strided has no meaning on a shard.
+class ViewReplay {
+ public:
+  ViewReplay() : before_(state().get_view_replay_enabled()) {
+    state().set_view_replay_enabled(true);
+  }
+  ~ViewReplay() {
+    state().set_view_replay_enabled(before_);
+  }
+  ViewReplay(const ViewReplay&) = delete;
+  ViewReplay& operator=(const ViewReplay&) = delete;
+
+ private:
+  static c10::AutogradState& state() {
+    return c10::AutogradState::get_tls_state();
+  }
+  bool before_;
 };
 
 /// The keys of a call that goes on below the function level: the operator's own

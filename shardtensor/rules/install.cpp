@@ -5,7 +5,6 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/AutogradState.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
@@ -13,6 +12,7 @@
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/promotion.h"
+#include "shardtensor/rules/unboxed.h"
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
@@ -69,9 +69,19 @@ class Registry {
         c10::Dispatcher::singleton().findSchema(name),
         "register_rule: there is no operator ",
         op);
+    const auto* unboxed = find_unboxed(name);
     add(name,
-        c10::KernelFunction::makeFromBoxedFunctor<RuleKernel>(
-            std::make_unique<RuleKernel>(rule)));
+        kDispatchKey,
+        unboxed && unboxed->dispatch_level
+            ? unboxed->dispatch_level(rule)
+            : c10::KernelFunction::makeFromBoxedFunctor<RuleKernel>(
+                  std::make_unique<RuleKernel>(rule)));
+  }
+
+  void add_unboxed_function_levels() {
+    for (const auto& unboxed : unboxed_operators()) {
+      add(unboxed.name, kFunctionKey, unboxed.function_level());
+    }
   }
 
   /// A composite kernel that is explicit about autograd hides the backend
@@ -91,16 +101,32 @@ class Registry {
           has(DispatchKey::CompositeExplicitAutogradNonFunctional))) {
       return;
     }
-    add(name, c10::KernelFunction::makeFromBoxedFunction<&dispatch_fallback>());
+    add(name,
+        kDispatchKey,
+        c10::KernelFunction::makeFromBoxedFunction<&dispatch_fallback>());
   }
 
  private:
-  void add(const c10::OperatorName& name, c10::KernelFunction kernel) {
-    known_.insert(name);
+  static const UnboxedOperator* find_unboxed(const c10::OperatorName& name) {
+    for (const auto& unboxed : unboxed_operators()) {
+      if (unboxed.name == name) {
+        return &unboxed;
+      }
+    }
+    return nullptr;
+  }
+
+  void add(
+      const c10::OperatorName& name,
+      DispatchKey key,
+      c10::KernelFunction kernel) {
+    if (key == kDispatchKey) {
+      known_.insert(name);
+    }
     handles_.push_back(
         c10::Dispatcher::singleton().registerImpl(
             name,
-            kDispatchKey,
+            key,
             std::move(kernel),
             std::nullopt,
             nullptr,
@@ -157,6 +183,7 @@ void install() {
   for (const auto& entry : table) {
     Registry::instance().add_rule(entry.op, entry.rule);
   }
+  Registry::instance().add_unboxed_function_levels();
   // Existing operators are told to the listener at once; they are registered at
   // the first call, when every rule file has registered its own kernels.
   static const auto handle =
@@ -254,26 +281,6 @@ void check_not_written(const OperatorHandle& op, size_t index) {
       argument.name(),
       "'; make it a ShardTensor, or use full_tensor() or to_local()");
 }
-
-class ViewReplay {
- public:
-  // In-place changes of a view are replayed on its base by the view's own
-  // operator: as_strided has no meaning on a shard.
-  ViewReplay() : before_(state().get_view_replay_enabled()) {
-    state().set_view_replay_enabled(true);
-  }
-  ~ViewReplay() {
-    state().set_view_replay_enabled(before_);
-  }
-  ViewReplay(const ViewReplay&) = delete;
-  ViewReplay& operator=(const ViewReplay&) = delete;
-
- private:
-  static c10::AutogradState& state() {
-    return c10::AutogradState::get_tls_state();
-  }
-  bool before_;
-};
 
 void function_fallback(
     const OperatorHandle& op,

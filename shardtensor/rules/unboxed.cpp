@@ -1,0 +1,277 @@
+#include "shardtensor/rules/unboxed.h"
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/abs_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/cos_ops.h>
+#include <ATen/ops/detach_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/leaky_relu_backward_ops.h>
+#include <ATen/ops/leaky_relu_ops.h>
+#include <ATen/ops/log_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/reshape_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_backward_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sin_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <ATen/ops/where_ops.h>
+
+#include "shardtensor/rules/function_level.h"
+
+namespace shardtensor {
+namespace {
+
+using c10::DispatchKeySet;
+
+template <class Op>
+const c10::OperatorHandle& handle_of() {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
+      Op::name, Op::overload_name);
+  return handle;
+}
+
+/// Calls a boxed function with typed arguments.
+template <class Op, class Result, class Boxed, class... Args>
+Result boxed_call(const Boxed& boxed, Args... args) {
+  auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
+  boxed(handle_of<Op>(), stack);
+  return c10::impl::PopResult<Result>::call(stack);
+}
+
+// ---- function level ---------------------------------------------------------
+
+/// Looks at all arguments: nothing to promote, no transform.
+class Ready {
+ public:
+  explicit Ready(DispatchKeySet keys)
+      : holds_(!keys.has_any(DispatchKeySet(
+            {c10::DispatchKey::FuncTorchGradWrapper,
+             c10::DispatchKey::FuncTorchBatched}))) {}
+
+  void see(const at::Tensor& tensor) {
+    if (is_shard_tensor(tensor)) {
+      if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
+        keep_gradient_layout(tensor);
+      }
+    } else {
+      holds_ = holds_ && tensor.defined() && tensor.dim() == 0 &&
+          !tensor.requires_grad();
+    }
+  }
+  void see(const at::ITensorListRef& tensors) {
+    for (const auto& tensor : tensors) {
+      see(tensor);
+    }
+  }
+  void see(const std::optional<at::Tensor>& tensor) {
+    if (tensor && tensor->defined()) {
+      see(*tensor);
+    }
+  }
+  template <class Other>
+  void see(const Other&) {}
+
+  bool holds() const {
+    return holds_;
+  }
+
+ private:
+  bool holds_;
+};
+
+template <class Op, class Signature>
+struct FunctionLevel;
+
+template <class Op, class Result, class... Args>
+struct FunctionLevel<Op, Result(Args...)> {
+  static Result call(DispatchKeySet keys, Args... args) {
+    Ready ready(keys);
+    (ready.see(args), ...);
+    if (ready.holds()) {
+      const ViewReplay replay;
+      return Op::redispatch(
+          below_function_level(keys), std::forward<Args>(args)...);
+    }
+    return boxed_call<Op, Result, Boxed, Args...>(
+        Boxed{keys}, std::forward<Args>(args)...);
+  }
+
+  struct Boxed {
+    DispatchKeySet keys;
+    void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+        const {
+      run_below_function_level(op, keys, &stack);
+    }
+  };
+};
+
+template <class Op>
+c10::KernelFunction function_level() {
+  return c10::KernelFunction::makeFromUnboxedRuntimeFunction(
+      &FunctionLevel<Op, typename Op::schema>::call);
+}
+
+// ---- dispatch level ---------------------------------------------------------
+
+/// Looks at all arguments: contiguous tensors of one layout without a Partial,
+/// and plain numbers. A pointwise result then has that layout.
+class Alike {
+ public:
+  void see(const at::Tensor& tensor) {
+    if (!is_shard_tensor(tensor)) {
+      holds_ = holds_ && tensor.defined() && tensor.dim() == 0;
+      return;
+    }
+    const auto& own = spec(tensor);
+    if (!spec_) {
+      spec_ = &own;
+      holds_ = holds_ && !own->has_partial();
+    }
+    holds_ = holds_ && own == *spec_ && tensor.is_contiguous();
+  }
+  template <class Other>
+  void see(const Other&) {}
+
+  bool holds() const {
+    return holds_ && spec_;
+  }
+  const SpecPtr& layout() const {
+    return *spec_;
+  }
+
+ private:
+  bool holds_ = true;
+  const SpecPtr* spec_ = nullptr;
+};
+
+const at::Tensor& local_argument(const at::Tensor& tensor) {
+  return is_shard_tensor(tensor) ? impl_of(tensor)->local() : tensor;
+}
+template <class Other>
+const Other& local_argument(const Other& other) {
+  return other;
+}
+
+template <class Op, class Signature>
+class Pointwise;
+
+template <class Op, class... Args>
+class Pointwise<Op, at::Tensor(Args...)> : public c10::OperatorKernel {
+ public:
+  explicit Pointwise(Rule rule) : rule_(rule) {}
+
+  at::Tensor operator()(Args... args) {
+    Alike alike;
+    (alike.see(args), ...);
+    if (alike.holds()) {
+      return wrap(Op::call(local_argument(args)...), alike.layout());
+    }
+    return boxed_call<Op, at::Tensor, Boxed, Args...>(
+        Boxed{rule_}, std::forward<Args>(args)...);
+  }
+
+ private:
+  struct Boxed {
+    Rule rule;
+    void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+        const {
+      run_rule(op, rule, &stack);
+    }
+  };
+
+  Rule rule_;
+};
+
+template <class Op>
+c10::KernelFunction pointwise(Rule rule) {
+  using Kernel = Pointwise<Op, typename Op::schema>;
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(
+      std::make_unique<Kernel>(rule));
+}
+
+// ---- the table --------------------------------------------------------------
+
+/// Typed on both levels.
+template <class Op>
+UnboxedOperator both() {
+  return {{Op::name, Op::overload_name}, &function_level<Op>, &pointwise<Op>};
+}
+
+/// Typed at the function level.
+template <class Op>
+UnboxedOperator above() {
+  return {{Op::name, Op::overload_name}, &function_level<Op>, nullptr};
+}
+
+} // namespace
+
+const std::vector<UnboxedOperator>& unboxed_operators() {
+  namespace ops = at::_ops;
+  static const std::vector<UnboxedOperator> table = {
+      both<ops::add_Tensor>(),
+      both<ops::sub_Tensor>(),
+      both<ops::mul_Tensor>(),
+      both<ops::div_Tensor>(),
+      both<ops::neg>(),
+      both<ops::abs>(),
+      both<ops::exp>(),
+      both<ops::log>(),
+      both<ops::sqrt>(),
+      both<ops::rsqrt>(),
+      both<ops::sin>(),
+      both<ops::cos>(),
+      both<ops::pow_Tensor_Scalar>(),
+      both<ops::where_self>(),
+      both<ops::relu>(),
+      both<ops::sigmoid>(),
+      both<ops::tanh>(),
+      both<ops::silu>(),
+      both<ops::gelu>(),
+      both<ops::leaky_relu>(),
+      both<ops::threshold_backward>(),
+      both<ops::sigmoid_backward>(),
+      both<ops::tanh_backward>(),
+      both<ops::silu_backward>(),
+      both<ops::gelu_backward>(),
+      both<ops::leaky_relu_backward>(),
+      above<ops::view>(),
+      above<ops::reshape>(),
+      above<ops::permute>(),
+      above<ops::transpose_int>(),
+      above<ops::t>(),
+      above<ops::unsqueeze>(),
+      above<ops::slice_Tensor>(),
+      above<ops::cat>(),
+      above<ops::mm>(),
+      above<ops::addmm>(),
+      above<ops::detach>(),
+  };
+  return table;
+}
+
+} // namespace shardtensor

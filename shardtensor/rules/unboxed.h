@@ -1,0 +1,26 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/operator_name.h>
+
+#include "shardtensor/rules/rule.h"
+
+namespace shardtensor {
+
+/// Note [Unboxed kernels]
+/// A boxed kernel serves every operator, but each level that a call passes puts
+/// all arguments on a stack and takes them off again. The commonest operators
+/// have typed kernels on both levels. They go straight on where nothing is to
+/// be decided or promoted, else they do what the boxed kernel does.
+struct UnboxedOperator {
+  c10::OperatorName name;
+  c10::KernelFunction (*function_level)();
+  /// Null for operators that have a typed kernel of their own, or none.
+  c10::KernelFunction (*dispatch_level)(Rule);
+};
+
+const std::vector<UnboxedOperator>& unboxed_operators();
+
+} // namespace shardtensor
