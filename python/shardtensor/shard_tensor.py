@@ -206,7 +206,7 @@ class ShardTensor(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner, spec, outer_size, outer_stride):
-        return _C.from_local(inner["_local_tensor"].detach(), spec._core)
+        return _C.unflatten(inner["_local_tensor"], spec._core, outer_stride)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

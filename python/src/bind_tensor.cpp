@@ -78,6 +78,18 @@ void bind_tensor(py::module_& module) {
       py::arg("local"),
       py::arg("spec"));
   module.def(
+      "unflatten",
+      [](const at::Tensor& local,
+         const SpecHandle& spec,
+         const std::vector<int64_t>& strides) {
+        return wrap(local.detach(), spec, strides);
+      },
+      ReleaseGil(),
+      py::arg("local"),
+      py::arg("spec"),
+      py::arg("strides"),
+      "A new wrapper of given strides: what a compiled graph returns.");
+  module.def(
       "to_local",
       [](const at::Tensor& tensor, const SpecHandle& grad_spec) {
         return to_local(tensor, grad_spec);

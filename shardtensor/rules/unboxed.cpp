@@ -6,7 +6,7 @@
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cos_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
@@ -42,6 +42,7 @@
 #include <ATen/ops/where_ops.h>
 
 #include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/view_call.h"
 
 namespace shardtensor {
 namespace {
@@ -144,6 +145,7 @@ class Alike {
  public:
   void see(const at::Tensor& tensor) {
     if (!is_shard_tensor(tensor)) {
+      all_sharded_ = false;
       holds_ = holds_ && tensor.defined() && tensor.dim() == 0;
       return;
     }
@@ -160,12 +162,16 @@ class Alike {
   bool holds() const {
     return holds_ && spec_;
   }
+  bool all_sharded() const {
+    return all_sharded_;
+  }
   const SpecPtr& layout() const {
     return *spec_;
   }
 
  private:
   bool holds_ = true;
+  bool all_sharded_ = true;
   const SpecPtr* spec_ = nullptr;
 };
 
@@ -176,6 +182,14 @@ template <class Other>
 const Other& local_argument(const Other& other) {
   return other;
 }
+
+struct RunRule {
+  Rule rule;
+  void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      const {
+    run_rule(op, rule, &stack);
+  }
+};
 
 template <class Op, class Signature>
 class Pointwise;
@@ -212,6 +226,55 @@ c10::KernelFunction pointwise(Rule rule) {
   using Kernel = Pointwise<Op, typename Op::schema>;
   return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(
       std::make_unique<Kernel>(rule));
+}
+
+/// cat along a dim that is whole.
+class Cat : public c10::OperatorKernel {
+ public:
+  explicit Cat(Rule rule) : rule_(rule) {}
+
+  at::Tensor operator()(const at::ITensorListRef& tensors, int64_t dim) {
+    Alike alike;
+    for (const auto& tensor : tensors) {
+      alike.see(tensor);
+    }
+    const auto whole = [&] {
+      const auto dims = alike.layout()->dim();
+      dim = dim < 0 ? dim + dims : dim;
+      return dim >= 0 && dim < dims && !alike.layout()->is_sharded(dim);
+    };
+    if (!alike.holds() || !alike.all_sharded() || !whole()) {
+      return boxed_call<
+          at::_ops::cat,
+          at::Tensor,
+          RunRule,
+          const at::ITensorListRef&,
+          int64_t>(RunRule{rule_}, tensors, dim);
+    }
+    const auto plan = find_view_plan(
+        "cat",
+        alike.layout(),
+        {dim, static_cast<int64_t>(tensors.size())},
+        [&] {
+          const auto& own = alike.layout();
+          auto sizes = own->sizes();
+          sizes[dim] *= static_cast<int64_t>(tensors.size());
+          return ViewPlan{own, with_sizes(own, std::move(sizes))};
+        });
+    c10::SmallVector<at::Tensor, 4> locals;
+    for (const auto& tensor : tensors) {
+      locals.push_back(impl_of(tensor)->local());
+    }
+    return wrap(at::cat(locals, dim), plan->output);
+  }
+
+ private:
+  Rule rule_;
+};
+
+c10::KernelFunction cat(Rule rule) {
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Cat>(
+      std::make_unique<Cat>(rule));
 }
 
 // ---- the table --------------------------------------------------------------
@@ -266,7 +329,7 @@ const std::vector<UnboxedOperator>& unboxed_operators() {
       above<ops::t>(),
       above<ops::unsqueeze>(),
       above<ops::slice_Tensor>(),
-      above<ops::cat>(),
+      {{"aten::cat", ""}, &function_level<ops::cat>, &cat},
       above<ops::mm>(),
       above<ops::addmm>(),
       above<ops::detach>(),

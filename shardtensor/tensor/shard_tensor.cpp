@@ -112,24 +112,6 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
-  if (!check_mode() || !mesh.contains_this_rank()) {
-    return;
-  }
-  at::NoGradGuard no_grad;
-  const auto value = tensor.detach().to(at::kDouble);
-  const auto highest = all_reduce(value, Reduce::Max, mesh.group());
-  const auto lowest = all_reduce(value, Reduce::Min, mesh.group());
-  TORCH_CHECK_VALUE(
-      highest.equal(lowest),
-      "a plain tensor of sizes ",
-      tensor.sizes(),
-      " meets a ShardTensor, so it must be equal on all ranks, but it differs "
-      "by up to ",
-      at::sub(highest, lowest).max().item<double>(),
-      "; broadcast it first, or make it a ShardTensor with from_local()");
-}
-
 } // namespace
 
 const SpecPtr& spec(const at::Tensor& tensor) {
@@ -215,6 +197,24 @@ void keep_gradient_layout(const at::Tensor& tensor) {
 
 at::Tensor full_tensor(const at::Tensor& tensor, const SpecPtr& grad_spec) {
   return to_local(redistribute(tensor, replicated(spec(tensor))), grad_spec);
+}
+
+void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
+  if (!check_mode() || !mesh.contains_this_rank()) {
+    return;
+  }
+  at::NoGradGuard no_grad;
+  const auto value = tensor.detach().to(at::kDouble);
+  const auto highest = all_reduce(value, Reduce::Max, mesh.group());
+  const auto lowest = all_reduce(value, Reduce::Min, mesh.group());
+  TORCH_CHECK_VALUE(
+      highest.equal(lowest),
+      "a plain tensor of sizes ",
+      tensor.sizes(),
+      " meets a ShardTensor, so it must be equal on all ranks, but it differs "
+      "by up to ",
+      at::sub(highest, lowest).max().item<double>(),
+      "; broadcast it first, or make it a ShardTensor with from_local()");
 }
 
 at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {

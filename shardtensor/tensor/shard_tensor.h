@@ -50,6 +50,11 @@ at::Tensor full_tensor(
 /// tensors are left alone. No communication.
 void keep_gradient_layout(const at::Tensor& tensor);
 
+/// In check mode: raises, on every rank, when a plain tensor that ranks use
+/// together differs between them. Communication: two all-reduces in check mode,
+/// else none.
+void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh);
+
 /// A plain tensor, equal on all ranks of the mesh, as a Replicate ShardTensor.
 /// Its gradient is plain and complete: see GradientPolicy. In check mode the
 /// ranks compare the values and raise when they differ. A ShardTensor is

@@ -276,6 +276,9 @@ std::vector<at::Tensor> shared_weights(
   std::vector<at::Tensor> plain;
   for (const auto& weight : weights) {
     if (!is_shard_tensor(weight)) {
+      if (weight.defined()) {
+        check_equal_on_all_ranks(weight, *mesh);
+      }
       plain.push_back(weight);
       continue;
     }
