@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "shardtensor/rules/unboxed.h"
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
@@ -88,7 +89,8 @@ OperatorHandle find_operator(const std::string& op) {
       " is decomposed into other operators before the dispatch level; use "
       "register_function_handler, or register for the operators it calls");
   TORCH_CHECK_VALUE(
-      !found->hasKernelForDispatchKey(kFunctionKey),
+      !found->hasKernelForDispatchKey(kFunctionKey) ||
+          find_unboxed(found->operator_name()),
       "register_dispatch_handler: ",
       op,
       " has a rule at the function level and never reaches the dispatch "

@@ -107,15 +107,6 @@ class Registry {
   }
 
  private:
-  static const UnboxedOperator* find_unboxed(const c10::OperatorName& name) {
-    for (const auto& unboxed : unboxed_operators()) {
-      if (unboxed.name == name) {
-        return &unboxed;
-      }
-    }
-    return nullptr;
-  }
-
   void add(
       const c10::OperatorName& name,
       DispatchKey key,

@@ -337,4 +337,13 @@ const std::vector<UnboxedOperator>& unboxed_operators() {
   return table;
 }
 
+const UnboxedOperator* find_unboxed(const c10::OperatorName& name) {
+  for (const auto& unboxed : unboxed_operators()) {
+    if (unboxed.name == name) {
+      return &unboxed;
+    }
+  }
+  return nullptr;
+}
+
 } // namespace shardtensor

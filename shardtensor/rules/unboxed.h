@@ -22,5 +22,7 @@ struct UnboxedOperator {
 };
 
 const std::vector<UnboxedOperator>& unboxed_operators();
+/// Null for an operator that is not among them.
+const UnboxedOperator* find_unboxed(const c10::OperatorName& name);
 
 } // namespace shardtensor
