@@ -1,6 +1,8 @@
 #include "shardtensor/comm/exchange_code.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -65,6 +67,17 @@ MessageSide read_side(Reader& reader) {
     piece.begin = reader.next(dim);
     piece.extent = reader.next(dim);
     piece.numel = product(piece.extent);
+    for (int64_t d = 0; d < dim; ++d) {
+      TORCH_CHECK_VALUE(
+          piece.begin[d] >= 0 && piece.extent[d] >= 0 &&
+              piece.begin[d] + piece.extent[d] <= side.sizes[d],
+          "shardtensor::exchange: the code has a piece that begins at ",
+          piece.begin,
+          " and extends over ",
+          piece.extent,
+          ", expected one within ",
+          side.sizes);
+    }
   }
   return side;
 }
@@ -77,10 +90,6 @@ struct Entry {
   const Box* box = nullptr;
   bool adds = false;
 };
-
-bool overlap(const Entry& a, const Entry& b) {
-  return numel(intersect(*a.box, *b.box)) > 0;
-}
 
 std::vector<Entry> sorted_entries(
     const std::vector<Transfer>& transfers,
@@ -101,48 +110,91 @@ std::vector<Entry> sorted_entries(
   return entries;
 }
 
-bool other_peers_overlap(const std::vector<Entry>& entries, int64_t rank) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    for (size_t j = i + 1; j < entries.size(); ++j) {
-      const bool two_peers = entries[i].peer != entries[j].peer &&
-          entries[i].peer != rank && entries[j].peer != rank;
-      if (two_peers && overlap(entries[i], entries[j])) {
-        return true;
+/// The dim along which the boxes begin at the most different places.
+size_t sweep_dim(const std::vector<Entry>& entries) {
+  size_t best = 0;
+  size_t most = 0;
+  for (size_t dim = 0; dim < entries[0].box->size(); ++dim) {
+    std::vector<int64_t> begins;
+    for (const auto& entry : entries) {
+      begins.push_back((*entry.box)[dim].begin);
+    }
+    std::sort(begins.begin(), begins.end());
+    const size_t places =
+        std::unique(begins.begin(), begins.end()) - begins.begin();
+    if (places > most) {
+      most = places;
+      best = dim;
+    }
+  }
+  return best;
+}
+
+/// Entries that share elements, as indices. A sweep along one dim meets few
+/// candidates even where a plan has thousands of boxes.
+std::vector<std::pair<size_t, size_t>> overlaps(
+    const std::vector<Entry>& entries) {
+  std::vector<std::pair<size_t, size_t>> result;
+  if (entries.size() < 2) {
+    return result;
+  }
+  std::vector<size_t> by_begin(entries.size());
+  std::iota(by_begin.begin(), by_begin.end(), 0);
+  const bool has_dims = !entries[0].box->empty();
+  const size_t dim = has_dims ? sweep_dim(entries) : 0;
+  const auto along = [&](size_t i) {
+    return has_dims ? (*entries[i].box)[dim] : Interval{0, 1};
+  };
+  std::stable_sort(by_begin.begin(), by_begin.end(), [&](size_t a, size_t b) {
+    return along(a).begin < along(b).begin;
+  });
+  for (size_t a = 0; a < by_begin.size(); ++a) {
+    const size_t i = by_begin[a];
+    for (size_t b = a + 1; b < by_begin.size(); ++b) {
+      const size_t j = by_begin[b];
+      if (along(j).begin >= along(i).end) {
+        break;
+      }
+      if (numel(intersect(*entries[i].box, *entries[j].box)) > 0) {
+        result.emplace_back(i, j);
       }
     }
   }
-  return false;
+  return result;
 }
 
-/// The order in which an exchange writes its target pieces.
-std::vector<Entry*> write_order(
+/// How the pieces of one side are written, were it the target.
+struct Writing {
+  bool in_rank_order = false;
+  bool starts_at_zero = false;
+};
+
+/// Marks the entries that add to what an earlier one wrote. The order is that
+/// of ranks, or this rank's own pieces first.
+Writing plan_writing(
     std::vector<Entry>& entries,
     int64_t rank,
-    bool in_rank_order) {
-  std::vector<Entry*> order;
-  for (auto& entry : entries) {
-    order.push_back(&entry);
+    const std::vector<int64_t>& sizes) {
+  const auto pairs = overlaps(entries);
+  Writing result;
+  for (const auto& [i, j] : pairs) {
+    const int64_t a = entries[i].peer;
+    const int64_t b = entries[j].peer;
+    result.in_rank_order |= a != b && a != rank && b != rank;
   }
-  if (!in_rank_order) {
-    std::stable_partition(order.begin(), order.end(), [&](const Entry* entry) {
-      return entry->peer == rank;
-    });
+  const auto place = [&](size_t i) {
+    const bool first = !result.in_rank_order && entries[i].peer == rank;
+    return std::make_pair(first ? 0 : 1, i);
+  };
+  for (const auto& [i, j] : pairs) {
+    entries[place(i) < place(j) ? j : i].adds = true;
   }
-  return order;
-}
-
-/// Marks the entries that meet an earlier one; returns the number of elements
-/// that the others write.
-int64_t mark_adds(const std::vector<Entry*>& order) {
   int64_t written = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    order[i]->adds = std::any_of(
-        order.begin(), order.begin() + i, [&](const Entry* earlier) {
-          return overlap(*earlier, *order[i]);
-        });
-    written += order[i]->adds ? 0 : numel(*order[i]->box);
+  for (const auto& entry : entries) {
+    written += entry.adds ? 0 : numel(*entry.box);
   }
-  return written;
+  result.starts_at_zero = written != product(sizes);
+  return result;
 }
 
 void write_side(
@@ -151,18 +203,12 @@ void write_side(
     std::vector<Entry> entries,
     int64_t rank,
     bool covers) {
-  bool in_rank_order = false;
-  bool starts_at_zero = false;
-  if (!covers) {
-    in_rank_order = other_peers_overlap(entries, rank);
-    const int64_t written =
-        mark_adds(write_order(entries, rank, in_rank_order));
-    starts_at_zero = written != product(sizes);
-  }
+  const Writing writing =
+      covers ? Writing{} : plan_writing(entries, rank, sizes);
   code.push_back(static_cast<int64_t>(sizes.size()));
   code.push_back(
-      (starts_at_zero ? kStartsAtZero : 0) |
-      (in_rank_order ? kInRankOrder : 0));
+      (writing.starts_at_zero ? kStartsAtZero : 0) |
+      (writing.in_rank_order ? kInRankOrder : 0));
   code.push_back(static_cast<int64_t>(entries.size()));
   code.insert(code.end(), sizes.begin(), sizes.end());
   for (const auto& entry : entries) {
