@@ -81,9 +81,9 @@ TEST(HaloExchange, BackwardIsTheAdjoint) {
         const auto ax = halo_exchange(x, {{1, 2, 3}}, boundary);
         const auto y = at::rand_like(ax);
         const auto gradient = torch::autograd::grad({ax}, {x}, {y})[0];
-        const double forward = total((ax * y).sum(), mesh);
+        const double forward = total(ax.mul(y).sum(), mesh);
         const double backward =
-            total((to_local(x) * to_local(gradient)).sum(), mesh);
+            total(to_local(x).mul(to_local(gradient)).sum(), mesh);
         EXPECT_NEAR(forward, backward, 1e-10) << cut << to_string(boundary);
       }
     }
