@@ -364,3 +364,16 @@ def use_a_destroyed_group():
 def test_a_destroyed_group_is_an_error():
     for outcome in run_isolated(2, use_a_destroyed_group):
         assert "there is no process group named" in outcome.value, outcome.text
+
+
+@ranks(2)
+def test_sends_a_single_element_of_any_stride(mesh):
+    from torch.distributed.tensor import Replicate, Shard
+
+    from shardtensor import ShardTensor
+
+    # One element counts as contiguous, whatever its stride.
+    local = torch.tensor([4.0 + mesh.get_rank()]).as_strided((1,), (5,))
+    x = ShardTensor.from_local(local, mesh, [Shard(0)])
+    whole = x.redistribute(placements=[Replicate()]).to_local()
+    assert torch.equal(whole, torch.tensor([4.0, 5.0]))

@@ -140,9 +140,10 @@ c10d::ReduceOp to_c10d(Reduce reduce) {
   TORCH_INTERNAL_ASSERT(false, "an average is a sum, divided");
 }
 
-/// Pure data movement needs no dtype, and backends lack some.
+/// Pure data movement needs no dtype, and backends lack some. A single element
+/// is contiguous with any stride, but only stride 1 can be read as bytes.
 at::Tensor as_bytes(const at::Tensor& flat) {
-  return flat.view(at::kByte);
+  return flat.as_strided({flat.numel()}, {1}).view(at::kByte);
 }
 
 Splits times(const Splits& splits, int64_t by) {
