@@ -121,6 +121,8 @@ def test_in_place_keeps_the_layout(mesh):
         lambda x, y: x.add_(y), lambda x, y: x.mul_(2), lambda x, y: x.copy_(y),
         lambda x, y: x.relu_(), lambda x, y: x.clamp_(-1, 1), lambda x, y: x.zero_(),
         lambda x, y: x.fill_(3), lambda x, y: x.masked_fill_(y > 0, 7.0),
+        lambda x, y: x.masked_fill_(y > 0, torch.tensor(7.0)),
+        lambda x, y: x.copy_(x.masked_fill(y > 0, torch.tensor(7.0))),
         lambda x, y: x.addcmul_(y, y, value=0.5), lambda x, y: x.lerp_(y, 0.1),
         lambda x, y: x.sub_(y, alpha=2), lambda x, y: x.div_(y), lambda x, y: x.exp_(),
     ]  # fmt: skip

@@ -32,23 +32,31 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-/// Plain 0-d tensors stay: operators take them beside any device.
-at::Tensor meta_like(const at::Tensor& tensor) {
-  if (tensor.dim() == 0 && !is_shard_tensor(tensor)) {
+/// The Meta kernel of masked_fill is a Python one and wants its value on the
+/// same device; all others take plain 0-d tensors beside any, and may read
+/// them.
+bool wants_one_device(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name == "aten::masked_fill" || name == "aten::masked_fill_";
+}
+
+at::Tensor meta_like(const at::Tensor& tensor, bool one_device) {
+  if (tensor.dim() == 0 && !is_shard_tensor(tensor) && !one_device) {
     return tensor;
   }
   return at::empty_strided(
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-c10::IValue meta_value(const c10::IValue& value) {
+c10::IValue meta_value(const c10::IValue& value, bool one_device) {
   if (value.isTensor()) {
-    return value.toTensor().defined() ? meta_like(value.toTensor()) : value;
+    return value.toTensor().defined() ? meta_like(value.toTensor(), one_device)
+                                      : value;
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(tensor.defined() ? meta_like(tensor) : tensor);
+      list.push_back(tensor.defined() ? meta_like(tensor, one_device) : tensor);
     }
     return list;
   }
@@ -56,7 +64,9 @@ c10::IValue meta_value(const c10::IValue& value) {
     c10::List<std::optional<at::Tensor>> list;
     for (const std::optional<at::Tensor> tensor :
          value.toOptionalTensorList()) {
-      list.push_back(tensor && tensor->defined() ? meta_like(*tensor) : tensor);
+      list.push_back(
+          tensor && tensor->defined() ? meta_like(*tensor, one_device)
+                                      : tensor);
     }
     return list;
   }
@@ -150,7 +160,7 @@ const std::vector<std::vector<int64_t>>& Call::output_sizes() {
   }
   torch::jit::Stack stack;
   for (const auto& argument : arguments_) {
-    stack.push_back(meta_value(argument));
+    stack.push_back(meta_value(argument, wants_one_device(op_)));
   }
   op_.callBoxed(&stack);
   for (const auto& value : stack) {
