@@ -88,28 +88,29 @@ def test_embedding_of_sharded_tokens(mesh):
 
 @ranks(2)
 @pytest.mark.parametrize("write", [False, True])
-def test_every_masked_call_counts_as_a_fallback(mesh, write):
+def test_every_gathered_mask_counts_as_a_fallback(mesh, write):
     import shardtensor as st
 
-    rows = torch.tensor([True, False] * 3)
+    x = shard(X, mesh, [Shard(1)])
+    chosen = x > 0.5
+    values = torch.ones(int((X > 0.5).sum()), dtype=X.dtype)
 
-    def mask(x):
+    def mask():
         if write:
-            x[rows] = torch.ones(3, 7, 5, dtype=x.dtype)
+            x[chosen] = values
         else:
-            x[rows]
+            x[chosen]
 
-    x = shard(X, mesh, [Shard(0)])
     st.set_fallback_mode("silent")
     st.reset_fallback_counts()
-    mask(x)
-    mask(x)
+    mask()
+    mask()
     assert [calls for calls, _ in st.fallback_counts().values()] == [2]
-    # The layout's decision is cached by now, and its mode must not be.
+    # What was decided for this layout before must not hide a later mode.
     st.set_fallback_mode("error")
     with pytest.raises(NotImplementedError, match="fallback mode 'error'"):
-        mask(x)
+        mask()
     st.set_fallback_mode("warn")
     st.reset_fallback_counts()
     with pytest.warns(UserWarning, match="The result is right"):
-        mask(x)
+        mask()

@@ -17,6 +17,11 @@ void add_loss_rules(RuleTable& table);
 
 // The rules that operators of other libraries can be registered with.
 
+/// x[i, :, j] with index tensors (no masks) along dims that are not sharded,
+/// and writing there.
+Decision index_rule(Call& call);
+Decision index_put_rule(Call& call);
+
 /// Output element i depends on the elements i of the inputs (broadcast).
 Decision pointwise_rule(Call& call);
 

@@ -4,8 +4,9 @@
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/labels.h"
 
-// Reading and writing at index tensors. Indexed dims must be whole; the other
-// dims, and those of the indices, keep their layout.
+// Reading and writing at index tensors where the indexed dims are whole: the
+// other dims, and those of the indices, keep their layout. index_read.cpp and
+// index_write.cpp do the rest.
 
 namespace shardtensor {
 namespace {
@@ -48,13 +49,11 @@ Decision embedding_backward_rule(Call& call) {
 
 // ---- x[i, :, j] -------------------------------------------------------------
 
-/// Which dims of x the index tensors stand for. Masks select a number of rows
-/// that depends on their values, so they are left to the fallback.
+/// Which dims of x the index tensors stand for; no masks among them.
 struct Indexed {
   std::vector<bool> dims; // by dim of x
   std::vector<size_t> operands; // the index tensors
   int64_t index_dims = 0; // of the broadcast indices
-  bool has_mask = false;
 
   Indexed(const Call& call, int64_t x_dims) : dims(x_dims, false) {
     const auto argument = call.argument_index("indices");
@@ -62,8 +61,6 @@ struct Indexed {
     for (size_t i = 0; i < list.size(); ++i) {
       const std::optional<at::Tensor> index = list.get(i);
       if (index && index->defined()) {
-        has_mask |= index->scalar_type() == at::kBool ||
-            index->scalar_type() == at::kByte;
         if (i < dims.size()) {
           dims[i] = true;
         }
@@ -123,6 +120,8 @@ std::vector<int64_t> broadcast_to(
   return result;
 }
 
+} // namespace
+
 Decision index_rule(Call& call) {
   const auto& x = call.operand(0);
   const Indexed indexed(call, x.dim());
@@ -171,34 +170,12 @@ Decision index_put_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
-/// Masks go to the fallback, which says so.
-template <Rule rule>
-Decision without_masks(Call& call) {
-  const Indexed indexed(call, call.operand(0).dim());
-  if (!indexed.has_mask) {
-    return rule(call);
-  }
-  Decision decision;
-  decision.is_repair = true;
-  for (const auto& operand : call.operands()) {
-    decision.inputs.push_back(
-        operand.spec ? replicated(operand.spec) : nullptr);
-  }
-  return decision;
-}
-
-} // namespace
-
 void add_indexing_rules(RuleTable& table) {
   table.insert(
       table.end(),
       {
           {"aten::embedding", embedding_rule},
           {"aten::embedding_dense_backward", embedding_backward_rule},
-          {"aten::index.Tensor", without_masks<index_rule>},
-          {"aten::index_put", without_masks<index_put_rule>},
-          {"aten::index_put_", without_masks<index_put_rule>},
-          {"aten::_index_put_impl_", without_masks<index_put_rule>},
       });
 }
 

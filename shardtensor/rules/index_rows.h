@@ -1,0 +1,89 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/layout/shard_spec.h"
+
+namespace shardtensor {
+
+// What reading and writing at index tensors along sharded dims share. Index
+// tensors are small beside what they index and are needed by every rank that
+// has a part of it; masks are not, and stay cut where they can.
+
+using Indices = c10::List<std::optional<at::Tensor>>;
+
+bool is_mask(const at::Tensor& index);
+
+/// Rows of one dim, as a plain tensor of the common shape of all indices.
+struct DimIndex {
+  int64_t dim;
+  at::Tensor rows; // not negative
+};
+
+/// The tensors of x[...], one per indexed dim, with what they do to shapes.
+struct Index {
+  std::vector<DimIndex> dims;
+  std::vector<int64_t> sizes; // of the indices
+  int64_t position = 0; // where the indices' dims stand in the result
+
+  std::vector<int64_t> indexed() const {
+    std::vector<int64_t> result;
+    for (const auto& index : dims) {
+      result.push_back(index.dim);
+    }
+    return result;
+  }
+  bool has(int64_t dim) const {
+    return std::any_of(dims.begin(), dims.end(), [&](const auto& index) {
+      return index.dim == dim;
+    });
+  }
+  /// The argument of at::index on a tensor of `ndim` dims.
+  Indices list(int64_t ndim) const {
+    Indices result;
+    for (int64_t dim = 0; dim < ndim; ++dim) {
+      result.push_back(std::nullopt);
+    }
+    for (const auto& index : dims) {
+      result.set(index.dim, index.rows);
+    }
+    return result;
+  }
+};
+
+/// Masks become the indices of their true elements; all are broadcast and not
+/// negative. Raises for indices that do not fit. Communication: a sharded index
+/// is gathered, a sharded mask too, which is noted as a fallback.
+Index read_indices(const at::Tensor& self, const Indices& indices);
+
+/// The layout of self[index] where the indexed dims are whole (or counted as
+/// such): other dims keep theirs.
+SpecPtr result_spec(
+    const SpecPtr& self,
+    const Index& index,
+    const std::vector<Placement>& on_indexed);
+/// Replicate on the axes that cut an indexed dim.
+SpecPtr whole_result_spec(const SpecPtr& self, const Index& index);
+
+/// The same layout, each indexed dim cut once at most.
+SpecPtr contiguous_dims(SpecPtr spec, const Index& index);
+
+/// Which elements of the index this rank has, and the index in local rows.
+struct OwnIndex {
+  at::Tensor mask; // of the index's sizes
+  Index index; // rows of other ranks are 0
+};
+OwnIndex own_index(const SpecPtr& spec, const Index& index);
+
+/// Where the mask stands, when it is the only index.
+std::optional<int64_t> only_mask(const Indices& indices);
+
+/// No masks, and no indexed dim is cut.
+bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices);
+
+} // namespace shardtensor
