@@ -2,6 +2,7 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 
 #include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/rule.h"
@@ -48,15 +49,24 @@ at::Tensor meta_like(const at::Tensor& tensor, bool one_device) {
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-c10::IValue meta_value(const c10::IValue& value, bool one_device) {
+/// For operators without a Meta kernel: zeros of the same sizes that take no
+/// memory, unless they are written to.
+at::Tensor zeros_like(const at::Tensor& tensor, bool written) {
+  const auto options = tensor.options();
+  return written ? at::zeros(tensor.sizes(), options)
+                 : at::zeros({}, options).expand(tensor.sizes());
+}
+
+/// The argument with every tensor replaced by make(tensor).
+template <class Make>
+c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
   if (value.isTensor()) {
-    return value.toTensor().defined() ? meta_like(value.toTensor(), one_device)
-                                      : value;
+    return value.toTensor().defined() ? make(value.toTensor()) : value;
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(tensor.defined() ? meta_like(tensor, one_device) : tensor);
+      list.push_back(tensor.defined() ? make(tensor) : tensor);
     }
     return list;
   }
@@ -64,24 +74,31 @@ c10::IValue meta_value(const c10::IValue& value, bool one_device) {
     c10::List<std::optional<at::Tensor>> list;
     for (const std::optional<at::Tensor> tensor :
          value.toOptionalTensorList()) {
-      list.push_back(
-          tensor && tensor->defined() ? meta_like(*tensor, one_device)
-                                      : tensor);
+      list.push_back(tensor && tensor->defined() ? make(*tensor) : tensor);
     }
     return list;
-  }
-  if (value.isDevice()) {
-    return c10::Device(at::kMeta);
   }
   return value;
 }
 
-/// Some of PyTorch's Meta kernels are written in Python (relu's, say), so a C++
-/// program is without them.
+c10::IValue meta_value(const c10::IValue& value, bool one_device) {
+  if (value.isDevice()) {
+    return c10::Device(at::kMeta);
+  }
+  return with_tensors(value, [&](const at::Tensor& tensor) {
+    return meta_like(tensor, one_device);
+  });
+}
+
+// Note [Meta kernels in Python]
+// Some of PyTorch's Meta kernels are written in Python (relu's, say), so a C++
+// program is without them. Pointwise operators broadcast instead; other ones of
+// PyTorch's run once on zeros, which is slow, but only until the decision is
+// cached.
+
 bool has_meta_kernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   return op.hasKernelForDispatchKey(DispatchKey::Meta) ||
-      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
       op.hasKernelForDispatchKey(
           DispatchKey::CompositeExplicitAutogradNonFunctional) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
@@ -149,6 +166,28 @@ const c10::IValue& Call::argument(const char* name) const {
   return arguments_[argument_index(name)];
 }
 
+torch::jit::Stack Call::run_on_meta() const {
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments_) {
+    stack.push_back(meta_value(argument, wants_one_device(op_)));
+  }
+  op_.callBoxed(&stack);
+  return stack;
+}
+
+torch::jit::Stack Call::run_on_zeros() const {
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const auto* alias = op_.schema().arguments()[i].alias_info();
+    const bool written = alias && alias->isWrite();
+    stack.push_back(with_tensors(arguments_[i], [&](const at::Tensor& tensor) {
+      return zeros_like(tensor, written);
+    }));
+  }
+  op_.callBoxed(&stack);
+  return stack;
+}
+
 const std::vector<std::vector<int64_t>>& Call::output_sizes() {
   if (inferred_) {
     return output_sizes_;
@@ -159,10 +198,14 @@ const std::vector<std::vector<int64_t>>& Call::output_sizes() {
     return output_sizes_;
   }
   torch::jit::Stack stack;
-  for (const auto& argument : arguments_) {
-    stack.push_back(meta_value(argument, wants_one_device(op_)));
+  try {
+    stack = run_on_meta();
+  } catch (const c10::NotImplementedError&) {
+    if (op_.schema().name().rfind("aten::", 0) != 0) {
+      throw; // it may do more than compute
+    }
+    stack = run_on_zeros(); // see Note [Meta kernels in Python]
   }
-  op_.callBoxed(&stack);
   for (const auto& value : stack) {
     visit_tensors(value, [&](const at::Tensor& tensor) {
       output_sizes_.push_back(tensor.sizes().vec());

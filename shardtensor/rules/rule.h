@@ -63,12 +63,16 @@ class Call {
   bool has_argument(const char* name) const;
 
   /// The global sizes of the tensor outputs, one after the other, by running
-  /// the operator on meta tensors of the global sizes; by broadcasting, where a
-  /// pointwise operator has no Meta kernel. PyTorch's own shape errors come
-  /// from here, with global sizes, the same on every rank.
+  /// the operator on meta tensors of the global sizes; without a Meta kernel by
+  /// broadcasting (pointwise operators) or on zeros (others of PyTorch's).
+  /// PyTorch's own shape errors come from here, with global sizes, the same on
+  /// every rank.
   const std::vector<std::vector<int64_t>>& output_sizes();
 
  private:
+  torch::jit::Stack run_on_meta() const;
+  torch::jit::Stack run_on_zeros() const;
+
   const c10::OperatorHandle& op_;
   at::ArrayRef<c10::IValue> arguments_;
   c10::SmallVector<Operand, 4> operands_;
