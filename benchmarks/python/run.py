@@ -35,6 +35,7 @@ def main():
 def measure(wanted):
     import report
     import torch
+
     from shardtensor.distributed import DistributedManager
 
     torch.set_num_threads(1)

@@ -11,10 +11,10 @@ Output, on any number of ranks:
 
 import torch
 import torch.distributed as dist
-from shardtensor.distributed import DistributedManager
 from torch.distributed.tensor import Replicate, Shard
 
 from shardtensor import ShardTensor
+from shardtensor.distributed import DistributedManager
 
 served = []
 

@@ -11,10 +11,10 @@ Output on 2 ranks:
 """
 
 import torch
-from shardtensor.distributed import DistributedManager
 from torch.distributed.tensor import Shard
 
 from shardtensor import scatter_tensor
+from shardtensor.distributed import DistributedManager
 
 
 def main():

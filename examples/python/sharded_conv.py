@@ -10,11 +10,11 @@ Output on 4 ranks:
 """  # noqa: E501
 
 import torch
-from shardtensor.distributed import DistributedManager
 from torch import nn
 from torch.distributed.tensor import Shard
 
 from shardtensor import scatter_tensor
+from shardtensor.distributed import DistributedManager
 
 
 def main():

@@ -22,11 +22,11 @@ import brain
 import report
 import torch
 import torch.distributed as dist
-from shardtensor.distributed import DistributedManager
 from torch.distributed.tensor import Shard
 from training import Run, train
 
 from shardtensor import scatter_tensor
+from shardtensor.distributed import DistributedManager
 
 
 def main():

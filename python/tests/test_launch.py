@@ -1,6 +1,7 @@
 """What launchers say in the environment."""
 
 import pytest
+
 from shardtensor.distributed import Launch, LaunchError, detect_launch
 from shardtensor.distributed.launch import first_host
 

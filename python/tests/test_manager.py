@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import ranks, run_isolated
+from torch.distributed.device_mesh import DeviceMesh
+
 from shardtensor.distributed import (
     DistributedManager,
     UndefinedGroupError,
     UninitializedManagerError,
 )
-from torch.distributed.device_mesh import DeviceMesh
 
 
 def free_port():
