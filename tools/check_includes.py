@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"layout"},
     {"comm"},
-    {"tensor"},
-    {"halo", "ring"},
+    {"tensor", "distributed"},
+    {"halo", "ring", "mpi"},
     {"rules"},
 ]
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
@@ -20,6 +20,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 WIDE = re.compile(r"torch/(torch|extension)\.h")
 NEEDS_PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/csrc/.*/(python_.*|pybind)\.h")
 C10D = re.compile(r"torch/csrc/distributed/.*")
+KNOW_C10D = {None, "comm", "distributed", "mpi"}
 
 
 def allowed(layer: str) -> set[str]:
@@ -45,8 +46,8 @@ def problems(path: Path) -> list[str]:
             found.append(f"{where}: name the narrow headers instead")
         if part == "shardtensor" and NEEDS_PYTHON.fullmatch(header):
             found.append(f"{where}: only python/ knows Python")
-        if layer not in (None, "comm") and C10D.fullmatch(header):
-            found.append(f"{where}: only shardtensor/comm knows c10d")
+        if layer not in KNOW_C10D and C10D.fullmatch(header):
+            found.append(f"{where}: only comm, distributed and mpi know c10d")
         names = header.split("/")
         if names[0] != "shardtensor":
             if bracket == '"' and part == "shardtensor":

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFINITION = re.compile(r"^(?:class|struct)\s+(\w+)[^;{]*\{", re.MULTILINE)
+DEFINITION = re.compile(r"^(?:class|struct)\s+(\w+)\b(?!::)[^;{]*\{", re.MULTILINE)
 ANONYMOUS = re.compile(r"^namespace \{.*?^\} // namespace$", re.MULTILINE | re.DOTALL)
 
 

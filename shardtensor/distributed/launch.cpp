@@ -1,0 +1,216 @@
+#include "shardtensor/distributed/launch.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <initializer_list>
+
+#include <c10/util/Exception.h>
+
+namespace shardtensor {
+
+namespace {
+
+constexpr int64_t kDefaultPort = 29500;
+constexpr auto kMethodVariable =
+    "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD";
+
+/// One launcher's variables, read as numbers.
+class Variables {
+ public:
+  Variables(const char* method, const Environment& environment)
+      : method_(method), environment_(environment) {}
+
+  std::optional<std::string> text(const std::string& name) const {
+    return environment_(name);
+  }
+
+  /// The first of these that is set.
+  int64_t number(
+      std::initializer_list<const char*> names,
+      std::optional<int64_t> otherwise = std::nullopt) const {
+    std::string tried;
+    for (const auto* name : names) {
+      if (const auto value = environment_(name)) {
+        return parse(name, *value);
+      }
+      tried += (tried.empty() ? "" : " or ") + std::string(name);
+    }
+    TORCH_CHECK_VALUE(
+        otherwise,
+        method_,
+        ": ",
+        tried,
+        " is not set; was the program started by this launcher?");
+    return *otherwise;
+  }
+
+ private:
+  int64_t parse(const std::string& name, const std::string& value) const {
+    int64_t number = 0;
+    const auto* end = value.data() + value.size();
+    const auto result = std::from_chars(value.data(), end, number);
+    TORCH_CHECK_VALUE(
+        result.ec == std::errc() && result.ptr == end && !value.empty(),
+        method_,
+        ": ",
+        name,
+        "='",
+        value,
+        "' is not an integer");
+    return number;
+  }
+
+  const char* method_;
+  const Environment& environment_;
+};
+
+// ---- one function per launcher ----------------------------------------------
+
+Launch from_torchrun(const Environment& environment) {
+  const Variables of("env", environment);
+  Launch launch;
+  launch.method = "env";
+  launch.rank = of.number({"RANK"});
+  launch.world_size = of.number({"WORLD_SIZE"});
+  launch.local_rank = of.number({"LOCAL_RANK"}, launch.rank);
+  launch.address = of.text("MASTER_ADDR").value_or("localhost");
+  launch.port = of.number({"MASTER_PORT"}, kDefaultPort);
+  return launch;
+}
+
+/// The node of rank 0: the first one of the job step.
+std::string slurm_address(const Variables& of, int64_t ranks) {
+  if (const auto address = of.text("MASTER_ADDR")) {
+    return *address;
+  }
+  for (const auto* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    const auto nodes = of.text(name);
+    if (nodes && !nodes->empty()) {
+      return first_host(*nodes);
+    }
+  }
+  const auto launcher = of.text("SLURM_LAUNCH_NODE_IPADDR");
+  TORCH_CHECK_VALUE(
+      launcher || ranks == 1,
+      "slurm: no address of rank 0; expected MASTER_ADDR or "
+      "SLURM_JOB_NODELIST");
+  return launcher.value_or("localhost");
+}
+
+/// Jobs that share a node get ports of their own.
+int64_t slurm_port(const Variables& of) {
+  const int64_t job = of.number({"SLURM_JOB_ID"}, 0);
+  const int64_t own = job ? 20000 + job % 20000 : kDefaultPort;
+  return of.number({"MASTER_PORT"}, own);
+}
+
+Launch from_slurm(const Environment& environment) {
+  const Variables of("slurm", environment);
+  Launch launch;
+  launch.method = "slurm";
+  launch.rank = of.number({"SLURM_PROCID"});
+  launch.world_size = of.number({"SLURM_NTASKS", "SLURM_NPROCS"});
+  launch.local_rank = of.number({"SLURM_LOCALID"});
+  launch.address = slurm_address(of, launch.world_size);
+  launch.port = slurm_port(of);
+  return launch;
+}
+
+/// The address is needed where MPI itself does not move the data.
+Launch from_openmpi(const Environment& environment) {
+  const Variables of("openmpi", environment);
+  Launch launch;
+  launch.method = "openmpi";
+  launch.rank = of.number({"OMPI_COMM_WORLD_RANK"});
+  launch.world_size = of.number({"OMPI_COMM_WORLD_SIZE"});
+  launch.local_rank = of.number({"OMPI_COMM_WORLD_LOCAL_RANK"});
+  const int64_t here =
+      of.number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, launch.world_size);
+  const bool one_node = here == launch.world_size;
+  launch.address = of.text("MASTER_ADDR").value_or(one_node ? "localhost" : "");
+  launch.port = of.number({"MASTER_PORT"}, kDefaultPort);
+  return launch;
+}
+
+Launch by_name(const std::string& name, const Environment& environment) {
+  std::string upper = name;
+  std::transform(name.begin(), name.end(), upper.begin(), ::toupper);
+  if (upper == "ENV") {
+    return from_torchrun(environment);
+  }
+  if (upper == "SLURM") {
+    return from_slurm(environment);
+  }
+  TORCH_CHECK_VALUE(
+      upper == "OPENMPI",
+      kMethodVariable,
+      "='",
+      name,
+      "': expected one of ENV, SLURM, OPENMPI");
+  return from_openmpi(environment);
+}
+
+Launch detect(const Environment& environment) {
+  const auto chosen = environment(kMethodVariable);
+  if (chosen && !chosen->empty()) {
+    return by_name(*chosen, environment);
+  }
+  if (environment("RANK") && environment("WORLD_SIZE")) {
+    return from_torchrun(environment);
+  }
+  if (environment("SLURM_PROCID")) {
+    return from_slurm(environment);
+  }
+  if (environment("OMPI_COMM_WORLD_RANK")) {
+    return from_openmpi(environment);
+  }
+  return {};
+}
+
+} // namespace
+
+Launch detect_launch(const Environment& environment) {
+  const Launch launch = detect(environment);
+  TORCH_CHECK_VALUE(
+      launch.rank >= 0 && launch.rank < launch.world_size,
+      launch.method,
+      ": rank ",
+      launch.rank,
+      " is outside a job of ",
+      launch.world_size,
+      " processes");
+  TORCH_CHECK_VALUE(
+      launch.local_rank >= 0,
+      launch.method,
+      ": local rank ",
+      launch.local_rank,
+      " < 0");
+  return launch;
+}
+
+Launch detect_launch() {
+  return detect_launch([](const std::string& name) {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+std::string first_host(const std::string& nodes) {
+  // Up to the first comma outside brackets.
+  std::string host = nodes.substr(0, nodes.find_first_of(",["));
+  const auto bracket = host.size();
+  if (bracket == nodes.size() || nodes[bracket] == ',') {
+    return host;
+  }
+  const auto number_end = nodes.find_first_of(",-]", bracket);
+  host += nodes.substr(bracket + 1, number_end - bracket - 1);
+  const auto close = nodes.find(']', bracket);
+  if (close == std::string::npos) {
+    return host;
+  }
+  const auto rest = nodes.substr(close + 1);
+  return host + (rest.empty() || rest[0] == ',' ? "" : first_host(rest));
+}
+
+} // namespace shardtensor

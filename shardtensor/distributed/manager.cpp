@@ -1,0 +1,270 @@
+#include "shardtensor/distributed/manager.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include "shardtensor/comm/group.h"
+#include "shardtensor/distributed/backends.h"
+#include "shardtensor/distributed/launch.h"
+
+namespace shardtensor {
+
+namespace {
+
+constexpr double kDefaultLimit = 1800; // seconds
+
+std::unique_ptr<DistributedManager>& instance() {
+  static std::unique_ptr<DistributedManager> manager;
+  return manager;
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::chrono::milliseconds time_limit() {
+  const auto text = variable("SHARDTENSOR_DISTRIBUTED_TIMEOUT");
+  double seconds = kDefaultLimit;
+  if (!text.empty()) {
+    char* end = nullptr;
+    seconds = std::strtod(text.c_str(), &end);
+    TORCH_CHECK_VALUE(
+        *end == '\0' && seconds > 0,
+        "SHARDTENSOR_DISTRIBUTED_TIMEOUT='",
+        text,
+        "': expected a number of seconds");
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+c10::Device device_of(const Launch& launch) {
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) {
+    return c10::Device(c10::kCPU);
+  }
+  const auto count = at::detail::getCUDAHooks().deviceCount();
+  const c10::Device device(
+      c10::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank % count));
+  c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+  return device;
+}
+
+BackendsPtr make_backends(std::string name, const Joining& joining) {
+  if (name.empty()) {
+    name = variable("SHARDTENSOR_DISTRIBUTED_BACKEND");
+  }
+  if (name.empty()) {
+    const bool mpi = joining.launch.method == "openmpi" && has_mpi();
+    name = joining.device.is_cuda() && has_nccl() ? "nccl"
+        : mpi                                     ? "mpi"
+                                                  : "gloo";
+  }
+  if (name == "mpi") {
+    return make_mpi(joining);
+  }
+  if (name == "nccl") {
+    return make_nccl(joining);
+  }
+  TORCH_CHECK_VALUE(
+      name == "gloo",
+      "DistributedManager: backend '",
+      name,
+      "', expected mpi, gloo or nccl");
+  return make_gloo(joining);
+}
+
+/// The shape with its -1 replaced, checked.
+std::vector<int64_t> whole_shape(
+    std::vector<int64_t> shape,
+    const std::vector<std::string>& names,
+    int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      !shape.empty() && shape.size() == names.size(),
+      "initialize_mesh: ",
+      shape.size(),
+      " axes ",
+      c10::IntArrayRef(shape),
+      " but ",
+      names.size(),
+      " names ",
+      c10::ArrayRef<std::string>(names));
+  int64_t known = 1;
+  int64_t open = 0;
+  for (const auto extent : shape) {
+    (extent == -1 ? open : known) *= extent == -1 ? 1 : extent;
+    open += extent == -1;
+  }
+  if (open == 1 && known > 0) {
+    *std::find(shape.begin(), shape.end(), -1) = ranks / known;
+  }
+  const bool positive =
+      std::all_of(shape.begin(), shape.end(), [](auto n) { return n > 0; });
+  const int64_t product = std::accumulate(
+      shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  TORCH_CHECK_VALUE(
+      positive && product == ranks,
+      "initialize_mesh: a mesh of shape ",
+      c10::IntArrayRef(shape),
+      " does not have the ",
+      ranks,
+      " ranks of the job");
+  return shape;
+}
+
+} // namespace
+
+// ---- joining and leaving ----------------------------------------------------
+
+struct DistributedManager::State {
+  Launch launch;
+  c10::Device device{c10::kCPU};
+  BackendsPtr backends; // none for a single process
+  std::string group;
+  MeshPtr mesh;
+  int64_t meshes = 0;
+  // c10d keeps weak references.
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
+  std::vector<std::string> names;
+
+  /// Makes a group and registers it under its name.
+  std::string add_group(
+      const std::string& name,
+      const std::vector<int64_t>& ranks) {
+    const auto found = std::find(ranks.begin(), ranks.end(), launch.rank);
+    const int64_t place = found - ranks.begin();
+    // Nothing is ever sent in a group of one.
+    groups.push_back(
+        ranks.size() == 1 || !backends
+            ? c10::make_intrusive<c10d::ProcessGroup>(0, 1)
+            : backends->make_group(name, ranks, place));
+    c10d::register_process_group(name, groups.back());
+    names.push_back(name);
+    return name;
+  }
+
+  ~State() {
+    for (const auto& name : names) {
+      c10d::unregister_process_group(name);
+    }
+  }
+};
+
+void DistributedManager::initialize(const std::string& backend) {
+  TORCH_CHECK(
+      !is_initialized(), "DistributedManager::initialize: called before");
+  auto state = std::make_unique<State>();
+  state->launch = detect_launch();
+  state->device = device_of(state->launch);
+  if (state->launch.method != "single") {
+    const Joining joining{state->launch, state->device, time_limit()};
+    state->backends = make_backends(backend, joining);
+  }
+  std::vector<int64_t> all(state->launch.world_size);
+  std::iota(all.begin(), all.end(), 0);
+  state->group = state->add_group("world", all);
+  instance().reset(new DistributedManager(std::move(state)));
+}
+
+bool DistributedManager::is_initialized() {
+  return instance() != nullptr;
+}
+
+DistributedManager& DistributedManager::get() {
+  TORCH_CHECK(
+      is_initialized(),
+      "DistributedManager::get: call DistributedManager::initialize() first, "
+      "once per process");
+  return *instance();
+}
+
+void DistributedManager::cleanup(bool wait) {
+  if (wait && is_initialized()) {
+    get().barrier();
+  }
+  instance().reset();
+}
+
+DistributedManager::DistributedManager(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
+
+DistributedManager::~DistributedManager() = default;
+
+// ---- this process -----------------------------------------------------------
+
+int64_t DistributedManager::rank() const {
+  return state_->launch.rank;
+}
+
+int64_t DistributedManager::world_size() const {
+  return state_->launch.world_size;
+}
+
+int64_t DistributedManager::local_rank() const {
+  return state_->launch.local_rank;
+}
+
+at::Device DistributedManager::device() const {
+  return state_->device;
+}
+
+std::string DistributedManager::backend() const {
+  return state_->backends ? state_->backends->name() : "none";
+}
+
+const std::string& DistributedManager::group() const {
+  return state_->group;
+}
+
+void DistributedManager::barrier() const {
+  const Group all(state_->group);
+  if (all.ranks() > 1) {
+    all.all_reduce(
+        at::zeros({1}, at::TensorOptions(state_->device)), Reduce::Sum, [] {
+          return "DistributedManager::barrier";
+        });
+  }
+}
+
+// ---- meshes -----------------------------------------------------------------
+
+MeshPtr DistributedManager::initialize_mesh(
+    const std::vector<int64_t>& shape,
+    const std::vector<std::string>& axis_names) {
+  Mesh::Options options;
+  options.shape = whole_shape(shape, axis_names, world_size());
+  options.ranks.resize(world_size());
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
+  options.axis_names = axis_names;
+  options.position = rank();
+  options.group = group();
+  const Mesh grid = *make_mesh(options); // raises before anybody communicates
+  const auto prefix = "mesh" + std::to_string(state_->meshes++) + ".";
+  for (int64_t axis = 0; axis < grid.axes(); ++axis) {
+    std::vector<int64_t> line;
+    for (int64_t i = 0; i < grid.ranks(axis); ++i) {
+      line.push_back(grid.with_coordinate(rank(), axis, i));
+    }
+    options.axis_groups.push_back(
+        grid.axes() == 1 ? group()
+                         : state_->add_group(prefix + axis_names[axis], line));
+  }
+  state_->mesh = make_mesh(options);
+  return state_->mesh;
+}
+
+const MeshPtr& DistributedManager::global_mesh() const {
+  TORCH_CHECK(
+      state_->mesh,
+      "DistributedManager::global_mesh: call initialize_mesh() first");
+  return state_->mesh;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,18 @@
+#include <c10/util/Exception.h>
+
+#include "shardtensor/distributed/backends.h"
+
+// Built where libtorch has no NCCL.
+
+namespace shardtensor {
+
+bool has_nccl() {
+  return false;
+}
+
+BackendsPtr make_nccl(const Joining&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "shardtensor: this libtorch has no NCCL; expected gloo or mpi");
+}
+
+} // namespace shardtensor

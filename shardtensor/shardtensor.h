@@ -1,0 +1,32 @@
+#pragma once
+
+// Everything that a C++ program needs, in reading order. Each header stands
+// alone, too: programs with a few calls compile faster with fewer of them.
+
+#include "shardtensor/version.h" // SHARDTENSOR_VERSION_MAJOR, ...
+
+// The job: rank, device, process groups.
+#include "shardtensor/distributed/launch.h"
+#include "shardtensor/distributed/manager.h"
+
+// Where the elements are.
+#include "shardtensor/layout/mesh.h"
+#include "shardtensor/layout/partition.h"
+#include "shardtensor/layout/placement.h"
+#include "shardtensor/layout/shard_spec.h"
+
+// Sharded tensors: operators of PyTorch work on them as on any tensor.
+#include "shardtensor/tensor/scatter.h"
+#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/shared_weight.h"
+
+// Communication on local tensors, differentiable.
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/halo/halo_exchange.h"
+
+// Rules for operators of your own.
+#include "shardtensor/rules/fallback.h"
+#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/rule.h"
