@@ -60,7 +60,7 @@ demo: build  ## train a 3-D UNet on a brain volume over RANKS processes
 
 test: test-cpp test-python  ## run the C++ and the Python tests
 
-test-cpp: build/build.ninja  ## ctest: everything that needs no ranks
+test-cpp: build/build.ninja  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/python tools/environment.py gtest
 	@$(BIN)/cmake --build --preset dev
 	@$(BIN)/ctest --preset dev

@@ -1,0 +1,75 @@
+# Tests and examples of several processes, run by ctest under mpirun.
+if(NOT MPI_CXX_FOUND)
+  message(NOTICE "No MPI: tests and C++ examples with ranks are left out")
+  return()
+endif()
+file(GLOB rank_test_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/ranks/*_test.cpp)
+add_executable(shardtensor_rank_tests tests/ranks/main.cpp ${rank_test_sources})
+target_link_libraries(shardtensor_rank_tests PRIVATE shardtensor GTest::gtest)
+add_executable(shardtensor_failures tests/ranks/failures.cpp)
+target_link_libraries(shardtensor_failures PRIVATE shardtensor)
+file(GLOB example_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/cpp/*.cpp)
+foreach(source ${example_sources})
+  cmake_path(GET source STEM example)
+  list(APPEND examples ${example})
+  add_executable(${example} ${source})
+  target_link_libraries(${example} PRIVATE shardtensor)
+  set_target_properties(${example} PROPERTIES RUNTIME_OUTPUT_DIRECTORY examples)
+endforeach()
+foreach(program shardtensor_rank_tests shardtensor_failures ${examples})
+  target_compile_options(${program} PRIVATE -Wall -Wextra -Werror)
+  add_dependencies(${program} shardtensor_mpi)
+endforeach()
+
+# A port per build folder, so that checkouts side by side do not meet.
+string(MD5 port_hash ${PROJECT_BINARY_DIR})
+string(SUBSTRING ${port_hash} 0 3 port_hash)
+math(EXPR port "21000 + 0x${port_hash}")
+set(rank_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMP_NUM_THREADS=1 MASTER_PORT=${port})
+set(mpirun ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none)
+
+# add_rank_test(<name> <ranks> COMMAND <command> [ENVIRONMENT A=1 ...] [MPIRUN <options>]
+#   [PROPERTIES <ctest properties>])
+function(add_rank_test name ranks)
+  cmake_parse_arguments(PARSE_ARGV 2 test "" "" "COMMAND;ENVIRONMENT;MPIRUN;PROPERTIES")
+  add_test(NAME ${name} COMMAND ${mpirun} ${test_MPIRUN} -n ${ranks} ${test_COMMAND})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 180 PROCESSORS ${ranks}
+    ENVIRONMENT "${rank_environment};${test_ENVIRONMENT}" ${test_PROPERTIES})
+endfunction()
+
+foreach(ranks 1 2 3 4)
+  add_rank_test(ranks_mpi_${ranks} ${ranks} COMMAND shardtensor_rank_tests --gtest_brief=1)
+endforeach()
+add_rank_test(ranks_gloo_2 2 COMMAND shardtensor_rank_tests --gtest_brief=1
+  ENVIRONMENT SHARDTENSOR_DISTRIBUTED_BACKEND=gloo PROPERTIES RESOURCE_LOCK port)
+
+# What a rank must say. By itself mpirun ends all ranks when one dies.
+set(failing "in the test's sum failed on rank 0 of 2 in group 'world': mpi:")
+add_rank_test(ranks_name_a_rank_that_dies 2
+  MPIRUN --runtime-options error-nonzero-status=false
+  COMMAND shardtensor_failures dies ENVIRONMENT SHARDTENSOR_DISTRIBUTED_TIMEOUT=5
+  PROPERTIES PASS_REGULAR_EXPRESSION "rank 0 got: .* ${failing}")
+foreach(way sleeps differs brings_another_size)
+  add_rank_test(ranks_name_a_rank_that_${way} 2
+    COMMAND shardtensor_failures ${way} ENVIRONMENT SHARDTENSOR_DISTRIBUTED_TIMEOUT=4
+    PROPERTIES PASS_REGULAR_EXPRESSION "rank 0 got: .* ${failing}")
+endforeach()
+set_property(TEST ranks_name_a_rank_that_brings_another_size
+  PROPERTY PASS_REGULAR_EXPRESSION "rank 0 got: .* ${failing} not finished after 4000 ms; rank 1 of the group sent 2097152 bytes")
+
+# Examples print what the header comment promises.
+foreach(example_ranks sharded_conv=4 dot_product=2 scatter_redistribute=2)
+  string(REGEX MATCH "([a-z_]+)=([0-9])" _ ${example_ranks})
+  add_test(NAME example_${CMAKE_MATCH_1} COMMAND ${Python_EXECUTABLE}
+    ${PROJECT_SOURCE_DIR}/tests/examples/check_output.py
+    ${PROJECT_SOURCE_DIR}/examples/cpp/${CMAKE_MATCH_1}.cpp
+    ${mpirun} -n ${CMAKE_MATCH_2} $<TARGET_FILE:${CMAKE_MATCH_1}>)
+  set_tests_properties(example_${CMAKE_MATCH_1} PROPERTIES TIMEOUT 180
+    PROCESSORS ${CMAKE_MATCH_2} ENVIRONMENT "${rank_environment}")
+endforeach()
+add_test(NAME example_train_unet COMMAND ${Python_EXECUTABLE}
+  ${PROJECT_SOURCE_DIR}/tests/examples/train_unet.py
+  ${PROJECT_BINARY_DIR}/example_train_unet ${mpirun} -n 2 $<TARGET_FILE:train_unet>)
+set_tests_properties(example_train_unet PROPERTIES TIMEOUT 300 PROCESSORS 2
+  ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")

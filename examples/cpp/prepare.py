@@ -1,0 +1,51 @@
+"""Writes what train_unet.cpp reads: the brain volume, the class of each voxel
+and the weights that Python's demo starts from.
+
+    python examples/cpp/prepare.py out/unet
+    mpirun -n 2 build/examples/train_unet out/unet
+"""
+
+import argparse
+import struct
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+import brain
+from unet import UNet
+
+DTYPES = {torch.float32: 0, torch.int64: 1}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--full", action="store_true", help="all voxels of 1 mm")
+    parser.add_argument("--channels", type=int, default=8)
+    parser.add_argument("--levels", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    volume, labels = brain.load(args.full)
+    write(args.folder / "brain.bin", {"volume": volume, "labels": labels})
+    torch.manual_seed(args.seed)
+    channels = [args.channels * 2**level for level in range(args.levels)]
+    write(args.folder / "weights.bin", UNet(channels).state_dict())
+
+
+def write(path, tensors):
+    """Named tensors, one after the other; tensor_file.h reads them."""
+    with path.open("wb") as file:
+        for name, x in tensors.items():
+            encoded = name.encode()
+            head = [DTYPES[x.dtype], x.dim(), *x.shape]
+            file.write(struct.pack("<q", len(encoded)) + encoded)
+            file.write(struct.pack(f"<{len(head)}q", *head))
+            file.write(x.contiguous().numpy().tobytes())
+
+
+if __name__ == "__main__":
+    main()

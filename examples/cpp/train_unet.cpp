@@ -1,0 +1,148 @@
+// Trains the 3-D UNet of `make demo` in C++, the volume sharded over all ranks.
+//
+//     python examples/cpp/prepare.py out/unet       # volume and first weights
+//     mpirun -n 2 build/examples/train_unet out/unet --steps 20
+//
+// From the same weights the losses are those of Python's demo. --mesh 2x2 cuts
+// two dims. The model (unet.h) does not know that the volume is sharded.
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include <ATen/ATen.h>
+#include <shardtensor/shardtensor.h>
+#include <torch/optim/adamw.h>
+
+#include "tensor_file.h"
+#include "unet.h"
+
+using shardtensor::DistributedManager;
+using shardtensor::MeshPtr;
+using shardtensor::Placement;
+
+namespace {
+
+constexpr int64_t kClasses = 3;
+constexpr double kLearningRate = 2e-2;
+
+struct Arguments {
+  std::string folder;
+  std::vector<int64_t> mesh{-1};
+  int64_t steps = 20;
+};
+
+std::vector<int64_t> numbers(const std::string& text) {
+  std::vector<int64_t> result;
+  for (const char* rest = text.c_str(); *rest;) {
+    char* end = nullptr;
+    result.push_back(std::strtol(rest, &end, 10));
+    TORCH_CHECK(end != rest, "--mesh ", text, ": expected 4 or 2x2");
+    rest = *end == 'x' ? end + 1 : end;
+  }
+  return result;
+}
+
+Arguments parse(int count, char** values) {
+  Arguments arguments;
+  for (int i = 1; i < count; ++i) {
+    const std::string value = values[i];
+    const bool more = i + 1 < count;
+    if (value == "--steps" && more) {
+      arguments.steps = std::atoll(values[++i]);
+    } else if (value == "--mesh" && more) {
+      arguments.mesh = numbers(values[++i]);
+    } else {
+      arguments.folder = value;
+    }
+  }
+  TORCH_CHECK(
+      !arguments.folder.empty(),
+      "usage: train_unet FOLDER [--steps N] [--mesh 2x2]; prepare.py fills the "
+      "folder");
+  return arguments;
+}
+
+/// A mesh of 1 to 3 axes; axis i cuts spatial dim i of the volume.
+MeshPtr make_mesh(const std::vector<int64_t>& shape) {
+  std::vector<std::string> names{"domain_x", "domain_y", "domain_z"};
+  names.resize(shape.size());
+  return DistributedManager::get().initialize_mesh(shape, names);
+}
+
+/// The tensor of rank 0, cut over the mesh from `first_dim` on. Its sizes are
+/// those of every rank's file.
+at::Tensor shard(const at::Tensor& x, const MeshPtr& mesh, int64_t first_dim) {
+  std::vector<Placement> placements;
+  for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
+    placements.push_back(Placement::shard(first_dim + axis));
+  }
+  const auto layout =
+      shardtensor::make_spec(mesh, x.sizes().vec(), std::move(placements));
+  return shardtensor::scatter(x, /*source=*/0, layout);
+}
+
+/// A model of the shape that the weights have.
+UNet load_model(const std::string& path) {
+  auto weights = read_tensors(path);
+  std::vector<int64_t> channels{weights.at("first.0.weight").size(0)};
+  while (weights.count(c10::str("downs.", channels.size() - 1, ".weight"))) {
+    channels.push_back(2 * channels.back());
+  }
+  UNet model(channels, kClasses);
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model->named_parameters()) {
+    parameter.value().copy_(weights.at(parameter.key()));
+  }
+  return model;
+}
+
+double one_step(
+    UNet& model,
+    torch::optim::Optimizer& optimizer,
+    const at::Tensor& volume,
+    const at::Tensor& labels) {
+  optimizer.zero_grad();
+  const auto loss = segmentation_loss(model->forward(volume), labels);
+  loss.backward();
+  optimizer.step();
+  return shardtensor::full_tensor(loss).item<double>();
+}
+
+void train(const Arguments& arguments) {
+  const auto mesh = make_mesh(arguments.mesh);
+  const auto device = DistributedManager::get().device();
+  auto brain = read_tensors(arguments.folder + "/brain.bin");
+  const auto volume = shard(brain.at("volume").to(device), mesh, 2);
+  const auto labels = shard(brain.at("labels").to(device), mesh, 1);
+  brain.clear();
+  auto model = load_model(arguments.folder + "/weights.bin");
+  model->to(device);
+  torch::optim::AdamW optimizer(
+      model->parameters(), torch::optim::AdamWOptions(kLearningRate));
+  const bool speaks = mesh->position() == 0;
+  if (speaks) {
+    std::cout << *shardtensor::spec(volume) << std::endl;
+  }
+  for (int64_t step = 1; step <= arguments.steps; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const double loss = one_step(model, optimizer, volume, labels);
+    const std::chrono::duration<double> seconds =
+        std::chrono::steady_clock::now() - begin;
+    if (speaks) {
+      std::printf(
+          "step %2ld  loss %.6f  %.2f s\n", step, loss, seconds.count());
+      std::fflush(stdout);
+    }
+  }
+}
+
+} // namespace
+
+int main(int count, char** values) {
+  const auto arguments = parse(count, values);
+  DistributedManager::initialize();
+  train(arguments);
+  DistributedManager::cleanup(/*wait=*/true);
+}

@@ -1,0 +1,59 @@
+"""train_unet.cpp gives the losses of Python's demo: same volume, same weights.
+
+python train_unet.py FOLDER mpirun -n 2 build/examples/train_unet
+"""
+
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/python"))
+
+import brain
+import torch
+from training import train
+
+PREPARE = Path(__file__).resolve().parents[2] / "examples/cpp/prepare.py"
+STEPS = 3
+SMALL = {"channels": 4, "levels": 2, "seed": 0}
+STYLE = {"norm": "group", "activation": "silu", "down": "conv", "up": "trilinear"}
+
+
+def main():
+    folder, *program = sys.argv[1:]
+    options = [f"--{name}={value}" for name, value in SMALL.items()]
+    subprocess.run([sys.executable, PREPARE, folder, *options], check=True)
+    text = subprocess.run(
+        [*program, folder, "--steps", str(STEPS)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    losses = [float(loss) for loss in re.findall(r"^step .* loss (\S+)", text, re.M)]
+    expected = one_process()
+    print(text, "one process:", expected)
+    assert len(losses) == STEPS, text
+    assert expected[-1] < expected[0], expected
+    for ours, theirs in zip(losses, expected, strict=True):
+        assert abs(ours - theirs) < 1e-4, (losses, expected)
+
+
+def one_process():
+    args = Namespace(
+        **SMALL,
+        **STYLE,
+        steps=STEPS,
+        bf16=False,
+        checkpoint=False,
+        learning_rate=2e-2,
+    )
+    torch.set_num_threads(1)
+    volume, labels = brain.load()
+    run = train(args, volume, labels, lambda step, peak: None)
+    return [step.loss for step in run.steps]
+
+
+if __name__ == "__main__":
+    main()

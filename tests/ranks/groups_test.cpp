@@ -1,0 +1,236 @@
+// The process groups that DistributedManager makes: MPI's or gloo's.
+#include <cstdlib>
+
+#include "support.h"
+
+namespace shardtensor::testing {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The group of all ranks, which each test asks c10d for by name.
+c10::intrusive_ptr<c10d::ProcessGroup> world() {
+  return c10d::resolve_process_group(manager().group());
+}
+
+constexpr auto kReducible = {
+    at::kByte,
+    at::kChar,
+    at::kInt,
+    at::kLong,
+    at::kHalf,
+    at::kBFloat16,
+    at::kFloat,
+    at::kDouble};
+
+TEST(RanksManager, KnowsItsPlace) {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  ASSERT_TRUE(rank);
+  EXPECT_EQ(manager().rank(), std::atoll(rank));
+  EXPECT_EQ(world()->getRank(), manager().rank());
+  EXPECT_EQ(world()->getSize(), manager().world_size());
+  EXPECT_GE(manager().local_rank(), 0);
+  EXPECT_THROW(DistributedManager::initialize(), c10::Error);
+}
+
+TEST(RanksManager, GivesEachAxisItsGroup) {
+  const int64_t rows = manager().world_size() % 2 == 0 ? 2 : 1;
+  const auto mesh = grid(rows);
+  EXPECT_EQ(manager().global_mesh(), mesh);
+  EXPECT_EQ(mesh->ranks(0), rows);
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    const auto sum = all_reduce(
+        at::full({1}, mesh->position(), at::kLong), Reduce::Sum, *mesh, {axis});
+    int64_t expected = 0;
+    for (int64_t i = 0; i < mesh->ranks(axis); ++i) {
+      expected += mesh->with_coordinate(mesh->position(), axis, i);
+    }
+    EXPECT_EQ(sum.item<int64_t>(), expected);
+  }
+}
+
+TEST(RanksManager, RefusesMeshesThatDoNotFit) {
+  auto& job = manager();
+  const auto ranks = job.world_size();
+  EXPECT_THROW(job.initialize_mesh({ranks + 1}, {"a"}), c10::ValueError);
+  EXPECT_THROW(job.initialize_mesh({-1, -1}, {"a", "b"}), c10::ValueError);
+  EXPECT_THROW(job.initialize_mesh({-1}, {}), c10::ValueError);
+  EXPECT_THROW(job.initialize_mesh({1, -1}, {"a", "a"}), c10::ValueError);
+}
+
+TEST(RanksGroup, ReducesEveryDtype) {
+  const auto ranks = manager().world_size();
+  if (ranks == 1) {
+    GTEST_SKIP() << "a group of one sends nothing";
+  }
+  for (const auto dtype : kReducible) {
+    for (const auto& [reduce, expected] :
+         std::vector<std::pair<c10d::ReduceOp, int64_t>>{
+             {c10d::ReduceOp::SUM, ranks * (ranks + 1) / 2},
+             {c10d::ReduceOp::MAX, ranks},
+             {c10d::ReduceOp::MIN, 1}}) {
+      Tensors x{at::full({3, 2}, manager().rank() + 1, dtype)};
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduce;
+      world()->allreduce(x, options)->wait();
+      EXPECT_TRUE(x[0].equal(at::full({3, 2}, expected, dtype)))
+          << dtype << x[0];
+    }
+  }
+}
+
+TEST(RanksGroup, ReducesTensorsThatAreNotContiguous) {
+  const auto whole = at::arange(6, at::kDouble).reshape({2, 3});
+  Tensors x{whole.clone().t()};
+  if (manager().backend() != "mpi" && manager().world_size() > 1) {
+    GTEST_SKIP() << "gloo wants contiguous tensors";
+  }
+  if (manager().world_size() > 1) {
+    world()->allreduce(x)->wait();
+  }
+  expect_close(x[0], whole.t() * manager().world_size());
+}
+
+TEST(RanksGroup, ReducesLargeTensorsInParts) {
+  const auto ranks = manager().world_size();
+  const auto x = numbered({1001, 37}); // more than 16 KiB
+  const auto sum =
+      all_reduce(x * (manager().rank() + 1), Reduce::Sum, manager().group());
+  expect_close(sum, x * (ranks * (ranks + 1) / 2));
+}
+
+TEST(RanksGroup, ExchangesUnevenPieces) {
+  const auto me = manager().rank();
+  const auto ranks = manager().world_size();
+  if (ranks == 1) {
+    GTEST_SKIP() << "a group of one sends nothing";
+  }
+  // Rank r sends r + p numbers to rank p.
+  std::vector<int64_t> sends, receives;
+  Tensors sent, expected;
+  for (int64_t p = 0; p < ranks; ++p) {
+    sends.push_back(me + p);
+    receives.push_back(me + p);
+    sent.push_back(at::full({me + p}, 10 * me + p, at::kLong));
+    expected.push_back(at::full({me + p}, 10 * p + me, at::kLong));
+  }
+  auto in = at::cat(sent);
+  auto out = at::empty_like(at::cat(expected));
+  world()
+      ->getBackend(c10::DeviceType::CPU)
+      ->alltoall_base(out, in, receives, sends)
+      ->wait();
+  EXPECT_TRUE(out.equal(at::cat(expected))) << out;
+}
+
+TEST(RanksGroup, BroadcastsGathersAndScatters) {
+  const auto me = manager().rank();
+  const auto ranks = manager().world_size();
+  if (ranks == 1) {
+    GTEST_SKIP() << "a group of one sends nothing";
+  }
+  const auto mine = at::full({2}, me, at::kFloat);
+  for (int64_t root = 0; root < ranks; ++root) {
+    Tensors x{mine.clone()};
+    c10d::BroadcastOptions broadcast;
+    broadcast.rootRank = root;
+    world()->broadcast(x, broadcast)->wait();
+    EXPECT_TRUE(x[0].equal(at::full({2}, root, at::kFloat)));
+
+    std::vector<Tensors> rows(me == root ? 1 : 0);
+    for (int64_t p = 0; me == root && p < ranks; ++p) {
+      rows[0].push_back(at::empty({2}));
+    }
+    Tensors input{mine};
+    c10d::GatherOptions gather;
+    gather.rootRank = root;
+    world()->gather(rows, input, gather)->wait();
+    for (int64_t p = 0; me == root && p < ranks; ++p) {
+      EXPECT_TRUE(rows[0][p].equal(at::full({2}, p, at::kFloat)));
+    }
+
+    Tensors output{at::empty({2})};
+    c10d::ScatterOptions scatter;
+    scatter.rootRank = root;
+    world()->scatter(output, rows, scatter)->wait();
+    EXPECT_TRUE(output[0].equal(mine)) << output[0];
+  }
+  std::vector<Tensors> all{at::empty({ranks, 2}).unbind(0)};
+  Tensors input{mine};
+  world()->allgather(all, input)->wait();
+  EXPECT_TRUE(
+      at::stack(all[0]).equal(
+          at::arange(ranks, at::kFloat).unsqueeze(1).expand({ranks, 2})));
+  world()->barrier()->wait();
+}
+
+TEST(RanksGroup, TellsMessagesApartByTag) {
+  const auto me = manager().rank();
+  const auto ranks = manager().world_size();
+  if (ranks == 1) {
+    GTEST_SKIP() << "a group of one sends nothing";
+  }
+  const auto next = static_cast<int>((me + 1) % ranks);
+  const auto previous = static_cast<int>((me + ranks - 1) % ranks);
+  Tensors first{at::full({4}, 10 * me + 1, at::kFloat)},
+      second{at::full({4}, 10 * me + 2, at::kFloat)};
+  Tensors got_first{at::empty({4})}, got_second{at::empty({4})};
+  const auto sends = {
+      world()->send(first, next, 1), world()->send(second, next, 2)};
+  world()->recv(got_second, previous, 2)->wait();
+  world()->recv(got_first, previous, 1)->wait();
+  for (const auto& send : sends) {
+    send->wait();
+  }
+  EXPECT_TRUE(got_first[0].equal(at::full({4}, 10 * previous + 1, at::kFloat)));
+  EXPECT_TRUE(
+      got_second[0].equal(at::full({4}, 10 * previous + 2, at::kFloat)));
+}
+
+TEST(RanksGroup, RefusesCallsThatMakeNoSense) {
+  if (manager().backend() != "mpi" || manager().world_size() == 1) {
+    GTEST_SKIP() << "gloo has errors of its own";
+  }
+  const auto backend = world()->getBackend(c10::DeviceType::CPU);
+  const auto expect = [](const std::string& text, const auto& call) {
+    const auto error = error_of<c10::Error>(call);
+    EXPECT_NE(error.find(text), std::string::npos) << error;
+  };
+  Tensors two{at::ones({2}), at::ones({2})}, one{at::ones({2})};
+  expect("of 2 tensors, expected 1", [&] { backend->allreduce(two); });
+  Tensors meta{at::ones({2}, at::device(at::kMeta))};
+  expect("expected a dense one on cpu", [&] { backend->allreduce(meta); });
+  c10d::AllreduceOptions average;
+  average.reduceOp = c10d::ReduceOp::AVG;
+  expect("knows sum, product, max and min", [&] {
+    backend->allreduce(one, average);
+  });
+  c10d::BroadcastOptions nowhere;
+  nowhere.rootRank = manager().world_size();
+  expect(
+      "expected one of the group's", [&] { backend->broadcast(one, nowhere); });
+  std::vector<Tensors> few{Tensors{}};
+  expect("one per rank", [&] { backend->allgather(few, one); });
+  std::vector<int64_t> splits(manager().world_size(), 3);
+  expect("parts that add up to its first dim", [&] {
+    backend->alltoall_base(one[0], one[0], splits, splits);
+  });
+}
+
+TEST(RanksGroup, CheckModeNamesCallsThatDiffer) {
+  if (manager().world_size() == 1) {
+    GTEST_SKIP() << "nobody to differ from";
+  }
+  set_check_mode(true);
+  const auto x = at::ones({manager().rank() == 0 ? 2 : 3});
+  const auto text = error_of<c10::Error>(
+      [&] { all_reduce(x, Reduce::Sum, manager().group()); });
+  set_check_mode(false);
+  EXPECT_NE(text.find("do not make the same call"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+}
+
+} // namespace
+
+} // namespace shardtensor::testing
