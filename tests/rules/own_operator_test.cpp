@@ -6,6 +6,7 @@
 
 #include "../comm/thread_ranks.h"
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/rule.h"
@@ -24,10 +25,15 @@ at::Tensor centred(const at::Tensor& x) {
   return x - x.mean();
 }
 
+at::Tensor smoothed(const at::Tensor& x) { // rows, around the ends
+  return (x.roll(1, 0) + x + x.roll(-1, 0)) / 3;
+}
+
 TORCH_LIBRARY(my_library, m) {
   m.def("damped(Tensor x) -> Tensor");
   m.def("mirrored(Tensor x) -> Tensor");
   m.def("centred(Tensor x) -> Tensor");
+  m.def("smoothed(Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(my_library, CompositeExplicitAutograd, m) {
   m.impl("damped", damped);
@@ -35,6 +41,7 @@ TORCH_LIBRARY_IMPL(my_library, CompositeExplicitAutograd, m) {
 }
 TORCH_LIBRARY_IMPL(my_library, CompositeImplicitAutograd, m) {
   m.impl("centred", centred);
+  m.impl("smoothed", smoothed);
 }
 
 // ---- its rules --------------------------------------------------------------
@@ -67,6 +74,20 @@ at::Tensor centred_rule(const at::Tensor& given) {
 
 TORCH_LIBRARY_IMPL(my_library, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("centred", centred_rule);
+}
+
+at::Tensor smoothed_rule(const at::Tensor& x) {
+  const auto rows = shardtensor::halo_exchange(
+      x,
+      {{/*dim=*/0, /*before=*/1, /*after=*/1}},
+      shardtensor::Boundary::Periodic);
+  const auto mine =
+      rows.slice(0, 0, -2) + rows.slice(0, 1, -1) + rows.slice(0, 2);
+  return shardtensor::from_local(mine / 3, shardtensor::spec(x));
+}
+
+TORCH_LIBRARY_IMPL(my_library, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("smoothed", smoothed_rule);
 }
 
 // ---- which work -------------------------------------------------------------
@@ -151,6 +172,23 @@ TEST_F(OwnOperator, CommunicatesAndHasTheRightGradient) {
         shardtensor::from_local(piece(whole, spec), spec).requires_grad_();
     const auto result = call("my_library::centred", x);
     expect_piece(result.detach(), centred(whole));
+    const auto weight = shardtensor::from_local(piece(weights, spec), spec);
+    (result * weight).sum().backward();
+    expect_piece(x.grad(), reference.grad());
+  });
+}
+
+TEST_F(OwnOperator, SeesItsNeighbours) {
+  const auto reference = whole.clone().requires_grad_();
+  const auto weights = at::arange(20, at::kDouble).reshape({5, 4}).square();
+  (smoothed(reference) * weights).sum().backward();
+  shardtensor::testing::run_on_mesh({2}, [&](const MeshPtr& mesh) {
+    const auto spec = uneven_rows(mesh);
+    const auto x =
+        shardtensor::from_local(piece(whole, spec), spec).requires_grad_();
+    const auto result = call("my_library::smoothed", x);
+    EXPECT_EQ(shardtensor::spec(result), spec);
+    expect_piece(result.detach(), smoothed(whole));
     const auto weight = shardtensor::from_local(piece(weights, spec), spec);
     (result * weight).sum().backward();
     expect_piece(x.grad(), reference.grad());
