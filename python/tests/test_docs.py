@@ -43,9 +43,14 @@ def test_python_code_about_own_operators(mesh, index):
 def test_cpp_code_about_own_operators_is_tested():
     tested = (ROOT / "tests" / "rules" / "own_operator_test.cpp").read_text()
     quoted = blocks(DOCS / "adding_an_op.md", "cpp")
-    assert len(quoted) == 3
+    assert len(quoted) == 4
     for block in quoted:
         assert block in tested, block
+
+
+def test_the_readme_program_in_cpp_is_built_by_ctest():
+    built = ROOT / "tests" / "package" / "main.cpp"
+    assert blocks(ROOT / "README.md", "cpp") == [built.read_text()]
 
 
 @pytest.mark.parametrize(
