@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -9,6 +11,12 @@
 namespace shardtensor {
 
 namespace {
+
+/// torchrun opens the store itself and says so.
+bool launcher_has_store() {
+  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return value && std::string(value) == "True";
+}
 
 class Gloo : public Backends {
  public:
@@ -23,7 +31,7 @@ class Gloo : public Backends {
         "mpirun -x MASTER_ADDR=...");
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch.port);
-    options.isServer = launch.rank == 0;
+    options.isServer = launch.rank == 0 && !launcher_has_store();
     options.numWorkers = static_cast<size_t>(launch.world_size);
     options.timeout = joining.limit;
     store_ = c10::make_intrusive<c10d::TCPStore>(launch.address, options);
@@ -41,7 +49,7 @@ class Gloo : public Backends {
     const auto me = static_cast<int>(place);
     // Groups of one name that share no rank meet under names of their own.
     const auto store = c10::make_intrusive<c10d::PrefixStore>(
-        c10::str(name, c10::IntArrayRef(ranks)), store_);
+        c10::str("shardtensor/", name, c10::IntArrayRef(ranks)), store_);
     const auto gloo = c10d::ProcessGroup::BackendType::GLOO;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(me, count);
     group->setBackend(
