@@ -47,7 +47,9 @@ std::chrono::milliseconds time_limit() {
 }
 
 c10::Device device_of(const Launch& launch) {
-  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) {
+  // Without NCCL nothing could move between the ranks' CUDA tensors.
+  if (!has_nccl() || !at::hasCUDA() ||
+      at::detail::getCUDAHooks().deviceCount() == 0) {
     return c10::Device(c10::kCPU);
   }
   const auto count = at::detail::getCUDAHooks().deviceCount();

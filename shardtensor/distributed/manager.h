@@ -47,7 +47,8 @@ class DistributedManager {
   int64_t world_size() const;
   /// The rank on this node.
   int64_t local_rank() const;
-  /// cuda:local_rank, modulo the number of devices, or cpu.
+  /// cuda:local_rank, modulo the number of devices; cpu where there is no CUDA
+  /// or no NCCL.
   at::Device device() const;
   /// "mpi", "gloo", "nccl" or "none" (a single process).
   std::string backend() const;
