@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import ranks, run_isolated
+from ranks import ranks, run_isolated, shard
+from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor as st
 
@@ -368,12 +369,28 @@ def test_a_destroyed_group_is_an_error():
 
 @ranks(2)
 def test_sends_a_single_element_of_any_stride(mesh):
-    from torch.distributed.tensor import Replicate, Shard
-
-    from shardtensor import ShardTensor
-
     # One element counts as contiguous, whatever its stride.
     local = torch.tensor([4.0 + mesh.get_rank()]).as_strided((1,), (5,))
-    x = ShardTensor.from_local(local, mesh, [Shard(0)])
+    x = st.ShardTensor.from_local(local, mesh, [Shard(0)])
     whole = x.redistribute(placements=[Replicate()]).to_local()
     assert torch.equal(whole, torch.tensor([4.0, 5.0]))
+
+
+class Probe:
+    ends = []
+
+    def __del__(self):
+        Probe.ends.append(threading.get_ident())
+
+
+@ranks(2)
+def test_threads_of_the_backend_free_no_python_objects(mesh):
+    """They would need the GIL, which the caller or nobody may have then."""
+    Probe.ends.clear()
+    x = shard(torch.arange(8.0), mesh, [Shard(0)])
+    for _ in range(300):
+        torch._C._stash_obj_in_tls("probe", Probe())
+        x.full_tensor()
+        x.sum().full_tensor()
+    torch._C._stash_obj_in_tls("probe", None)
+    assert set(Probe.ends) == {threading.get_ident()} and len(Probe.ends) == 300

@@ -4,6 +4,9 @@
 #include <chrono>
 #include <exception>
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -97,11 +100,36 @@ Options bounded(const at::Tensor& x) {
   return options;
 }
 
-// Note [The GIL and gloo's queue]
-// The hooks give up Python's GIL while start() runs, too: gloo's thread holds
-// the lock of its queue while it frees a work, and a work that was started
-// under a Python mode takes the GIL to be freed. A caller that waited for that
-// lock with the GIL in hand would wait for ever.
+// Note [Python and gloo's threads]
+// A work keeps a copy of the caller's thread-local state, Python objects among
+// it (backward leaves one there, saved tensor hooks are others), and gloo's own
+// thread frees it: with the lock of gloo's queue in hand it waits for the GIL.
+// A caller that waits for that lock with the GIL in hand waits for ever, and an
+// interpreter that ends meanwhile ends the process. So works are started
+// without Python's state, and without the GIL.
+class WithoutPythonState {
+ public:
+  WithoutPythonState()
+      : objects_(at::impl::ThreadLocalPythonObjects::get_state()),
+        functions_(at::impl::PythonTorchFunctionTLS::get_state()),
+        saved_(at::SavedTensorDefaultHooks::get_tls_state()) {
+    at::impl::ThreadLocalPythonObjects::set_state({});
+    at::impl::PythonTorchFunctionTLS::set_state({});
+    at::SavedTensorDefaultHooks::set_tls_state({});
+  }
+  ~WithoutPythonState() {
+    at::impl::ThreadLocalPythonObjects::set_state(objects_);
+    at::impl::PythonTorchFunctionTLS::set_state(functions_);
+    at::SavedTensorDefaultHooks::set_tls_state(saved_);
+  }
+  WithoutPythonState(const WithoutPythonState&) = delete;
+  WithoutPythonState& operator=(const WithoutPythonState&) = delete;
+
+ private:
+  at::impl::ThreadLocalPythonObjects objects_;
+  at::impl::PythonTorchFunctionTLS functions_;
+  at::impl::SavedTensorDefaultHooksTLS saved_;
+};
 
 /// start() -> Work, meanwhile(), wait; any failure names what was under way.
 template <typename Start>
@@ -111,7 +139,8 @@ void run(
     Start start,
     c10::function_ref<void()> meanwhile) {
   try {
-    const WaitHooks hooks; // Note [The GIL and gloo's queue]
+    const WithoutPythonState state; // Note [Python and gloo's threads]
+    const WaitHooks hooks;
     const Work work = start();
     meanwhile();
     const auto begin = Clock::now();
