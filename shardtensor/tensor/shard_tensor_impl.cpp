@@ -139,9 +139,8 @@ at::Tensor wrap(
       " holds ",
       at::IntArrayRef(spec->local_sizes()));
   auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec, strides);
-  if (local.key_set().has(c10::DispatchKey::Python) ||
-      local.key_set().has(c10::DispatchKey::Functionalize)) {
-    // Only while torch.compile traces: eager wrappers carry no Python key.
+  if (is_traced(local)) {
+    // Eager wrappers carry no Python key.
     tensor.unsafeGetTensorImpl()->set_python_dispatch(true);
   }
   born(tensor);

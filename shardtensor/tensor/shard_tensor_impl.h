@@ -93,6 +93,13 @@ inline bool is_shard_tensor(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kDispatchKey);
 }
 
+/// True for a local tensor that torch.compile traces with: it has no values.
+inline bool is_traced(const at::Tensor& local) {
+  return local.key_set().has_any(
+      c10::DispatchKeySet(
+          {c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+}
+
 /// The implementation behind a ShardTensor. Raises for a plain tensor, also
 /// for one whose `.data` was set to a ShardTensor.
 ShardTensorImpl* impl_of(const at::Tensor& tensor);
