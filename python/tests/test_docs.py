@@ -21,6 +21,7 @@ def test_the_readme_program_prints_what_it_says(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(blocks(ROOT / "README.md", "python")[0])
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher += ["--redirects=1", f"--log-dir={tmp_path}"]  # a file for each rank
     done = subprocess.run(
         [sys.executable, *launcher, str(program)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")},
@@ -30,7 +31,8 @@ def test_the_readme_program_prints_what_it_says(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     expected = blocks(ROOT / "README.md", "text")[0]
-    assert sorted(done.stdout.splitlines()) == expected.splitlines()
+    printed = [log.read_text() for log in tmp_path.glob("**/stdout.log")]
+    assert sorted("".join(printed).splitlines()) == expected.splitlines()
 
 
 @ranks(1, 2, 3)
