@@ -52,11 +52,11 @@ def show(table):
     print(table.text(), end="\n\n", flush=True)
 
 
-def write(path: Path, tables):
+def write(path: Path, texts):
     """Replaces what stands between the two marks."""
     before, rest = path.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    results = "\n\n".join(table.text() for table in tables)
+    results = "\n\n".join(texts)
     middle = f"{BEGIN}\n\n{machine()}\n\n{results}\n{END}"
     path.write_text(before + middle + after)
 

@@ -11,29 +11,48 @@ import importlib
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import memory
+import report
+
 HERE = Path(__file__).resolve().parent
-PARTS = ("operators", "steps", "redistribute", "unet")
+TIMED = ("operators", "steps", "redistribute", "unet")
+PARTS = (*TIMED, "memory")
 RANKS = 2
 
 
 def main():
     if "RANK" in os.environ:
-        measure(sys.argv[1:])
+        measure(sys.argv[1], sys.argv[2:])
         return
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
         if part not in PARTS:
             sys.exit(f"run.py: no part {part!r}; there are {', '.join(PARTS)}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={RANKS}", __file__, *wanted]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    sys.exit(subprocess.run(command, env=environment).returncode)
+    texts = [timed_tables([p for p in wanted if p in TIMED])]
+    if "memory" in wanted:
+        texts.append(memory.report())
+        print(texts[-1], flush=True)
+    if set(wanted) == set(PARTS):
+        report.write(HERE.parent / "README.md", texts)
 
 
-def measure(wanted):
-    import report
+def timed_tables(parts):
+    if not parts:
+        return ""
+    with tempfile.NamedTemporaryFile() as results:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={RANKS}", __file__, results.name, *parts]
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        done = subprocess.run(command, env={**os.environ, **threads})
+        if done.returncode:
+            sys.exit(done.returncode)
+        return Path(results.name).read_text()
+
+
+def measure(results, wanted):
     import torch
 
     from shardtensor.distributed import DistributedManager
@@ -46,8 +65,8 @@ def measure(wanted):
         tables.append(importlib.import_module(part).table(mesh))
         if DistributedManager().rank == 0:
             report.show(tables[-1])
-    if DistributedManager().rank == 0 and set(wanted) == set(PARTS):
-        report.write(HERE.parent / "README.md", tables)
+    if DistributedManager().rank == 0:
+        Path(results).write_text("\n\n".join(table.text() for table in tables))
     DistributedManager.cleanup(barrier=True)
 
 
