@@ -134,3 +134,17 @@ def test_wrong_arguments_raise_clear_errors(mesh):
         halo_exchange(x, {0: 1}, dims=[1])
     with pytest.raises(ValueError, match="expected 4 rows with ghost cells"):
         halo_trim(torch.randn(9, 4), x, 1)
+
+
+@ranks(2)
+def test_a_profile_names_messages_bytes_and_peers(mesh):
+    x = shard(torch.randn(1, 2, 8, 4), mesh, [Shard(2)]).requires_grad_()
+    conv = torch.nn.Conv2d(2, 2, 3, padding=1)
+    with torch.profiler.profile() as profile:
+        conv(x).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"shardtensor::halo_exchange", "ShardTensorExchangeBackward"} <= names
+    sent = f"(32 bytes to ranks [{1 - mesh.get_rank()}]) aten::conv2d"
+    assert f"shardtensor::messages {sent}" in names
+    backward = sent.replace("aten", "the backward of aten")
+    assert f"shardtensor::messages {backward}" in names

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -263,11 +264,35 @@ void write_in_rank_order(
   }
 }
 
+/// As a profiler shows it: what travels, to whom and for which operator.
+std::string profiled_name(const Splits& sends, int64_t element_size) {
+  int64_t elements = 0;
+  std::vector<int64_t> peers;
+  for (size_t rank = 0; rank < sends.size(); ++rank) {
+    elements += sends[rank];
+    if (sends[rank] > 0) {
+      peers.push_back(static_cast<int64_t>(rank));
+    }
+  }
+  return c10::str(
+      "shardtensor::messages (",
+      elements * element_size,
+      " bytes to ranks ",
+      c10::IntArrayRef(peers),
+      ") ",
+      current_comm_scope());
+}
+
 void exchange_messages(
     const at::Tensor& target,
     const at::Tensor& x,
     const ExchangeCode& code,
     const Group& group) {
+  const auto sent = totals(code.source, code.rank, group.ranks());
+  at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
+  if (profiled.isActive()) {
+    profiled.before(profiled_name(sent, x.element_size()));
+  }
   const bool late = code.target.in_rank_order;
   std::vector<Received> received;
   bool first = true;
@@ -299,7 +324,7 @@ void exchange_messages(
   if (late) {
     write_in_rank_order(target, x, code, received);
   }
-  count_sends(totals(code.source, code.rank, group.ranks()), x.element_size());
+  count_sends(sent, x.element_size());
 }
 
 // ---- kernels ----------------------------------------------------------------
@@ -366,6 +391,10 @@ class ExchangeBackward : public torch::autograd::Node {
  public:
   ExchangeBackward(c10::IntArrayRef code, const std::string& group)
       : code_(code.vec()), group_(group), scope_(current_comm_scope()) {}
+
+  std::string name() const override {
+    return "ShardTensorExchangeBackward";
+  }
 
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) {

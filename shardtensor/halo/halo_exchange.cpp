@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include <ATen/record_function.h>
+
 #include "shardtensor/halo/plan_cache.h"
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/transfer.h"
@@ -107,6 +109,7 @@ at::Tensor halo_exchange(
   }
   const auto plan =
       plans.find(key, [&] { return plan_halo(spec(x), wanted, boundary); });
+  RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   return exchange(to_local(redistribute(x, plan->layout)), plan->gather);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/record_function.h>
 
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -115,6 +116,7 @@ at::Tensor gather_rows(const at::Tensor& local, const StencilCall& call) {
   if (!call.gathers) {
     return with_something(local, call);
   }
+  RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   // channels_last goes in, channels_last comes out.
   const auto rows =
       exchange(local, call.gather).contiguous(local.suggest_memory_format());

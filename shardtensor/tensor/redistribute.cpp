@@ -5,6 +5,7 @@
 
 #include <ATen/ops/div.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <c10/util/hash.h>
 
 #include "shardtensor/comm/collectives.h"
@@ -164,6 +165,7 @@ at::Tensor redistribute_local(
   if (!mesh.contains_this_rank()) {
     return local;
   }
+  RECORD_FUNCTION("shardtensor::redistribute", std::vector<c10::IValue>());
   at::Tensor result = local;
   for (const auto& [axis, reduce] : route->reduced) {
     result = all_reduce(result, reduce, mesh.group(axis));
