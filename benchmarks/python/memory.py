@@ -50,11 +50,11 @@ def status(field):
 def main():
     import torch
     import torch.distributed as dist
-    from shardtensor.distributed import DistributedManager
     from torch.distributed.tensor import Shard
     from unet import make
 
     import shardtensor
+    from shardtensor.distributed import DistributedManager
 
     torch.set_num_threads(1)
     DistributedManager.initialize()

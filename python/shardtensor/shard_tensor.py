@@ -1,6 +1,7 @@
 """The tensor that users hold."""
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -207,6 +208,17 @@ class ShardTensor(torch.Tensor):
     @staticmethod
     def __tensor_unflatten__(inner, spec, outer_size, outer_stride):
         return _C.unflatten(inner["_local_tensor"], spec._core, outer_stride)
+
+    def _stable_hash_for_caching(self) -> str:
+        """Compiled code is this rank's: it holds what goes to which peer. Ranks
+        that share a cache of compiled graphs must not take each other's."""
+        core, local = _C.spec(self), _C.local(self)
+        mesh = core.mesh
+        told = (
+            *(repr(core), mesh.position, mesh.group, self.stride()),
+            *(self.dtype, local.stride(), local.device, self.requires_grad),
+        )
+        return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Replicate, Shard
 
@@ -138,3 +139,23 @@ def test_handlers_registered_later_reach_compiled_code(mesh):
     finally:
         ShardTensor.unregister_function_handler(torch.exp)
     assert_close(fn(x), torch.ones(4).exp())
+
+
+@ranks(2)
+def test_ranks_do_not_share_compiled_graphs(mesh):
+    def hashes(x):
+        found = [None, None]
+        dist.all_gather_object(found, x._stable_hash_for_caching())
+        return found
+
+    x = shard(torch.zeros(4, 6), mesh, [Shard(0)])
+    own = hashes(x)
+    assert own[0] != own[1]
+    assert hashes(x + 1) == own  # the layout counts, not the values
+    for other in (
+        x.double(),
+        x.requires_grad_(),
+        shard(torch.zeros(4, 6), mesh, [Shard(1)]),
+        shard(torch.zeros(4, 6), mesh, [Shard(0)], {0: [3, 1]}),
+    ):
+        assert hashes(other)[0] != own[0]

@@ -1,10 +1,12 @@
 """x[...] and x[...] = v as a Python user writes them."""
 
+import math
+
 import pytest
 import torch
 from layouts import ALL, check, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 
@@ -183,3 +185,19 @@ def test_wrong_indices_raise(mesh):
     plain = torch.zeros(4, 6)
     with pytest.raises(TypeError, match="into the plain tensor"):
         plain[0] = s[0]
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_mask_without_dims(mesh, chosen):
+    for shape in [(), (4, 3)]:
+        x = torch.arange(12.0)[: math.prod(shape)].reshape(shape)
+        mask = torch.tensor(chosen)
+        s = shard(x, mesh, [Shard(0)] if shape else [Replicate()])
+        assert_close(s[mask], x[mask])
+        assert_close(s.masked_select(mask), x.masked_select(mask))
+        for y in (s := s.clone(), x := x.clone()):
+            y[mask] = 7.0
+        assert_close(s, x)
+    with pytest.raises(NotImplementedError, match="a mask without dims beside"):
+        torch.ops.aten.index(s, [torch.tensor([0]), mask])

@@ -138,6 +138,9 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
     }
     TORCH_INTERNAL_ASSERT(false, "index without a ShardTensor");
   }();
+  if (const auto indices = without_scalar_mask(given)) {
+    return index_kernel(self.unsqueeze(0), *indices);
+  }
   const auto own = without_partial(spec(self));
   const auto local =
       redistribute_local(impl_of(self)->local(), spec(self), own);

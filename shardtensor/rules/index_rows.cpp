@@ -170,6 +170,23 @@ OwnIndex own_index(const SpecPtr& spec, const Index& index) {
   return own;
 }
 
+std::optional<Indices> without_scalar_mask(const Indices& indices) {
+  for (const std::optional<at::Tensor> index : indices) {
+    if (index && index->defined() && is_mask(*index) && index->dim() == 0) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          indices.size() == 1,
+          "a mask without dims beside other indices is not supported for "
+          "ShardTensors, got ",
+          indices.size(),
+          " indices; index in two steps");
+      Indices result;
+      result.push_back(index->unsqueeze(0));
+      return result;
+    }
+  }
+  return {};
+}
+
 std::optional<int64_t> only_mask(const Indices& indices) {
   std::optional<int64_t> found;
   for (size_t i = 0; i < indices.size(); ++i) {

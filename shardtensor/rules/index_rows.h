@@ -80,6 +80,11 @@ struct OwnIndex {
 };
 OwnIndex own_index(const SpecPtr& spec, const Index& index);
 
+/// x[mask] with a mask of no dims is x[None][mask[None]]: the indices of the
+/// latter, or nothing when no mask is 0-d. Raises when other indices stand
+/// beside it.
+std::optional<Indices> without_scalar_mask(const Indices& indices);
+
 /// Where the mask stands, when it is the only index.
 std::optional<int64_t> only_mask(const Indices& indices);
 

@@ -118,6 +118,11 @@ at::Tensor& index_put_in_place(
       is_shard_tensor(self),
       "index_put_: cannot write a ShardTensor into a plain tensor; use "
       "full_tensor() or to_local()");
+  if (const auto indices = without_scalar_mask(given)) {
+    auto rows = self.unsqueeze(0);
+    index_put_in_place(rows, *indices, values, accumulate);
+    return self;
+  }
   if (const auto mask = fill_mask(self, given, values, accumulate)) {
     return self.masked_fill_(*mask, values.reshape({}));
   }
