@@ -70,7 +70,12 @@ def default_mesh() -> DeviceMesh:
 
 
 def forget_groups() -> None:
-    """After torch.distributed.destroy_process_group."""
+    """Before torch.distributed.destroy_process_group: lets go of every group,
+    also those that the DeviceMeshes hold. gloo's threads end with the last
+    reference; one that still runs when the interpreter ends aborts."""
+    for mesh in _core_meshes:
+        for known in (mesh, mesh._get_root_mesh()):
+            getattr(known, "_pg_registry", {}).clear()
     _groups.clear()
     _core_meshes.clear()
     _device_meshes.clear()

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from ranks import ranks, run_isolated
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 
+from shardtensor import ShardTensor
 from shardtensor.distributed import (
     DistributedManager,
     UndefinedGroupError,
@@ -78,6 +80,30 @@ def test_initialize_joins_the_job_of_each_launcher(launcher):
     for rank, (mine, size, local, total, text) in enumerate(got):
         assert (mine, size, local, total) == (rank, 2, rank, 3.0)
         assert f"rank {rank} of 2" in text and f"by {launcher}" in text
+
+
+def outlive_the_job(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
+    x = ShardTensor.from_local(torch.ones(2), mesh, (Partial(),))
+    assert x.full_tensor().tolist() == [2.0, 2.0]
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+    with pytest.raises(ValueError, match="there is no process group named"):
+        x.full_tensor()
+
+
+def gloo_threads():
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    return [name for name in names if "gloo" in name]
+
+
+def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
+    values(run_isolated(2, outlive_the_job, free_port()))
 
 
 def single():

@@ -183,11 +183,6 @@ Splits times(const Splits& splits, int64_t by) {
   return result;
 }
 
-c10d::ProcessGroup& c10d_group(
-    const c10::intrusive_ptr<c10::intrusive_ptr_target>& target) {
-  return static_cast<c10d::ProcessGroup&>(*target);
-}
-
 /// PyTorch 2.13 renamed alltoall_base.
 template <typename ProcessGroup, typename... Args>
 Work start_all_to_all(ProcessGroup& group, Args&... args) {
@@ -198,17 +193,33 @@ Work start_all_to_all(ProcessGroup& group, Args&... args) {
   }
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> find_process_group(
-    const std::string& name) {
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+[[noreturn]] void raise_no_process_group(const std::string& name) {
+  TORCH_CHECK_VALUE(
+      false,
+      "shardtensor: there is no process group named '",
+      name,
+      "' on this rank. Was it destroyed, or is the rank not in it?");
+}
+
+ProcessGroup find_process_group(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
-    TORCH_CHECK_VALUE(
-        false,
-        "shardtensor: there is no process group named '",
-        name,
-        "' on this rank. Was it destroyed, or is the rank not in it?");
+    raise_no_process_group(name);
   }
+}
+
+ProcessGroup alive_group(
+    const c10::weak_intrusive_ptr<c10::intrusive_ptr_target>& target,
+    const std::string& name) {
+  auto alive = target.lock();
+  if (!alive) {
+    raise_no_process_group(name);
+  }
+  return ProcessGroup::reclaim(
+      static_cast<c10d::ProcessGroup*>(alive.release()));
 }
 
 } // namespace
@@ -227,11 +238,11 @@ void set_wait_hooks(BeforeWait before, AfterWait after) {
   after_wait = after;
 }
 
-Group::Group(const std::string& name) : name_(name) {
-  const auto process_group = find_process_group(name);
+Group::Group(const std::string& name)
+    : name_(name), process_group_(find_process_group(name)) {
+  const auto process_group = alive_group(process_group_, name_);
   rank_ = process_group->getRank();
   ranks_ = process_group->getSize();
-  process_group_ = process_group;
 }
 
 std::string Group::to_string() const {
@@ -245,6 +256,7 @@ void Group::all_to_all(
     const Splits& in_splits,
     Describe describe,
     c10::function_ref<void()> meanwhile) const {
+  const auto process_group = alive_group(process_group_, name_);
   at::Tensor out_bytes = as_bytes(out);
   at::Tensor in_bytes = as_bytes(in);
   const auto size = static_cast<int64_t>(in.element_size());
@@ -256,7 +268,7 @@ void Group::all_to_all(
       describe,
       [&] {
         return start_all_to_all(
-            c10d_group(process_group_),
+            *process_group,
             out_bytes,
             in_bytes,
             out_lengths,
@@ -268,17 +280,19 @@ void Group::all_to_all(
 
 void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
+  const auto process_group = alive_group(process_group_, name_);
   std::vector<at::Tensor> tensors{x};
   auto options = bounded<c10d::AllreduceOptions>(x);
   options.reduceOp = to_c10d(reduce);
   run(
       *this,
       describe,
-      [&] { return c10d_group(process_group_).allreduce(tensors, options); },
+      [&] { return process_group->allreduce(tensors, options); },
       [] {});
 }
 
 at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
+  const auto process_group = alive_group(process_group_, name_);
   at::Tensor rows = at::empty({ranks_, row.numel()}, row.options());
   std::vector<at::Tensor> inputs{row};
   std::vector<std::vector<at::Tensor>> outputs{rows.unbind(0)};
@@ -287,7 +301,7 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
       *this,
       describe,
       [&] {
-        return c10d_group(process_group_).allgather(outputs, inputs, options);
+        return process_group->allgather(outputs, inputs, options);
       },
       [] {});
   return rows;

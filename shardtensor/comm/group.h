@@ -19,9 +19,10 @@ using Describe = c10::function_ref<std::string()>;
 /// How many elements go to, or come from, each rank of a group.
 using Splits = std::vector<int64_t>;
 
-/// A process group of PyTorch, found by its name. Cheap to make: it is looked
-/// up for each use, so that a group which was destroyed is an error and not a
-/// dangling pointer. The .cpp is the only file that includes c10d.
+/// A process group of PyTorch, found by its name. Does not keep it alive: a
+/// tensor that outlives its job must not keep the backend's threads running,
+/// and a call on a group that was destroyed is an error. The .cpp is the only
+/// file that includes c10d.
 ///
 /// Every call below waits for its result and raises c10::DistBackendError that
 /// names operator, CommScope, rank and group when the backend fails or
@@ -64,7 +65,7 @@ class Group {
  private:
   std::string name_;
   // A c10d::ProcessGroup.
-  c10::intrusive_ptr<c10::intrusive_ptr_target> process_group_;
+  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> process_group_;
   int64_t rank_ = 0;
   int64_t ranks_ = 0;
 };

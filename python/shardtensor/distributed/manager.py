@@ -128,10 +128,10 @@ class DistributedManager:
             return
         cls._instance = None
         atexit.unregister(cls._leave_quietly)
+        if barrier and dist.is_initialized():
+            dist.barrier()
         forget_groups()
         if dist.is_initialized():
-            if barrier:
-                dist.barrier()
             dist.destroy_process_group()
 
     @classmethod
