@@ -1,3 +1,5 @@
+#include <string>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/instance_norm.h>
@@ -96,6 +98,84 @@ Tensor evaluated_norm(
   return result.to(local.scalar_type());
 }
 
+/// The arguments of a norm of each channel, checked, as this rank needs them.
+struct ChannelNorm {
+  SpecPtr layout;
+  Tensor local;
+  Affine affine;
+  Running running;
+};
+
+/// `op` is "aten::batch_norm"; `when` says when running statistics are needed.
+ChannelNorm channel_norm(
+    const std::string& op,
+    const Tensor& x,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool uses_input,
+    const char* when) {
+  const auto name = op.substr(op.find("::") + 2);
+  TORCH_CHECK(
+      x.dim() >= 2,
+      name,
+      ": expected an input of at least 2 dims, got sizes ",
+      x.sizes());
+  const auto check = [&](const char* what, const OptionalTensor& tensor) {
+    check_channels(name.c_str(), what, tensor, x.size(1));
+  };
+  check("weight", weight);
+  check("bias", bias);
+  check("running_mean", running_mean);
+  check("running_var", running_var);
+  const Running running{
+      running_buffer(op.c_str(), running_mean),
+      running_buffer(op.c_str(), running_var)};
+  TORCH_CHECK(
+      uses_input || (running.mean.defined() && running.var.defined()),
+      name,
+      ": expected running_mean and running_var when ",
+      when);
+  const auto layout = spec(x);
+  return {
+      layout,
+      to_local(x),
+      local_affine(op.c_str(), weight, bias, *layout, 1),
+      running};
+}
+
+/// With running statistics.
+Tensor evaluated(const ChannelNorm& norm, double eps, bool cudnn_enabled) {
+  const Running own{
+      cut_like(norm.running.mean, *norm.layout, 1),
+      cut_like(norm.running.var, *norm.layout, 1)};
+  return from_local(
+      evaluated_norm(norm.local, norm.affine, own, eps, cudnn_enabled),
+      norm.layout);
+}
+
+/// With the statistics of the input over `dims`, which the running ones learn.
+Tensor normalized(
+    const ChannelNorm& norm,
+    std::vector<int64_t> dims,
+    double momentum,
+    double eps) {
+  const auto count = norm.local.dim();
+  const auto geometry = geometry_of(norm.layout, std::move(dims));
+  const auto moments = norm_moments(norm.local, geometry);
+  update_running(norm.running, momentum, moments, geometry);
+  return from_local(
+      normalize(
+          norm.local,
+          per_channel(norm.affine.weight, count),
+          per_channel(norm.affine.bias, count),
+          moments,
+          eps,
+          geometry),
+      norm.layout);
+}
+
 Tensor batch_norm_rule(
     const Tensor& input,
     const OptionalTensor& weight,
@@ -124,57 +204,35 @@ Tensor batch_norm_rule(
   constexpr auto op = "aten::batch_norm";
   const CommScope scope(op);
   const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
-  TORCH_CHECK(
-      x.dim() >= 2,
-      "batch_norm: expected an input of at least 2 dims, got sizes ",
-      x.sizes());
-  check_channels("batch_norm", "weight", weight, x.size(1));
-  check_channels("batch_norm", "bias", bias, x.size(1));
-  check_channels("batch_norm", "running_mean", running_mean, x.size(1));
-  check_channels("batch_norm", "running_var", running_var, x.size(1));
-  const Running running{
-      running_buffer(op, running_mean), running_buffer(op, running_var)};
-  TORCH_CHECK(
-      training || (running.mean.defined() && running.var.defined()),
-      "batch_norm: expected running_mean and running_var when it is not in "
-      "training");
-  const auto layout = spec(x);
-  const auto affine = local_affine(op, weight, bias, *layout, 1);
-  const auto local = to_local(x);
+  const auto norm = channel_norm(
+      op,
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      training,
+      "it is not in training");
   if (!training) {
-    const Running own{
-        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
-    return from_local(
-        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
+    return evaluated(norm, eps, cudnn_enabled);
   }
-  if (layout->is_replicated() || x.numel() == 0) {
+  if (norm.layout->is_replicated() || x.numel() == 0) {
     return from_local(
         at::batch_norm(
-            local,
-            affine.weight,
-            affine.bias,
-            running.mean,
-            running.var,
+            norm.local,
+            norm.affine.weight,
+            norm.affine.bias,
+            norm.running.mean,
+            norm.running.var,
             true,
             momentum,
             eps,
             cudnn_enabled),
-        layout);
+        norm.layout);
   }
   auto dims = dims_from(1, x.dim());
   dims[0] = 0;
-  const auto geometry = geometry_of(layout, dims);
-  const auto moments = norm_moments(local, geometry);
-  update_running(running, momentum, moments, geometry);
-  return from_local(
-      normalize(
-          local,
-          per_channel(affine.weight, x.dim()),
-          per_channel(affine.bias, x.dim()),
-          moments,
-          eps,
-          geometry),
-      layout);
+  return normalized(norm, dims, momentum, eps);
 }
 
 Tensor instance_norm_rule(
@@ -205,41 +263,18 @@ Tensor instance_norm_rule(
   constexpr auto op = "aten::instance_norm";
   const CommScope scope(op);
   const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
-  TORCH_CHECK(
-      x.dim() >= 2,
-      "instance_norm: expected an input of at least 2 dims, got sizes ",
-      x.sizes());
-  check_channels("instance_norm", "weight", weight, x.size(1));
-  check_channels("instance_norm", "bias", bias, x.size(1));
-  check_channels("instance_norm", "running_mean", running_mean, x.size(1));
-  check_channels("instance_norm", "running_var", running_var, x.size(1));
-  const Running running{
-      running_buffer(op, running_mean), running_buffer(op, running_var)};
-  TORCH_CHECK(
-      use_input_stats || (running.mean.defined() && running.var.defined()),
-      "instance_norm: expected running_mean and running_var when "
+  const auto norm = channel_norm(
+      op,
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      use_input_stats,
       "use_input_stats is false");
-  const auto layout = spec(x);
-  const auto affine = local_affine(op, weight, bias, *layout, 1);
-  const auto local = to_local(x);
-  if (!use_input_stats) {
-    const Running own{
-        cut_like(running.mean, *layout, 1), cut_like(running.var, *layout, 1)};
-    return from_local(
-        evaluated_norm(local, affine, own, eps, cudnn_enabled), layout);
-  }
-  const auto geometry = geometry_of(layout, dims_from(2, x.dim()));
-  const auto moments = norm_moments(local, geometry);
-  update_running(running, momentum, moments, geometry);
-  return from_local(
-      normalize(
-          local,
-          per_channel(affine.weight, x.dim()),
-          per_channel(affine.bias, x.dim()),
-          moments,
-          eps,
-          geometry),
-      layout);
+  return use_input_stats
+      ? normalized(norm, dims_from(2, x.dim()), momentum, eps)
+      : evaluated(norm, eps, cudnn_enabled);
 }
 
 } // namespace
