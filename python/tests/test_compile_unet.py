@@ -47,16 +47,18 @@ class WithLoss(nn.Module):
 
 
 LAYOUTS = {
-    "even": (2, [Shard(2)], None),
-    "uneven": (2, [Shard(2)], {2: [10, 6]}),
-    "grid": ("2x2", [Shard(2), Shard(3)], None),
+    "even": ([Shard(2)], None),
+    "uneven": ([Shard(2)], {2: [10, 6]}),
+    "three": ([Shard(2)], {2: [4, 10, 2]}),
+    "empty": ([Shard(2)], {2: [8, 0, 8]}),
+    "grid": ([Shard(2), Shard(3)], None),
 }
 
 
 def check(mesh, layout, model, backend):
     torch.manual_seed(0)
     x = torch.randn(1, 2, 16, 8, dtype=torch.double, requires_grad=True)
-    _, placements, sizes = LAYOUTS[layout]
+    placements, sizes = LAYOUTS[layout]
     check_op(
         Compiled(model.double(), backend=backend, fullgraph=True),
         sharded(x, placements, sizes),
@@ -70,6 +72,13 @@ def check(mesh, layout, model, backend):
 def test_a_unet_compiles_whole(mesh, layout, backend):
     torch.manual_seed(0)
     check(mesh, layout, WithLoss(UNet()), backend)
+
+
+@ranks(3, timeout=300)
+@pytest.mark.parametrize("layout", ["three", "empty"])
+def test_a_unet_compiles_whole_on_three_pieces(mesh, layout):
+    torch.manual_seed(0)
+    check(mesh, layout, WithLoss(UNet()), "aot_eager")
 
 
 @ranks("2x2", timeout=300)
