@@ -2,39 +2,11 @@
 
 import pytest
 import torch
+from layouts import ALL, check, placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
 import shardtensor
-
-ALL = (1, 2, 3, 4, "2x2")
-
-
-def placements_of(mesh, *dims):
-    """Shard(dims[a]) on axis a; the last one for all further axes."""
-    return [Shard(dims[min(a, len(dims) - 1)]) for a in range(mesh.ndim)]
-
-
-def sweep(mesh, shape, dims=None):
-    """Layouts of a tensor: (placements, sizes), every dim, uneven and empty."""
-    for dim in range(len(shape)) if dims is None else dims:
-        for sizes in partitions(shape[dim], mesh.size()):
-            yield placements_of(mesh, dim), {dim: sizes}
-    if mesh.ndim == 2:
-        for a in range(len(shape)):
-            for b in range(len(shape)):
-                if a != b:
-                    yield placements_of(mesh, a, b), None
-    yield [Replicate()] * mesh.ndim, None
-
-
-def check(mesh, shape, fn, dims=None, second_order=False):
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    for placements, sizes in sweep(mesh, shape, dims):
-        check_op(
-            fn, sharded(x, placements, sizes), mesh=mesh, second_order=second_order
-        )
-
 
 DIM_VIEWS = {
     "permute": lambda x: x.permute(2, 0, 3, 1),
