@@ -38,10 +38,14 @@ function(add_rank_test name ranks)
     ENVIRONMENT "${rank_environment};${test_ENVIRONMENT}" ${test_PROPERTIES})
 endfunction()
 
-foreach(ranks 1 2 3 4)
+# RanksPeers: tests of two ranks or more; MpiPeers: those over MPI.
+add_rank_test(ranks_mpi_1 1
+  COMMAND shardtensor_rank_tests --gtest_brief=1 --gtest_filter=-*Peers.*)
+foreach(ranks 2 3 4)
   add_rank_test(ranks_mpi_${ranks} ${ranks} COMMAND shardtensor_rank_tests --gtest_brief=1)
 endforeach()
-add_rank_test(ranks_gloo_2 2 COMMAND shardtensor_rank_tests --gtest_brief=1
+add_rank_test(ranks_gloo_2 2
+  COMMAND shardtensor_rank_tests --gtest_brief=1 --gtest_filter=-MpiPeers.*
   ENVIRONMENT SHARDTENSOR_DISTRIBUTED_BACKEND=gloo PROPERTIES RESOURCE_LOCK port)
 
 # What a rank must say. By itself mpirun ends all ranks when one dies.
