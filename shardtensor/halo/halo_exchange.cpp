@@ -4,8 +4,8 @@
 
 #include <ATen/record_function.h>
 
-#include "shardtensor/halo/plan_cache.h"
 #include "shardtensor/halo/stencil_call.h"
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/tensor/shard_tensor.h"
 

@@ -1,11 +1,11 @@
-#include <unordered_map>
+#include <string>
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/MemoryFormat.h>
-#include <c10/util/hash.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/rule.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -15,63 +15,39 @@ namespace {
 
 // ---- decisions are cached by operator, specs and plain arguments ------------
 
-using Key = std::vector<int64_t>;
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    size_t hash = key.size();
-    for (const int64_t value : key) {
-      hash = c10::hash_combine(hash, std::hash<int64_t>()(value));
-    }
-    return hash;
-  }
-};
-
-int64_t bits(double value) {
-  int64_t result;
-  static_assert(sizeof(result) == sizeof(value));
-  std::memcpy(&result, &value, sizeof(result));
-  return result;
-}
-
 /// Appends a plain argument; false when it cannot be part of a key.
-bool append(Key& key, const c10::IValue& value) {
+bool append(PlanKey& key, const c10::IValue& value) {
+  const auto add = [&](int64_t tag) -> PlanKey& { return key.add(tag); };
   if (value.isNone()) {
-    key.push_back(-1);
+    add(0);
   } else if (value.isInt()) {
-    key.insert(key.end(), {1, value.toInt()});
+    add(1).add(value.toInt());
   } else if (value.isBool()) {
-    key.insert(key.end(), {2, value.toBool()});
+    add(2).add(static_cast<int64_t>(value.toBool()));
   } else if (value.isDouble()) {
-    key.insert(key.end(), {3, bits(value.toDouble())});
+    add(3).add(value.toDouble());
   } else if (value.isIntList()) {
-    const auto list = value.toIntList();
-    key.insert(key.end(), {4, static_cast<int64_t>(list.size())});
-    key.insert(key.end(), list.begin(), list.end());
+    add(4).add(value.toDimVector());
   } else if (value.isBoolList()) {
     const auto list = value.toBoolList();
-    key.insert(key.end(), {5, static_cast<int64_t>(list.size())});
-    key.insert(key.end(), list.begin(), list.end());
+    add(5).add(std::vector<int64_t>(list.begin(), list.end()));
   } else if (value.isString()) {
-    const auto hash = std::hash<std::string>()(value.toStringRef());
-    key.insert(key.end(), {6, static_cast<int64_t>(hash)});
+    const auto& text = value.toStringRef();
+    add(6).add(std::vector<int64_t>(text.begin(), text.end()));
   } else if (value.isDevice()) {
-    key.insert(
-        key.end(),
-        {7,
-         static_cast<int64_t>(value.toDevice().type()),
-         value.toDevice().index()});
+    add(7)
+        .add(static_cast<int64_t>(value.toDevice().type()))
+        .add(static_cast<int64_t>(value.toDevice().index()));
   } else if (value.isTensor()) {
-    key.insert(key.end(), {8, value.toTensor().defined()});
+    add(8).add(static_cast<int64_t>(value.toTensor().defined()));
   } else if (value.isTensorList()) {
-    const auto size = value.toTensorList().size();
-    key.insert(key.end(), {9, static_cast<int64_t>(size)});
+    add(9).add(static_cast<int64_t>(value.toTensorList().size()));
   } else if (value.isOptionalTensorList()) {
     // x[i] and x[:, i] differ in what is left out.
-    key.push_back(10);
+    add(10);
     for (const std::optional<at::Tensor> tensor :
          value.toOptionalTensorList()) {
-      key.push_back(tensor && tensor->defined());
+      add(tensor && tensor->defined());
     }
   } else {
     return false;
@@ -80,16 +56,16 @@ bool append(Key& key, const c10::IValue& value) {
 }
 
 /// The positions of undefined tensors and of list ends count, too.
-bool make_key(const Call& call, Rule rule, Key& key) {
-  key.push_back(reinterpret_cast<int64_t>(rule));
-  key.push_back(reinterpret_cast<int64_t>(&call.op().schema()));
-  key.push_back(reinterpret_cast<int64_t>(call.mesh().get()));
+bool make_key(const Call& call, Rule rule, PlanKey& key) {
+  key.add(reinterpret_cast<int64_t>(rule))
+      .add(reinterpret_cast<int64_t>(&call.op().schema()))
+      .add(reinterpret_cast<int64_t>(call.mesh().get()));
   for (const auto& operand : call.operands()) {
     // Masks and numbers index differently: the dtype counts.
-    key.push_back(
-        static_cast<int64_t>(operand.argument) * 256 +
-        static_cast<int64_t>(operand.tensor.scalar_type()));
-    key.push_back(reinterpret_cast<int64_t>(operand.spec.get()));
+    key.add(
+           static_cast<int64_t>(operand.argument) * 256 +
+           static_cast<int64_t>(operand.tensor.scalar_type()))
+        .add(operand.spec);
   }
   for (size_t i = 0; i < call.arguments(); ++i) {
     if (!append(key, call.argument(i))) {
@@ -99,32 +75,26 @@ bool make_key(const Call& call, Rule rule, Key& key) {
   return true;
 }
 
-struct Cached {
-  std::shared_ptr<const Decision> decision;
+struct Kept {
+  Decision decision;
   std::vector<SpecPtr> alive; // the key's addresses stay taken
   MeshPtr mesh;
 };
 
 std::shared_ptr<const Decision> decide(Call& call, Rule rule) {
-  constexpr size_t kMaxDecisions = 8192;
-  thread_local std::unordered_map<Key, Cached, KeyHash> cache;
-  Key key;
+  static auto* decisions = new PlanCache<Kept>();
+  PlanKey key;
   if (!make_key(call, rule, key)) {
     return std::make_shared<const Decision>(rule(call));
   }
-  if (auto found = cache.find(key); found != cache.end()) {
-    return found->second.decision;
-  }
-  if (cache.size() >= kMaxDecisions) {
-    cache.clear();
-  }
-  Cached made{std::make_shared<const Decision>(rule(call)), {}, call.mesh()};
-  for (const auto& operand : call.operands()) {
-    made.alive.push_back(operand.spec);
-  }
-  auto decision = made.decision;
-  cache.emplace(std::move(key), std::move(made));
-  return decision;
+  const auto kept = decisions->find(key, [&] {
+    Kept made{rule(call), {}, call.mesh()};
+    for (const auto& operand : call.operands()) {
+      made.alive.push_back(operand.spec);
+    }
+    return made;
+  });
+  return {kept, &kept->decision};
 }
 
 // ---- local arguments --------------------------------------------------------

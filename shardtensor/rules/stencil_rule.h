@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/halo/plan_cache.h"
 #include "shardtensor/halo/stencil_call.h"
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/promotion.h"
 

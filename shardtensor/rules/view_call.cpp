@@ -1,14 +1,12 @@
 #include "shardtensor/rules/view_call.h"
 
-#include <mutex>
 #include <string>
-#include <unordered_map>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/hash.h>
 
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -16,27 +14,33 @@ namespace shardtensor {
 
 namespace {
 
-using Key = std::vector<int64_t>;
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    size_t hash = key.size();
-    for (const int64_t value : key) {
-      hash = c10::hash_combine(hash, std::hash<int64_t>()(value));
-    }
-    return hash;
-  }
-};
-
 at::Tensor global_meta(const at::Tensor& self) {
   return at::empty_strided(
       self.sizes(), self.strides(), self.options().device(at::kMeta));
 }
 
 struct Kept {
-  ViewPlanPtr plan;
+  ViewPlan plan;
   SpecPtr spec; // its address is part of the key
 };
+
+ViewPlanPtr find_kept(
+    const PlanKey& key,
+    const SpecPtr& spec,
+    c10::function_ref<ViewPlan()> make) {
+  static auto* plans = new PlanCache<Kept>();
+  const auto kept = plans->find(key, [&] { return Kept{make(), spec}; });
+  return {kept, &kept->plan};
+}
+
+PlanKey key_of(
+    const char* op,
+    const SpecPtr& spec,
+    c10::IntArrayRef arguments) {
+  PlanKey key;
+  key.add(reinterpret_cast<int64_t>(op)).add(spec).add(arguments);
+  return key;
+}
 
 } // namespace
 
@@ -45,19 +49,7 @@ ViewPlanPtr find_view_plan(
     const SpecPtr& spec,
     c10::IntArrayRef arguments,
     c10::function_ref<ViewPlan()> make) {
-  constexpr size_t kMaxPlans = 8192;
-  thread_local std::unordered_map<Key, Kept, KeyHash> plans;
-  Key key{reinterpret_cast<int64_t>(op), reinterpret_cast<int64_t>(spec.get())};
-  key.insert(key.end(), arguments.begin(), arguments.end());
-  if (auto found = plans.find(key); found != plans.end()) {
-    return found->second.plan;
-  }
-  if (plans.size() >= kMaxPlans) {
-    plans.clear();
-  }
-  auto plan = std::make_shared<const ViewPlan>(make());
-  plans.emplace(std::move(key), Kept{plan, spec});
-  return plan;
+  return find_kept(key_of(op, spec, arguments), spec, make);
 }
 
 ViewPlanPtr find_view_plan(
@@ -66,7 +58,11 @@ ViewPlanPtr find_view_plan(
     c10::IntArrayRef arguments,
     c10::function_ref<ViewPlan()> make,
     c10::function_ref<at::Tensor(const at::Tensor&)> view) {
-  const auto with_strides = [&] {
+  auto key = key_of(op, spec(self), arguments);
+  if (!self.is_contiguous()) {
+    key.add(self.strides());
+  }
+  return find_kept(key, spec(self), [&] {
     const at::AutoDispatchBelowAutograd below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_modes(
         c10::DispatchKeySet(
@@ -76,15 +72,7 @@ ViewPlanPtr find_view_plan(
     auto plan = make();
     plan.strides = view(global_meta(self)).strides().vec();
     return plan;
-  };
-  const auto& own = spec(self);
-  if (self.is_contiguous()) {
-    return find_view_plan(op, own, arguments, with_strides);
-  }
-  auto key = arguments.vec();
-  key.push_back(-1);
-  key.insert(key.end(), self.strides().begin(), self.strides().end());
-  return find_view_plan(op, own, key, with_strides);
+  });
 }
 
 namespace {
@@ -95,40 +83,15 @@ struct Origin {
 };
 
 /// Shared by all threads: backward may run on another one than forward.
-class Origins {
- public:
-  void note(
-      const SpecPtr& input,
-      const SpecPtr& output,
-      c10::IntArrayRef arguments) {
-    constexpr size_t kMostOrigins = 8192;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (origins_.size() >= kMostOrigins) {
-      origins_.clear();
-    }
-    origins_.insert_or_assign(key(output, arguments), Origin{input, output});
-  }
-
-  SpecPtr find(const SpecPtr& grad, c10::IntArrayRef arguments) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = origins_.find(key(grad, arguments));
-    return found == origins_.end() ? nullptr : found->second.input;
-  }
-
- private:
-  static Key key(const SpecPtr& output, c10::IntArrayRef arguments) {
-    Key result{reinterpret_cast<int64_t>(output.get())};
-    result.insert(result.end(), arguments.begin(), arguments.end());
-    return result;
-  }
-
-  std::mutex mutex_;
-  std::unordered_map<Key, Origin, KeyHash> origins_;
-};
-
-Origins& origins() {
-  static auto* origins = new Origins();
+PlanCache<Origin>& origins() {
+  static auto* origins = new PlanCache<Origin>();
   return *origins;
+}
+
+PlanKey origin_key(const SpecPtr& output, c10::IntArrayRef arguments) {
+  PlanKey key;
+  key.add(output).add(arguments);
+  return key;
 }
 
 } // namespace
@@ -138,12 +101,13 @@ void note_origin(
     const SpecPtr& output,
     c10::IntArrayRef arguments) {
   if (self.requires_grad() && spec(self)->is_sharded()) {
-    origins().note(spec(self), output, arguments);
+    origins().put(origin_key(output, arguments), {spec(self), output});
   }
 }
 
 SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments) {
-  return origins().find(grad, arguments);
+  const auto found = origins().get(origin_key(grad, arguments));
+  return found ? found->input : nullptr;
 }
 
 void note_view_repair(

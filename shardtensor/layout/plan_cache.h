@@ -58,14 +58,33 @@ class PlanCache {
     // Made without the lock: making one may call operators.
     auto plan = std::make_shared<const Plan>(make());
     std::lock_guard<std::mutex> lock(mutex_);
-    if (plans_.size() >= kMaxPlans) {
-      plans_.clear();
-    }
+    make_room();
     return plans_.emplace(key, std::move(plan)).first->second;
   }
 
+  /// The plan of this key, or null.
+  std::shared_ptr<const Plan> get(const PlanKey& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = plans_.find(key);
+    return found == plans_.end() ? nullptr : found->second;
+  }
+
+  /// Keeps `plan` in the place of the one before.
+  void put(const PlanKey& key, Plan plan) {
+    auto kept = std::make_shared<const Plan>(std::move(plan));
+    std::lock_guard<std::mutex> lock(mutex_);
+    make_room();
+    plans_.insert_or_assign(key, std::move(kept));
+  }
+
  private:
-  static constexpr size_t kMaxPlans = 4096;
+  void make_room() {
+    if (plans_.size() >= kMaxPlans) {
+      plans_.clear();
+    }
+  }
+
+  static constexpr size_t kMaxPlans = 8192;
   struct Hash {
     size_t operator()(const PlanKey& key) const {
       return key.hash();
