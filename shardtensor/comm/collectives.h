@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include "shardtensor/layout/mesh.h"
 #include "shardtensor/layout/placement.h"
@@ -38,6 +39,25 @@ struct EncodedExchange {
 };
 EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh);
 at::Tensor exchange(const at::Tensor& x, const EncodedExchange& encoded);
+
+/// exchange() of a tensor that has values, seen neither by autograd nor by a
+/// compiler, for a node of one's own: `meanwhile` runs while the messages are
+/// under way.
+at::Tensor exchange_during(
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    c10::function_ref<void()> meanwhile);
+
+/// The same, where what arrives is added to `target`, which `meanwhile` makes,
+/// of the plan's target sizes.
+void exchange_onto(
+    at::Tensor& target,
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    c10::function_ref<void()> meanwhile);
+
+/// The exchange that brings the gradient back.
+EncodedExchange adjoint(const EncodedExchange& encoded);
 
 /// The reduction of every rank's `x` (same shape and dtype on all), the same
 /// on every rank. Communication: one all-reduce of x.numel() elements. The

@@ -113,6 +113,13 @@ at::Tensor in_place_buffer(const at::Tensor& x, const Messages& messages) {
   return box.is_contiguous() ? box.view({-1}) : at::Tensor();
 }
 
+bool adds(const Messages& messages) {
+  return std::any_of(
+      messages.pieces.begin(), messages.pieces.end(), [](const Piece& piece) {
+        return piece.adds;
+      });
+}
+
 template <typename Visit>
 void for_each_piece(
     const at::Tensor& buffer,
@@ -283,11 +290,14 @@ std::string profiled_name(const Splits& sends, int64_t element_size) {
       current_comm_scope());
 }
 
+/// `meanwhile` runs once, before target is written but where the messages are
+/// received in place.
 void exchange_messages(
     const at::Tensor& target,
     const at::Tensor& x,
     const ExchangeCode& code,
-    const Group& group) {
+    const Group& group,
+    c10::function_ref<void()> meanwhile) {
   const auto sent = totals(code.source, code.rank, group.ranks());
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (profiled.isActive()) {
@@ -299,10 +309,13 @@ void exchange_messages(
   for (const auto& round : rounds_of(code, group, x.element_size())) {
     const auto sends = messages(code.source, round.send_to, group.ranks());
     Received r{messages(code.target, round.receive_from, group.ranks()), {}};
-    const at::Tensor in_place =
-        late ? at::Tensor() : in_place_buffer(target, r.messages);
-    const bool direct = in_place.defined() && !r.messages.pieces[0].adds;
-    r.buffer = direct ? in_place : at::empty({r.messages.numel}, x.options());
+    if (!late && !adds(r.messages)) {
+      r.buffer = in_place_buffer(target, r.messages);
+    }
+    const bool direct = r.buffer.defined();
+    if (!direct) {
+      r.buffer = at::empty({r.messages.numel}, x.options());
+    }
     group.all_to_all(
         r.buffer,
         r.messages.splits,
@@ -310,6 +323,9 @@ void exchange_messages(
         sends.splits,
         [&] { return describe(x, sends, r.messages); },
         [&] {
+          if (first) {
+            meanwhile();
+          }
           if (first && !late) {
             copy_local(target, x, code);
           }
@@ -338,17 +354,19 @@ void check_source(const at::Tensor& x, const MessageSide& source) {
       source.sizes);
 }
 
-at::Tensor exchange_kernel(
+/// Writes target, which may be made by `meanwhile`.
+void run_exchange(
+    const at::Tensor& target,
     const at::Tensor& x,
-    c10::IntArrayRef code,
-    std::string group_name) {
-  const ExchangeCode exchange = decode(code);
+    const ExchangeCode& exchange,
+    const std::string& group_name,
+    c10::function_ref<void()> meanwhile) {
   check_source(x, exchange.source);
-  at::Tensor target = make_target(x, exchange.target);
   const bool silent = exchange.largest_message == 0;
   if (silent && (group_name.empty() || !check_mode())) {
+    meanwhile();
     copy_local(target, x, exchange);
-    return target;
+    return;
   }
   const Group group(group_name);
   TORCH_CHECK_VALUE(
@@ -359,10 +377,21 @@ at::Tensor exchange_kernel(
       group.to_string());
   check_exchange(x, exchange, group);
   if (silent) {
+    meanwhile();
     copy_local(target, x, exchange);
   } else {
-    exchange_messages(target, x, exchange, group);
+    exchange_messages(target, x, exchange, group, meanwhile);
   }
+}
+
+at::Tensor exchange_kernel(
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    std::string group_name) {
+  const ExchangeCode exchange = decode(code);
+  check_source(x, exchange.source);
+  const at::Tensor target = make_target(x, exchange.target);
+  run_exchange(target, x, exchange, group_name, [] {});
   return target;
 }
 
@@ -466,6 +495,33 @@ EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh) {
 
 at::Tensor exchange(const at::Tensor& x, const EncodedExchange& encoded) {
   return exchange_operator().call(x, encoded.code, encoded.group);
+}
+
+EncodedExchange adjoint(const EncodedExchange& encoded) {
+  return {adjoint(encoded.code), encoded.group};
+}
+
+at::Tensor exchange_during(
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    c10::function_ref<void()> meanwhile) {
+  const ExchangeCode code = decode(encoded.code);
+  check_source(x, code.source);
+  const at::Tensor target = make_target(x, code.target);
+  run_exchange(target, x, code, encoded.group, meanwhile);
+  return target;
+}
+
+void exchange_onto(
+    at::Tensor& target,
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    c10::function_ref<void()> meanwhile) {
+  ExchangeCode code = decode(encoded.code);
+  for (auto& piece : code.target.pieces) {
+    piece.adds = true;
+  }
+  run_exchange(target, x, code, encoded.group, meanwhile);
 }
 
 at::Tensor exchange(

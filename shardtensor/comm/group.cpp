@@ -22,6 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Work = c10::intrusive_ptr<c10d::Work>;
+using Works = std::vector<Work>;
 
 std::atomic<int64_t> timeout_milliseconds{0};
 
@@ -131,23 +132,35 @@ class WithoutPythonState {
   at::impl::SavedTensorDefaultHooksTLS saved_;
 };
 
-/// start() -> Work, meanwhile(), wait; any failure names what was under way.
+/// start() -> Works, meanwhile(), wait; any failure of the backend names what
+/// was under way. What `meanwhile` raises comes after the wait: all ranks raise
+/// it, and none leaves a message behind.
 template <typename Start>
 void run(
     const Group& group,
     Describe describe,
     Start start,
     c10::function_ref<void()> meanwhile) {
+  std::exception_ptr failure;
   try {
     const WithoutPythonState state; // Note [Python and gloo's threads]
     const WaitHooks hooks;
-    const Work work = start();
-    meanwhile();
+    const Works works = start();
+    try {
+      meanwhile();
+    } catch (...) {
+      failure = std::current_exception();
+    }
     const auto begin = Clock::now();
-    wait(work);
+    for (const auto& work : works) {
+      wait(work);
+    }
     count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
   } catch (const std::exception& error) {
     raise_backend_error(group, describe(), first_line(error));
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -201,6 +214,42 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
       "shardtensor: there is no process group named '",
       name,
       "' on this rank. Was it destroyed, or is the rank not in it?");
+}
+
+bool is_gloo(const ProcessGroup& group, const at::Tensor& x) {
+  return group->getBackend(x.device().type())->getBackendName() == "gloo";
+}
+
+/// One message to and from each rank that gets or sends something. gloo's
+/// all-to-all has one for every rank, empty or not, and goes through another
+/// thread.
+Works start_messages(
+    c10d::ProcessGroup& group,
+    const at::Tensor& out,
+    const at::Tensor& in,
+    const Splits& out_lengths,
+    const Splits& in_lengths) {
+  constexpr int kTag = 0x7368; // apart from what users send
+  Works works;
+  const auto start = [&](const at::Tensor& bytes,
+                         const Splits& lengths,
+                         const auto& start_one) {
+    int64_t begin = 0;
+    for (size_t rank = 0; rank < lengths.size(); ++rank) {
+      if (lengths[rank] > 0) {
+        std::vector<at::Tensor> message{bytes.narrow(0, begin, lengths[rank])};
+        works.push_back(start_one(message, static_cast<int>(rank)));
+        begin += lengths[rank];
+      }
+    }
+  };
+  start(out, out_lengths, [&](auto& message, int rank) {
+    return group.recv(message, rank, kTag);
+  });
+  start(in, in_lengths, [&](auto& message, int rank) {
+    return group.send(message, rank, kTag);
+  });
+  return works;
 }
 
 ProcessGroup find_process_group(const std::string& name) {
@@ -267,13 +316,16 @@ void Group::all_to_all(
       *this,
       describe,
       [&] {
-        return start_all_to_all(
-            *process_group,
-            out_bytes,
-            in_bytes,
-            out_lengths,
-            in_lengths,
-            options);
+        return is_gloo(process_group, in)
+            ? start_messages(
+                  *process_group, out_bytes, in_bytes, out_lengths, in_lengths)
+            : Works{start_all_to_all(
+                  *process_group,
+                  out_bytes,
+                  in_bytes,
+                  out_lengths,
+                  in_lengths,
+                  options)};
       },
       meanwhile);
 }
@@ -287,7 +339,7 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
   run(
       *this,
       describe,
-      [&] { return process_group->allreduce(tensors, options); },
+      [&] { return Works{process_group->allreduce(tensors, options)}; },
       [] {});
 }
 
@@ -300,9 +352,7 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
   run(
       *this,
       describe,
-      [&] {
-        return process_group->allgather(outputs, inputs, options);
-      },
+      [&] { return Works{process_group->allgather(outputs, inputs, options)}; },
       [] {});
   return rows;
 }
