@@ -9,6 +9,8 @@ from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
+from shardtensor import ShardTensor
+
 CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -187,6 +189,34 @@ def test_sends_one_message_per_neighbour(mesh):
     assert shardtensor.comm_stats().messages == 0
 
 
+@ranks(2, 3)
+def test_keeps_no_copy_that_joins_the_rows(mesh):
+    """Backward keeps the owned rows themselves and the neighbours' apart."""
+    x = shard(torch.randn(1, 4, 24, 8), mesh, [Shard(2)]).requires_grad_()
+    conv, kept = nn.Conv2d(4, 4, 3, padding=1), []
+
+    def pack(tensor):
+        if not isinstance(tensor, ShardTensor):
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        conv(x)
+    local = x.to_local()
+    whole = [t for t in kept if t.numel() >= local.numel()]
+    assert whole and all(t.data_ptr() == local.data_ptr() for t in whole)
+
+
+@ranks(2)
+def test_an_error_of_the_local_call_is_not_one_of_communication(mesh):
+    x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
+    weight = torch.randn(2, 2, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="type") as caught:
+        F.conv1d(x, weight, padding=1)
+    assert caught.type is RuntimeError
+    F.conv1d(x, weight.float(), padding=1)  # the group is still in order
+
+
 @ranks(2)
 def test_wrong_arguments_raise_pytorchs_errors(mesh):
     x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
@@ -205,10 +235,11 @@ def test_wrong_arguments_raise_pytorchs_errors(mesh):
 
 
 @ranks(2)
-def test_a_changed_input_is_noticed_in_backward(mesh):
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_changed_input_is_noticed_in_backward(mesh, kernel):
     x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
-    w = torch.randn(2, 2, 1, requires_grad=True)
-    y = F.conv1d(x, w)
+    w = torch.randn(2, 2, kernel, requires_grad=True)
+    y = F.conv1d(x, w, padding=kernel // 2)
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()

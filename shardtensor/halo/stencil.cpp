@@ -142,6 +142,41 @@ StencilPiece Stencil::conv_piece(const Interval& outputs) const {
   return {reads(outputs), 0, 0, outputs.extent()};
 }
 
+std::optional<ApartPiece> Stencil::apart(
+    const Interval& outputs,
+    const Interval& owned) const {
+  if (kind_ != Kind::Conv || outputs.empty() || owned.empty()) {
+    return std::nullopt;
+  }
+  const auto& w = window_;
+  const auto first_row = [&](int64_t o) { return o * w.stride - w.padding; };
+  ApartPiece piece;
+  piece.padding = owned.begin - first_row(outputs.begin);
+  const int64_t slack = owned.extent() + 2 * piece.padding - w.span();
+  if (piece.padding < 0 || slack < 0 ||
+      slack / w.stride + 1 != outputs.extent()) {
+    return std::nullopt;
+  }
+  if (owned.begin > 0) {
+    const int64_t end = ceil_div(owned.begin + w.padding, w.stride);
+    piece.before.outputs = {outputs.begin, std::min(outputs.end, end)};
+  }
+  if (owned.end < input_) {
+    const int64_t begin =
+        floor_div(owned.end + w.padding - w.span(), w.stride) + 1;
+    piece.after.outputs = {std::max(outputs.begin, begin), outputs.end};
+  }
+  for (auto* edge : {&piece.before, &piece.after}) {
+    if (!edge->outputs.empty()) {
+      edge->rows = reads(edge->outputs);
+    }
+  }
+  const bool beyond_both =
+      (!piece.before.rows.empty() && piece.before.rows.end > owned.end) ||
+      (!piece.after.rows.empty() && piece.after.rows.begin < owned.begin);
+  return beyond_both ? std::nullopt : std::optional(piece);
+}
+
 // Padding is never data in a pooling (it is not a candidate for a maximum, it
 // counts or not in an average), so the local operator pads as the global one
 // does. Local windows then start at L - padding for a multiple L of the stride;

@@ -67,6 +67,24 @@ struct StencilPiece {
   bool operator==(const StencilPiece&) const = default;
 };
 
+/// How one piece of a convolution computes without a copy that joins its rows
+/// with its neighbours': the local operator on the rows it owns, with
+/// `padding`, gives all outputs; those whose windows reach beyond these rows
+/// are then computed again.
+struct ApartPiece {
+  /// The windows that reach beyond one end.
+  struct Edge {
+    Interval rows; // that they span
+    Interval outputs;
+    bool operator==(const Edge&) const = default;
+  };
+  int64_t padding = 0;
+  Edge before;
+  Edge after;
+
+  bool operator==(const ApartPiece&) const = default;
+};
+
 class Stencil {
  public:
   enum class Kind { Conv, Pool, ConvTranspose, Adaptive, Resample };
@@ -107,6 +125,12 @@ class Stencil {
 
   /// The call of the local operator that gives `outputs`.
   StencilPiece piece(const Interval& outputs) const;
+
+  /// For Conv: the same apart, if the owned rows give `outputs` and no more,
+  /// and no window reaches beyond both ends.
+  std::optional<ApartPiece> apart(
+      const Interval& outputs,
+      const Interval& owned) const;
 
   /// For Resample: whether at::upsample on a piece's rows, with the scale
   /// `local_scale`, gives its outputs. Otherwise use taps.

@@ -1,5 +1,6 @@
 // Convolutions at the function level: gather the input rows that the owned
-// outputs read, call the plain operator on them. See halo/stencil.h.
+// outputs read, call the plain operator on them (halo/stencil.h); without
+// joining them to the owned rows where that is possible (conv_apart.h).
 #include <array>
 
 #include <ATen/ops/conv1d.h>
@@ -12,7 +13,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "shardtensor/rules/conv_apart.h"
 #include "shardtensor/rules/stencil_rule.h"
+#include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
 namespace {
@@ -109,6 +113,7 @@ struct ConvPlan {
   std::vector<int64_t> padding; // of the local call
   std::vector<int64_t> output_padding;
   std::vector<int64_t> weight_axes; // mesh axes whose ranks share the weight
+  std::shared_ptr<const ConvApart> apart; // null: the rows must be joined
 };
 
 ConvPlan plan_conv(
@@ -143,7 +148,8 @@ ConvPlan plan_conv(
       padding,
       conv.transposed ? expanded(conv.output_padding, n)
                       : std::vector<int64_t>(n, 0),
-      {}};
+      {},
+      nullptr};
   for (size_t i = 0; i < n; ++i) {
     if (plan.call.is_cut[i]) {
       plan.padding[i] = plan.call.pieces[i].padding;
@@ -151,6 +157,11 @@ ConvPlan plan_conv(
     }
   }
   plan.weight_axes = plan.call.input->sharded_axes();
+  if (plan.call.gathers && x.dim() == first + static_cast<int64_t>(n) &&
+      first == 2) {
+    plan.apart = plan_conv_apart(
+        plan.call, stencils, plan.padding, stride, dilation, conv.groups);
+  }
   return plan;
 }
 
@@ -176,6 +187,18 @@ std::shared_ptr<const ConvPlan> find_plan(
   return plans.find(key, [&] { return plan_conv(conv, x, weight, bias); });
 }
 
+/// A compiler would drop or move an exchange whose rows a rank has no use for,
+/// and the other ranks would wait for it: there the rows are joined.
+bool computes_apart(
+    const ConvPlan& plan,
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  const auto& local = impl_of(x)->local();
+  return plan.apart && !local.is_complex() && !local.is_meta() &&
+      !is_traced(local) && !has_tangent({x, weight, bias});
+}
+
 Tensor conv_rule(
     const Conv& conv,
     const Tensor& input,
@@ -193,6 +216,16 @@ Tensor conv_rule(
   const auto plan = find_plan(conv, x, weight, bias);
   const auto& call = plan->call;
   const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
+  if (computes_apart(*plan, x, weight, bias)) {
+    const auto local = to_local(redistribute(x, call.input));
+    return from_local(
+        conv_apart(
+            autocast_input(local),
+            autocast_input(weights[0]),
+            autocast_input(weights[1]),
+            plan->apart),
+        call.output);
+  }
   return run_stencil(
       x,
       call,

@@ -36,9 +36,12 @@ std::vector<int64_t> infer_sizes(
 }
 
 at::Tensor autocast_input(const at::Tensor& local) {
+  if (!local.defined() || !local.is_floating_point() ||
+      local.scalar_type() == at::kDouble) {
+    return local;
+  }
   const auto device = local.device().type();
-  if (local.scalar_type() != at::kFloat ||
-      !at::autocast::is_autocast_enabled(device)) {
+  if (!at::autocast::is_autocast_enabled(device)) {
     return local;
   }
   return local.to(at::autocast::get_autocast_dtype(device));

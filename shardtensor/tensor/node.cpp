@@ -2,6 +2,15 @@
 
 namespace shardtensor {
 
+bool has_tangent(std::initializer_list<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && torch::autograd::isFwGradDefined(tensor)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void check_no_tangent(const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !torch::autograd::isFwGradDefined(tensor),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,9 @@
 #include "shardtensor/comm/node.h"
 
 namespace shardtensor {
+
+/// Whether one of these carries a forward-mode tangent.
+bool has_tangent(std::initializer_list<at::Tensor> tensors);
 
 /// Raises when a tensor carries a forward-mode tangent: our nodes would drop
 /// it without a word.
