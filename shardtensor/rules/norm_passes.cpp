@@ -1,0 +1,351 @@
+#include "shardtensor/rules/norm_passes.h"
+
+#include <algorithm>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+
+using at::Tensor;
+
+at::ScalarType accumulate_type(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+Tensor wide(const Tensor& x) {
+  return x.defined() ? x.to(accumulate_type(x)) : x;
+}
+
+Tensor kept_sum(const Tensor& x, const std::vector<int64_t>& dims) {
+  return dims.empty() ? x : at::sum(x, dims, true);
+}
+
+Tensor with_dims(const Tensor& x, int64_t dims) {
+  if (!x.defined() || x.dim() >= dims) {
+    return x;
+  }
+  auto sizes = x.sizes().vec();
+  sizes.insert(sizes.begin(), dims - x.dim(), 1);
+  return x.reshape(sizes);
+}
+
+namespace {
+
+// ---- pieces -----------------------------------------------------------------
+
+/// The rows [begin, begin + extent) of a tensor that broadcasts along `dim`.
+Tensor rows(const Tensor& x, int64_t dim, int64_t begin, int64_t extent) {
+  return x.defined() && x.size(dim) > 1 ? x.narrow(dim, begin, extent) : x;
+}
+
+/// Calls visit(pieces) for pieces of tensors that broadcast to the first one,
+/// which cover it and are small enough to stay in cache. A compiler finds its
+/// own pieces.
+template <class Visit>
+void visit_pieces(const std::vector<Tensor>& tensors, const Visit& visit) {
+  const auto& largest = tensors[0];
+  const int64_t limit = int64_t{1} << (largest.is_cpu() ? 17 : 25);
+  if (largest.numel() <= limit || is_traced(largest)) {
+    visit(tensors);
+    return;
+  }
+  int64_t dim = 0;
+  while (largest.size(dim) == 1) {
+    ++dim;
+  }
+  const int64_t half = largest.size(dim) / 2;
+  std::vector<Tensor> first;
+  std::vector<Tensor> second;
+  for (const auto& tensor : tensors) {
+    first.push_back(rows(tensor, dim, 0, half));
+    second.push_back(rows(tensor, dim, half, largest.size(dim) - half));
+  }
+  visit_pieces(first, visit);
+  visit_pieces(second, visit);
+}
+
+/// A temporary that the pieces of one pass use in turn.
+class Scratch {
+ public:
+  /// Of x's sizes, in the accumulation type; what it held before is lost.
+  Tensor like(const Tensor& x) {
+    const auto options = x.options().dtype(accumulate_type(x));
+    if (is_traced(x)) {
+      return at::empty_like(x, options);
+    }
+    if (!memory_.defined() || memory_.numel() < x.numel()) {
+      memory_ = at::empty({x.numel()}, options);
+    }
+    return memory_.as_strided(
+        x.sizes(), at::infer_dense_strides(x.sizes(), x.strides()), 0);
+  }
+
+ private:
+  Tensor memory_;
+};
+
+/// x - mean, into `to`.
+const Tensor& deviation(const Tensor& to, const Tensor& x, const Tensor& mean) {
+  return mean.defined() ? at::sub_out(const_cast<Tensor&>(to), x, mean)
+                        : to.copy_(x);
+}
+
+/// The result's own memory if it has the accumulation type.
+Tensor place_for(const Tensor& result, Scratch& scratch) {
+  return result.scalar_type() == accumulate_type(result) ? result
+                                                         : scratch.like(result);
+}
+
+void store(const Tensor& value, const Tensor& result) {
+  if (!value.is_same(result)) {
+    result.copy_(value);
+  }
+}
+
+std::vector<int64_t> sizes_with_ones(
+    const Tensor& x,
+    const std::vector<int64_t>& dims) {
+  auto sizes = x.sizes().vec();
+  for (const int64_t dim : dims) {
+    sizes[dim] = 1;
+  }
+  return sizes;
+}
+
+Tensor zero_sums(const Tensor& x, const std::vector<int64_t>& dims) {
+  return at::zeros(
+      sizes_with_ones(x, dims), x.options().dtype(accumulate_type(x)));
+}
+
+} // namespace
+
+// ---- statistics -------------------------------------------------------------
+
+Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
+  if (x.scalar_type() == accumulate_type(x)) {
+    return kept_sum(x, dims);
+  }
+  auto result = zero_sums(x, dims);
+  visit_pieces({x, result}, [&](const std::vector<Tensor>& piece) {
+    piece[1].add_(kept_sum(wide(piece[0]), dims));
+  });
+  return result;
+}
+
+Tensor sum_squares(
+    const Tensor& x,
+    const Tensor& mean,
+    const std::vector<int64_t>& dims) {
+  auto result = zero_sums(x, dims);
+  Scratch scratch;
+  visit_pieces({x, result, mean}, [&](const std::vector<Tensor>& piece) {
+    const auto d = deviation(scratch.like(piece[0]), piece[0], piece[2]);
+    piece[1].add_(kept_sum(d.mul_(d), dims));
+  });
+  return result;
+}
+
+// ---- normalization ----------------------------------------------------------
+
+namespace {
+
+/// A weight of few elements per statistic costs no pass of its own.
+bool folds_into(const Tensor& weight, const Tensor& rstd, const Tensor& x) {
+  return weight.defined() &&
+      c10::multiply_integers(at::infer_size(weight.sizes(), rstd.sizes())) <
+      x.numel();
+}
+
+} // namespace
+
+Tensor apply_norm(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    const NormStatistics& statistics) {
+  const auto result = at::empty_like(x);
+  const auto w = with_dims(weight, x.dim());
+  const bool folds = folds_into(w, statistics.rstd, x);
+  Scratch scratch;
+  visit_pieces(
+      {x,
+       result,
+       statistics.mean,
+       folds ? statistics.rstd * w : statistics.rstd,
+       folds ? Tensor() : w,
+       with_dims(bias, x.dim())},
+      [&](const std::vector<Tensor>& piece) {
+        const auto y =
+            deviation(place_for(piece[1], scratch), piece[0], piece[2]);
+        y.mul_(piece[3]);
+        if (piece[4].defined()) {
+          y.mul_(piece[4]);
+        }
+        if (piece[5].defined()) {
+          y.add_(piece[5]);
+        }
+        store(y, piece[1]);
+      });
+  return result;
+}
+
+// ---- gradients --------------------------------------------------------------
+
+namespace {
+
+/// Dims along which weight and bias do not vary.
+struct ConstantDims {
+  std::vector<int64_t> inner; // that a statistic covers
+  std::vector<int64_t> outer;
+};
+
+ConstantDims constant_dims(
+    const Tensor& x,
+    const Tensor& weight,
+    const std::vector<int64_t>& bias_sizes,
+    const NormGeometry& geometry) {
+  const auto varies = [&](at::IntArrayRef sizes, int64_t dim) {
+    const auto own = dim - (x.dim() - static_cast<int64_t>(sizes.size()));
+    return own >= 0 && sizes[own] != 1;
+  };
+  ConstantDims result;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if ((weight.defined() && varies(weight.sizes(), dim)) ||
+        varies(bias_sizes, dim)) {
+      continue;
+    }
+    const bool covered =
+        std::binary_search(geometry.dims.begin(), geometry.dims.end(), dim);
+    (covered ? result.inner : result.outer).push_back(dim);
+  }
+  return result;
+}
+
+/// Where weight and bias are constant along `inner`: sums over these first.
+NormSums sums_by_cell(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const NormStatistics& statistics,
+    const std::vector<int64_t>& inner,
+    const NormGeometry& geometry) {
+  const auto sums = zero_sums(x, inner);
+  const auto products = zero_sums(x, inner);
+  Scratch scratch;
+  visit_pieces(
+      {x, grad, sums, products, statistics.mean},
+      [&](const std::vector<Tensor>& piece) {
+        const auto product =
+            deviation(scratch.like(piece[0]), piece[0], piece[4]);
+        piece[3].add_(kept_sum(product.mul_(piece[1]), inner));
+        piece[2].add_(sum_over(piece[1], inner));
+      });
+  products.mul_(statistics.rstd);
+  const auto weighted = [&](const Tensor& cells) {
+    return kept_sum(weight.defined() ? cells * weight : cells, geometry.dims);
+  };
+  return {weighted(sums), weighted(products), products, sums};
+}
+
+/// Where they vary with every element of a statistic.
+NormSums sums_by_element(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const NormStatistics& statistics,
+    const std::vector<int64_t>& outer,
+    const NormGeometry& geometry) {
+  const NormSums result{
+      zero_sums(x, geometry.dims),
+      zero_sums(x, geometry.dims),
+      zero_sums(x, outer),
+      zero_sums(x, outer)};
+  Scratch scratch;
+  visit_pieces(
+      {x,
+       grad,
+       statistics.mean,
+       statistics.rstd,
+       weight,
+       result.sum,
+       result.product,
+       result.weight,
+       result.bias},
+      [&](const std::vector<Tensor>& piece) {
+        const auto g = wide(piece[1]);
+        const auto& w = piece[4];
+        const auto product =
+            deviation(scratch.like(piece[0]), piece[0], piece[2]);
+        product.mul_(piece[3]).mul_(g);
+        piece[7].add_(kept_sum(product, outer));
+        piece[8].add_(kept_sum(g, outer));
+        piece[6].add_(
+            kept_sum(w.defined() ? product.mul_(w) : product, geometry.dims));
+        piece[5].add_(kept_sum(w.defined() ? g * w : g, geometry.dims));
+      });
+  return result;
+}
+
+} // namespace
+
+NormSums norm_sums(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const std::vector<int64_t>& bias_sizes,
+    const NormStatistics& statistics,
+    const NormGeometry& geometry) {
+  const auto w = with_dims(weight, x.dim());
+  const auto [inner, outer] = constant_dims(x, weight, bias_sizes, geometry);
+  return inner.empty()
+      ? sums_by_element(grad, x, w, statistics, outer, geometry)
+      : sums_by_cell(grad, x, w, statistics, inner, geometry);
+}
+
+Tensor norm_input_gradient(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const NormStatistics& statistics,
+    const Tensor& sum,
+    const Tensor& product,
+    const NormGeometry& geometry) {
+  const at::Scalar count(static_cast<double>(geometry.count));
+  const auto w = with_dims(weight, x.dim());
+  const bool folds = folds_into(w, statistics.rstd, x);
+  const auto result = at::empty_like(x);
+  Scratch scratch;
+  visit_pieces(
+      {x,
+       grad,
+       result,
+       statistics.mean,
+       at::square(statistics.rstd) * (product / count).neg(),
+       geometry.centered ? statistics.rstd * (sum / count) : Tensor(),
+       folds ? statistics.rstd * w : statistics.rstd,
+       folds ? Tensor() : w},
+      [&](const std::vector<Tensor>& piece) {
+        const auto dx =
+            deviation(place_for(piece[2], scratch), piece[0], piece[3]);
+        dx.mul_(piece[4]);
+        if (piece[5].defined()) {
+          dx.sub_(piece[5]);
+        }
+        const auto g =
+            piece[7].defined() ? wide(piece[1]) * piece[7] : piece[1];
+        dx.addcmul_(g, piece[6]);
+        store(dx, piece[2]);
+      });
+  return result;
+}
+
+} // namespace shardtensor
