@@ -2,6 +2,7 @@
 // is called on the rows that the owned outputs read, where shifting changes
 // nothing (see Note [Shift-invariant interpolation]); elsewhere rows are
 // weighted one tap at a time. Both give PyTorch's numbers.
+#include <ATen/native/UpSample.h>
 #include <ATen/ops/_upsample_nearest_exact1d.h>
 #include <ATen/ops/_upsample_nearest_exact2d.h>
 #include <ATen/ops/_upsample_nearest_exact3d.h>
@@ -283,80 +284,112 @@ Tensor upsample_rule(const Upsample& u, const Tensor& x) {
 
 // ---- the operators ----------------------------------------------------------
 
-template <Mode mode>
-Tensor nearest1d_rule(const Tensor& x, IntArrayRef size, Scale w) {
-  return upsample_rule(
-      {"aten::upsample_nearest1d", mode, size.vec(), false, {w}}, x);
+const char* name_of(Mode mode, size_t dims) {
+  static constexpr const char* names[][3] = {
+      {"aten::upsample_nearest1d",
+       "aten::upsample_nearest2d",
+       "aten::upsample_nearest3d"},
+      {"aten::_upsample_nearest_exact1d",
+       "aten::_upsample_nearest_exact2d",
+       "aten::_upsample_nearest_exact3d"},
+      {"aten::upsample_linear1d",
+       "aten::upsample_bilinear2d",
+       "aten::upsample_trilinear3d"},
+      {"", "aten::upsample_bicubic2d", ""}};
+  return names[static_cast<size_t>(mode)][dims - 1];
 }
 
-template <Mode mode>
-Tensor nearest2d_rule(const Tensor& x, IntArrayRef size, Scale h, Scale w) {
-  return upsample_rule(
-      {"aten::upsample_nearest2d", mode, size.vec(), false, {h, w}}, x);
+/// One scale per dim: upsample_rule<mode, Scale, Scale> is the rule of 2 dims.
+template <Mode mode, class... Scales>
+Tensor nearest_rule(const Tensor& x, IntArrayRef size, Scales... scales) {
+  const auto* op = name_of(mode, sizeof...(Scales));
+  return upsample_rule({op, mode, size.vec(), false, {scales...}}, x);
 }
 
-template <Mode mode>
-Tensor nearest3d_rule(
-    const Tensor& x,
-    IntArrayRef size,
-    Scale d,
-    Scale h,
-    Scale w) {
-  return upsample_rule(
-      {"aten::upsample_nearest3d", mode, size.vec(), false, {d, h, w}}, x);
-}
-
-Tensor linear1d_rule(
-    const Tensor& x,
-    IntArrayRef size,
-    bool align_corners,
-    Scale w) {
-  return upsample_rule(
-      {"aten::upsample_linear1d", Mode::Linear, size.vec(), align_corners, {w}},
-      x);
-}
-
-template <Mode mode>
-Tensor smooth2d_rule(
+template <Mode mode, class... Scales>
+Tensor smooth_rule(
     const Tensor& x,
     IntArrayRef size,
     bool align_corners,
-    Scale h,
-    Scale w) {
-  const char* op = mode == Mode::Cubic ? "aten::upsample_bicubic2d"
-                                       : "aten::upsample_bilinear2d";
-  return upsample_rule({op, mode, size.vec(), align_corners, {h, w}}, x);
+    Scales... scales) {
+  const auto* op = name_of(mode, sizeof...(Scales));
+  return upsample_rule({op, mode, size.vec(), align_corners, {scales...}}, x);
 }
 
-Tensor trilinear3d_rule(
+using OptionalScales = std::optional<at::ArrayRef<double>>;
+
+/// What torch.nn.functional.interpolate calls: with sizes or scales.
+Tensor size_or_scale_rule(
+    Mode mode,
+    size_t dims,
     const Tensor& x,
-    IntArrayRef size,
+    at::OptionalIntArrayRef size,
     bool align_corners,
-    Scale d,
-    Scale h,
-    Scale w) {
+    OptionalScales scales) {
+  const auto sizes =
+      at::native::upsample::compute_output_size(x.sizes(), size, scales);
+  std::vector<Scale> factors(dims);
+  if (scales) {
+    factors.assign(scales->begin(), scales->end());
+  }
   return upsample_rule(
-      {"aten::upsample_trilinear3d",
-       Mode::Linear,
-       size.vec(),
+      {name_of(mode, dims),
+       mode,
+       {sizes.begin(), sizes.end()},
        align_corners,
-       {d, h, w}},
+       std::move(factors)},
       x);
+}
+
+template <Mode mode, size_t dims>
+Tensor nearest_vec_rule(
+    const Tensor& x,
+    at::OptionalIntArrayRef size,
+    OptionalScales scales) {
+  return size_or_scale_rule(mode, dims, x, size, false, scales);
+}
+
+template <Mode mode, size_t dims>
+Tensor smooth_vec_rule(
+    const Tensor& x,
+    at::OptionalIntArrayRef size,
+    bool align_corners,
+    OptionalScales scales) {
+  return size_or_scale_rule(mode, dims, x, size, align_corners, scales);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("upsample_nearest1d", nearest1d_rule<Mode::Nearest>);
-  m.impl("upsample_nearest2d", nearest2d_rule<Mode::Nearest>);
-  m.impl("upsample_nearest3d", nearest3d_rule<Mode::Nearest>);
-  m.impl("_upsample_nearest_exact1d", nearest1d_rule<Mode::NearestExact>);
-  m.impl("_upsample_nearest_exact2d", nearest2d_rule<Mode::NearestExact>);
-  m.impl("_upsample_nearest_exact3d", nearest3d_rule<Mode::NearestExact>);
-  m.impl("upsample_linear1d", linear1d_rule);
-  m.impl("upsample_bilinear2d", smooth2d_rule<Mode::Linear>);
-  m.impl("upsample_trilinear3d", trilinear3d_rule);
-  m.impl("upsample_bicubic2d", smooth2d_rule<Mode::Cubic>);
+  m.impl("upsample_nearest1d", nearest_rule<Mode::Nearest, Scale>);
+  m.impl("upsample_nearest2d", nearest_rule<Mode::Nearest, Scale, Scale>);
+  m.impl(
+      "upsample_nearest3d", nearest_rule<Mode::Nearest, Scale, Scale, Scale>);
+  m.impl("_upsample_nearest_exact1d", nearest_rule<Mode::NearestExact, Scale>);
+  m.impl(
+      "_upsample_nearest_exact2d",
+      nearest_rule<Mode::NearestExact, Scale, Scale>);
+  m.impl(
+      "_upsample_nearest_exact3d",
+      nearest_rule<Mode::NearestExact, Scale, Scale, Scale>);
+  m.impl("upsample_linear1d", smooth_rule<Mode::Linear, Scale>);
+  m.impl("upsample_bilinear2d", smooth_rule<Mode::Linear, Scale, Scale>);
+  m.impl(
+      "upsample_trilinear3d", smooth_rule<Mode::Linear, Scale, Scale, Scale>);
+  m.impl("upsample_bicubic2d", smooth_rule<Mode::Cubic, Scale, Scale>);
+  m.impl("upsample_nearest1d.vec", nearest_vec_rule<Mode::Nearest, 1>);
+  m.impl("upsample_nearest2d.vec", nearest_vec_rule<Mode::Nearest, 2>);
+  m.impl("upsample_nearest3d.vec", nearest_vec_rule<Mode::Nearest, 3>);
+  m.impl(
+      "_upsample_nearest_exact1d.vec", nearest_vec_rule<Mode::NearestExact, 1>);
+  m.impl(
+      "_upsample_nearest_exact2d.vec", nearest_vec_rule<Mode::NearestExact, 2>);
+  m.impl(
+      "_upsample_nearest_exact3d.vec", nearest_vec_rule<Mode::NearestExact, 3>);
+  m.impl("upsample_linear1d.vec", smooth_vec_rule<Mode::Linear, 1>);
+  m.impl("upsample_bilinear2d.vec", smooth_vec_rule<Mode::Linear, 2>);
+  m.impl("upsample_trilinear3d.vec", smooth_vec_rule<Mode::Linear, 3>);
+  m.impl("upsample_bicubic2d.vec", smooth_vec_rule<Mode::Cubic, 2>);
 }
 
 } // namespace shardtensor
