@@ -10,6 +10,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from shardtensor import _C, handlers
+from shardtensor.compile import (
+    library_digest,
+    order_communication,
+    staying_in_backward,
+)
 from shardtensor.infer import infer_spec
 from shardtensor.mesh import core_mesh, default_mesh
 from shardtensor.placements import Placements, check_placements, to_core
@@ -203,6 +208,7 @@ class ShardTensor(torch.Tensor):
     # eager calls never come here.
 
     def __tensor_flatten__(self):
+        order_communication()
         return ["_local_tensor"], ShardTensorSpec(_C.spec(self))
 
     @staticmethod
@@ -217,15 +223,17 @@ class ShardTensor(torch.Tensor):
         told = (
             *(repr(core), mesh.position, mesh.group, self.stride()),
             *(self.dtype, local.stride(), local.device, self.requires_grad),
+            library_digest(),
         )
         return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         schema = func._schema
-        return _C.run_operator(
-            schema.name, schema.overload_name, *args, **(kwargs or {})
-        )
+        with staying_in_backward():
+            return _C.run_operator(
+                schema.name, schema.overload_name, *args, **(kwargs or {})
+            )
 
     # ---- handlers and modes -------------------------------------------------
 

@@ -159,3 +159,38 @@ def test_ranks_do_not_share_compiled_graphs(mesh):
         shard(torch.zeros(4, 6), mesh, [Shard(0)], {0: [3, 1]}),
     ):
         assert hashes(other)[0] != own[0]
+
+
+def communication_in(code):
+    return [
+        line.split("(")[0].split(".")[-2] + line.split("(")[1].split(",")[0]
+        for line in code.splitlines()
+        if "torch.ops.shardtensor." in line and "default(" in line
+    ]
+
+
+@ranks(2)
+def test_inductor_orders_communication_alike_on_all_ranks(mesh):
+    """Although the ranks' pieces, and with them the best order for memory,
+    differ."""
+    from torch._inductor import lowering, utils
+
+    cuts = [[1, 40], [40, 1], [20, 21]]
+    inputs = [
+        shard(torch.randn(41, 8), mesh, [Shard(0)], {0: cuts[i % 3]}) for i in range(6)
+    ]
+
+    def transposed(*inputs):
+        turned = [x.redistribute(placements=[Shard(1)]) for x in inputs]
+        return sum((x * x).sum() for x in reversed(turned))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(transposed, fullgraph=True)
+    result, code = utils.run_and_get_code(compiled, *inputs)
+    assert_close(result.full_tensor(), transposed(*inputs).full_tensor())
+    orders = [None] * mesh.size()
+    dist.all_gather_object(orders, communication_in(code[0]))
+    assert sum(call.startswith("exchange") for call in orders[0]) == len(inputs)
+    assert all(order == orders[0] for order in orders)
+    for operator in (torch.ops.shardtensor.exchange, torch.ops.shardtensor.all_reduce):
+        assert operator.default in lowering.lowerings

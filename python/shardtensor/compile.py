@@ -1,0 +1,60 @@
+"""What torch.compile must know of the communication operators."""
+
+import contextlib
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+import torch.fx.traceback
+
+_OPERATORS = ("exchange", "all_reduce")
+_ordered = False
+
+
+def order_communication() -> None:
+    """Has inductor run the communication operators in the order of the graph,
+    as it does c10d's. They are pure functions, which it may otherwise move, by
+    sizes that differ between ranks for one: then ranks wait for each other.
+    Called while a ShardTensor is traced; cheap, and nothing without inductor."""
+    global _ordered
+    if not _ordered and "torch._inductor.lowering" in sys.modules:
+        _ordered = True
+        for name in _OPERATORS:
+            _lower_as_collective(getattr(torch.ops.shardtensor, name).default)
+
+
+def _lower_as_collective(operator):
+    from torch._inductor import ir, lowering
+
+    @lowering.register_lowering(operator, type_promotion_kind=None)
+    def lower(x, *args):
+        return ir.TensorBox.create(
+            ir._CollectiveKernel.create_out_of_place(operator, x, *args)
+        )
+
+
+@contextlib.contextmanager
+def staying_in_backward():
+    """What is traced inside, if that is in backward, stays there. By the sizes
+    of its piece one rank's partitioner would otherwise move to forward what
+    needs no gradient, messages included, and another's would not."""
+    meta = torch.fx.traceback.current_meta
+    if meta.get("partitioner_tag") != "is_backward":
+        yield
+        return
+    meta["partitioner_tag"] = "must_be_in_backward"
+    try:
+        yield
+    finally:
+        meta["partitioner_tag"] = "is_backward"
+
+
+@functools.cache
+def library_digest() -> str:
+    """Changes with the library: a compiled graph holds its exchange plans."""
+    digest = hashlib.blake2b(digest_size=16)
+    for library in sorted(Path(__file__).parent.glob("*.so")):
+        digest.update(library.read_bytes())
+    return digest.hexdigest()
