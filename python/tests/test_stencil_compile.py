@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import check_op, ranks, sharded
+from ranks import check_op, ranks, shard, sharded
 from test_compile import Compiled
 from torch import nn
 from torch.distributed.tensor import Shard
+
+import shardtensor
 
 
 class Padded(nn.Module):
@@ -41,3 +43,21 @@ def test_compiled_modules_give_the_eager_numbers(mesh, name):
         sharded(torch.randn(2, 2, 8, 10, requires_grad=True), [Shard(2)], {2: [5, 3]}),
         mesh=mesh,
     )
+
+
+def sent(fn, x):
+    shardtensor.reset_comm_stats()
+    fn(x)
+    stats = shardtensor.comm_stats()
+    return stats.messages, stats.bytes
+
+
+@ranks(2)
+@pytest.mark.parametrize("name", list(MODULES))
+def test_compiled_modules_send_what_eager_ones_send(mesh, name):
+    x = shard(torch.randn(2, 2, 8, 10), mesh, [Shard(2)], {2: [5, 3]})
+    torch._dynamo.reset()
+    compiled = torch.compile(MODULES[name], backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        compiled(x)
+        assert sent(compiled, x) == sent(MODULES[name], x)
