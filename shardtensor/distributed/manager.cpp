@@ -1,11 +1,8 @@
 #include "shardtensor/distributed/manager.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
-#include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -13,112 +10,24 @@
 
 #include "shardtensor/comm/group.h"
 #include "shardtensor/distributed/backends.h"
+#include "shardtensor/distributed/choices.h"
 #include "shardtensor/distributed/launch.h"
 
 namespace shardtensor {
 
 namespace {
 
-constexpr double kDefaultLimit = 1800; // seconds
-
 std::unique_ptr<DistributedManager>& instance() {
   static std::unique_ptr<DistributedManager> manager;
   return manager;
 }
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
-std::chrono::milliseconds time_limit() {
-  const auto text = variable("SHARDTENSOR_DISTRIBUTED_TIMEOUT");
-  double seconds = kDefaultLimit;
-  if (!text.empty()) {
-    char* end = nullptr;
-    seconds = std::strtod(text.c_str(), &end);
-    TORCH_CHECK_VALUE(
-        *end == '\0' && seconds > 0,
-        "SHARDTENSOR_DISTRIBUTED_TIMEOUT='",
-        text,
-        "': expected a number of seconds");
-  }
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
-c10::Device device_of(const Launch& launch) {
-  // Without NCCL nothing could move between the ranks' CUDA tensors.
-  if (!has_nccl() || !at::hasCUDA() ||
-      at::detail::getCUDAHooks().deviceCount() == 0) {
-    return c10::Device(c10::kCPU);
-  }
-  const auto count = at::detail::getCUDAHooks().deviceCount();
-  const c10::Device device(
-      c10::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank % count));
-  c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
-  return device;
-}
-
-BackendsPtr make_backends(std::string name, const Joining& joining) {
-  if (name.empty()) {
-    name = variable("SHARDTENSOR_DISTRIBUTED_BACKEND");
-  }
-  if (name.empty()) {
-    const bool mpi = joining.launch.method == "openmpi" && has_mpi();
-    name = joining.device.is_cuda() && has_nccl() ? "nccl"
-        : mpi                                     ? "mpi"
-                                                  : "gloo";
-  }
-  if (name == "mpi") {
-    return make_mpi(joining);
-  }
-  if (name == "nccl") {
-    return make_nccl(joining);
-  }
-  TORCH_CHECK_VALUE(
-      name == "gloo",
-      "DistributedManager: backend '",
-      name,
-      "', expected mpi, gloo or nccl");
-  return make_gloo(joining);
-}
-
-/// The shape with its -1 replaced, checked.
-std::vector<int64_t> whole_shape(
-    std::vector<int64_t> shape,
-    const std::vector<std::string>& names,
-    int64_t ranks) {
-  TORCH_CHECK_VALUE(
-      !shape.empty() && shape.size() == names.size(),
-      "initialize_mesh: ",
-      shape.size(),
-      " axes ",
-      c10::IntArrayRef(shape),
-      " but ",
-      names.size(),
-      " names ",
-      c10::ArrayRef<std::string>(names));
-  int64_t known = 1;
-  int64_t open = 0;
-  for (const auto extent : shape) {
-    (extent == -1 ? open : known) *= extent == -1 ? 1 : extent;
-    open += extent == -1;
-  }
-  if (open == 1 && known > 0) {
-    *std::find(shape.begin(), shape.end(), -1) = ranks / known;
-  }
-  const bool positive =
-      std::all_of(shape.begin(), shape.end(), [](auto n) { return n > 0; });
-  const int64_t product = std::accumulate(
-      shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-  TORCH_CHECK_VALUE(
-      positive && product == ranks,
-      "initialize_mesh: a mesh of shape ",
-      c10::IntArrayRef(shape),
-      " does not have the ",
-      ranks,
-      " ranks of the job");
-  return shape;
+BackendsPtr make_backends(const std::string& wanted, const Joining& joining) {
+  const auto name =
+      choose_backend(wanted, joining.launch, joining.device, has_mpi());
+  return name == "mpi" ? make_mpi(joining)
+      : name == "nccl" ? make_nccl(joining)
+                       : make_gloo(joining);
 }
 
 } // namespace
@@ -164,7 +73,10 @@ void DistributedManager::initialize(const std::string& backend) {
       !is_initialized(), "DistributedManager::initialize: called before");
   auto state = std::make_unique<State>();
   state->launch = detect_launch();
-  state->device = device_of(state->launch);
+  state->device = choose_device(state->launch, has_nccl());
+  if (state->device.is_cuda()) {
+    c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(state->device);
+  }
   if (state->launch.method != "single") {
     const Joining joining{state->launch, state->device, time_limit()};
     state->backends = make_backends(backend, joining);
@@ -241,7 +153,7 @@ MeshPtr DistributedManager::initialize_mesh(
     const std::vector<int64_t>& shape,
     const std::vector<std::string>& axis_names) {
   Mesh::Options options;
-  options.shape = whole_shape(shape, axis_names, world_size());
+  options.shape = complete_mesh_shape(shape, axis_names, world_size());
   options.ranks.resize(world_size());
   std::iota(options.ranks.begin(), options.ranks.end(), 0);
   options.axis_names = axis_names;
