@@ -4,8 +4,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <c10/util/Exception.h>
-
 #include "shardtensor/distributed/backends.h"
 
 namespace shardtensor {
@@ -22,19 +20,13 @@ class Gloo : public Backends {
  public:
   explicit Gloo(const Joining& joining) : limit_(joining.limit) {
     const auto& launch = joining.launch;
-    TORCH_CHECK_VALUE(
-        !launch.address.empty(),
-        launch.method,
-        ": ",
-        launch.world_size,
-        " processes on several nodes need MASTER_ADDR, the address of rank 0: "
-        "mpirun -x MASTER_ADDR=...");
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch.port);
     options.isServer = launch.rank == 0 && !launcher_has_store();
     options.numWorkers = static_cast<size_t>(launch.world_size);
     options.timeout = joining.limit;
-    store_ = c10::make_intrusive<c10d::TCPStore>(launch.address, options);
+    store_ =
+        c10::make_intrusive<c10d::TCPStore>(address_of_rank_0(launch), options);
   }
 
   const char* name() const override {

@@ -1,19 +1,30 @@
 #include "shardtensor/distributed/launch.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
 
-#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 namespace shardtensor {
 
 namespace {
 
 constexpr int64_t kDefaultPort = 29500;
-constexpr auto kMethodVariable =
-    "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD";
+constexpr std::array kMethodVariables{
+    "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD",
+    "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD"};
+
+template <class... Text>
+void check(bool right, const Text&... text) {
+  if (!right) {
+    throw LaunchError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        c10::str(text...));
+  }
+}
 
 /// One launcher's variables, read as numbers.
 class Variables {
@@ -36,8 +47,8 @@ class Variables {
       }
       tried += (tried.empty() ? "" : " or ") + std::string(name);
     }
-    TORCH_CHECK_VALUE(
-        otherwise,
+    check(
+        otherwise.has_value(),
         method_,
         ": ",
         tried,
@@ -50,7 +61,7 @@ class Variables {
     int64_t number = 0;
     const auto* end = value.data() + value.size();
     const auto result = std::from_chars(value.data(), end, number);
-    TORCH_CHECK_VALUE(
+    check(
         result.ec == std::errc() && result.ptr == end && !value.empty(),
         method_,
         ": ",
@@ -91,7 +102,7 @@ std::string slurm_address(const Variables& of, int64_t ranks) {
     }
   }
   const auto launcher = of.text("SLURM_LAUNCH_NODE_IPADDR");
-  TORCH_CHECK_VALUE(
+  check(
       launcher || ranks == 1,
       "slurm: no address of rank 0; expected MASTER_ADDR or "
       "SLURM_JOB_NODELIST");
@@ -127,7 +138,7 @@ Launch from_openmpi(const Environment& environment) {
   launch.local_rank = of.number({"OMPI_COMM_WORLD_LOCAL_RANK"});
   const int64_t here =
       of.number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, launch.world_size);
-  const bool one_node = here == launch.world_size;
+  const bool one_node = here >= launch.world_size;
   launch.address = of.text("MASTER_ADDR").value_or(one_node ? "localhost" : "");
   launch.port = of.number({"MASTER_PORT"}, kDefaultPort);
   return launch;
@@ -142,9 +153,9 @@ Launch by_name(const std::string& name, const Environment& environment) {
   if (upper == "SLURM") {
     return from_slurm(environment);
   }
-  TORCH_CHECK_VALUE(
+  check(
       upper == "OPENMPI",
-      kMethodVariable,
+      kMethodVariables[0],
       "='",
       name,
       "': expected one of ENV, SLURM, OPENMPI");
@@ -152,9 +163,11 @@ Launch by_name(const std::string& name, const Environment& environment) {
 }
 
 Launch detect(const Environment& environment) {
-  const auto chosen = environment(kMethodVariable);
-  if (chosen && !chosen->empty()) {
-    return by_name(*chosen, environment);
+  for (const auto* variable : kMethodVariables) {
+    const auto chosen = environment(variable);
+    if (chosen && !chosen->empty()) {
+      return by_name(*chosen, environment);
+    }
   }
   if (environment("RANK") && environment("WORLD_SIZE")) {
     return from_torchrun(environment);
@@ -172,20 +185,7 @@ Launch detect(const Environment& environment) {
 
 Launch detect_launch(const Environment& environment) {
   const Launch launch = detect(environment);
-  TORCH_CHECK_VALUE(
-      launch.rank >= 0 && launch.rank < launch.world_size,
-      launch.method,
-      ": rank ",
-      launch.rank,
-      " is outside a job of ",
-      launch.world_size,
-      " processes");
-  TORCH_CHECK_VALUE(
-      launch.local_rank >= 0,
-      launch.method,
-      ": local rank ",
-      launch.local_rank,
-      " < 0");
+  check_launch(launch);
   return launch;
 }
 
@@ -194,6 +194,34 @@ Launch detect_launch() {
     const char* value = std::getenv(name.c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   });
+}
+
+void check_launch(const Launch& launch) {
+  check(
+      launch.rank >= 0 && launch.rank < launch.world_size,
+      launch.method,
+      ": rank ",
+      launch.rank,
+      " is outside a job of ",
+      launch.world_size,
+      " processes");
+  check(
+      launch.local_rank >= 0,
+      launch.method,
+      ": local rank ",
+      launch.local_rank,
+      " < 0");
+}
+
+std::string address_of_rank_0(const Launch& launch) {
+  check(
+      !launch.address.empty(),
+      launch.method,
+      ": ",
+      launch.world_size,
+      " processes on several nodes need MASTER_ADDR, the address of rank 0: "
+      "mpirun -x MASTER_ADDR=...");
+  return launch.address;
 }
 
 std::string first_host(const std::string& nodes) {

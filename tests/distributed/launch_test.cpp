@@ -2,7 +2,6 @@
 
 #include <map>
 
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 namespace shardtensor {
@@ -22,7 +21,7 @@ Launch detect(const Variables& variables) {
 std::string error_of(const Variables& variables) {
   try {
     detect(variables);
-  } catch (const c10::ValueError& error) {
+  } catch (const LaunchError& error) {
     return error.what_without_backtrace();
   }
   return "no error";
@@ -76,7 +75,27 @@ TEST(Launch, ReadsOpenMpisVariables) {
   EXPECT_EQ(launch.address, "localhost");
   auto several = kOpenMpi;
   several["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
-  EXPECT_EQ(detect(several).address, ""); // gloo then asks for MASTER_ADDR
+  EXPECT_EQ(detect(several).address, ""); // MPI needs none
+  EXPECT_THROW(address_of_rank_0(detect(several)), LaunchError);
+  several["MASTER_ADDR"] = "gpu7";
+  EXPECT_EQ(address_of_rank_0(detect(several)), "gpu7");
+}
+
+TEST(Launch, FindsTheNodeOfRank0UnderSlurm) {
+  auto variables = kSlurm;
+  variables["SLURM_LAUNCH_NODE_IPADDR"] = "10.0.0.1";
+  EXPECT_EQ(detect(variables).address, "gpu03");
+  variables["SLURM_STEP_NODELIST"] = "gpu04,gpu05";
+  EXPECT_EQ(detect(variables).address, "gpu04");
+  variables["MASTER_ADDR"] = "here";
+  variables["MASTER_PORT"] = "77";
+  EXPECT_EQ(detect(variables).address, "here");
+  EXPECT_EQ(detect(variables).port, 77);
+  for (const auto* name :
+       {"MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    variables.erase(name);
+  }
+  EXPECT_EQ(detect(variables).address, "10.0.0.1");
 }
 
 TEST(Launch, TorchrunComesBeforeSlurmBeforeOpenMpi) {
@@ -85,6 +104,8 @@ TEST(Launch, TorchrunComesBeforeSlurmBeforeOpenMpi) {
   EXPECT_EQ(detect(all).method, "slurm");
   all.insert(kTorchrun.begin(), kTorchrun.end());
   EXPECT_EQ(detect(all).method, "env");
+  all["PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD"] = "slurm";
+  EXPECT_EQ(detect(all).method, "slurm");
   all["SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"] = "openmpi";
   EXPECT_EQ(detect(all).method, "openmpi");
 }
