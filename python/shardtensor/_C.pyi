@@ -4,10 +4,11 @@ Tensors are wrapped or plain torch.Tensors; layouts are the C++ values of
 shardtensor/layout. The package's own functions are the ones to use.
 """
 
-from collections.abc import Callable, Sequence
+import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, overload
 
-from torch import Tensor
+from torch import Tensor, device
 
 # ---- layout -----------------------------------------------------------------
 
@@ -106,6 +107,49 @@ def make_spec(
     partitions: Sequence[Partition | None] = [],
 ) -> ShardSpec: ...
 def interned_specs() -> int: ...
+
+# ---- distributed ------------------------------------------------------------
+
+class LaunchError(ValueError): ...
+
+class Launch:
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int = 0,
+        address: str = "localhost",
+        port: int = 0,
+        method: str = "single",
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def method(self) -> str: ...
+    def __eq__(self, other: object) -> bool: ...
+
+@overload
+def detect_launch() -> Launch: ...
+@overload
+def detect_launch(environment: Mapping[str, str]) -> Launch: ...
+def address_of_rank_0(launch: Launch) -> str: ...
+def first_host(nodes: str) -> str: ...
+def choose_device(launch: Launch, has_nccl: bool) -> device: ...
+def choose_backend(
+    wanted: str, launch: Launch, device: device, has_mpi: bool
+) -> str: ...
+def time_limit() -> datetime.timedelta: ...
+def complete_mesh_shape(
+    shape: Sequence[int], axis_names: Sequence[str], ranks: int
+) -> list[int]: ...
 
 # ---- tensor -----------------------------------------------------------------
 

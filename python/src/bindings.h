@@ -11,6 +11,7 @@ namespace shardtensor::python {
 
 // One function per topic; each adds its names to the module _C.
 void bind_layout(py::module_& module);
+void bind_distributed(py::module_& module);
 void bind_tensor(py::module_& module);
 void bind_modes(py::module_& module);
 void bind_dispatch(py::module_& module);

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shardtensor._C import address_of_rank_0, first_host
 from shardtensor.distributed import Launch, LaunchError, detect_launch
-from shardtensor.distributed.launch import first_host
 
 TORCHRUN = {
     "RANK": "5",
@@ -75,13 +75,35 @@ def test_first_host(nodes, first):
     [
         ({METHOD: "PBS"}, "'PBS': expected one of ENV, SLURM, OPENMPI"),
         ({METHOD: "ENV"}, "env: RANK is not set"),
-        ({METHOD: "SLURM"}, "slurm: SLURM_NTASKS or SLURM_NPROCS is not set"),
+        ({METHOD: "SLURM"}, "slurm: SLURM_PROCID is not set"),
+        ({"SLURM_PROCID": "0"}, "slurm: SLURM_NTASKS or SLURM_NPROCS is not set"),
         ({**TORCHRUN, "RANK": "x"}, "RANK='x' is not an integer"),
         ({**TORCHRUN, "RANK": "8"}, "rank 8 is outside a job of 8 processes"),
         ({**TORCHRUN, "LOCAL_RANK": "-1"}, "local rank -1 < 0"),
-        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "need MASTER_ADDR"),
     ],
 )
 def test_wrong_environments_say_what_is_missing(environment, message):
     with pytest.raises(LaunchError, match=message):
         detect_launch(environment)
+
+
+def test_mpirun_on_several_nodes_must_say_where_rank_0_is():
+    assert address_of_rank_0(detect_launch(OPENMPI)) == "localhost"
+    several = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    with pytest.raises(LaunchError, match="2 processes on several nodes need MASTER"):
+        address_of_rank_0(detect_launch(several))
+    named = detect_launch({**several, "MASTER_ADDR": "n1"})
+    assert address_of_rank_0(named) == "n1"
+
+
+def test_a_launch_is_a_value_and_checks_itself(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert detect_launch() == detect_launch(TORCHRUN) != Launch()
+    assert repr(detect_launch()) == (
+        "Launch(rank=5, world_size=8, local_rank=1, address='node0', port=1234, "
+        "method='env')"
+    )
+    with pytest.raises(LaunchError, match="rank 2 is outside a job of 2 processes"):
+        Launch(2, 2)
+    assert issubclass(LaunchError, ValueError)

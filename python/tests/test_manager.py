@@ -178,6 +178,13 @@ def test_it_must_be_initialized_first():
         DistributedManager()
 
 
+def test_the_environment_chooses_the_backend(monkeypatch):
+    assert DistributedManager.get_available_backend() == "gloo"
+    monkeypatch.setenv("SHARDTENSOR_DISTRIBUTED_BACKEND", "pigeon")
+    with pytest.raises(ValueError, match="'pigeon', expected mpi, gloo or nccl"):
+        DistributedManager.get_available_backend()
+
+
 @ranks(4)
 def test_a_mesh_finds_its_missing_extent(mesh):
     manager = adopted()

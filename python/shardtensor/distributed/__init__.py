@@ -1,10 +1,6 @@
 """Starting a distributed program and describing its ranks."""
 
-from shardtensor.distributed.launch import (
-    Launch,
-    LaunchError,
-    detect_launch,
-)
+from shardtensor._C import Launch, LaunchError, detect_launch
 from shardtensor.distributed.manager import (
     DistributedManager,
     UndefinedGroupError,

@@ -2,20 +2,16 @@
 
 import atexit
 import contextlib
-import math
 import os
 import warnings
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardtensor.distributed.launch import Launch, detect_launch
+from shardtensor import _C
 from shardtensor.mesh import forget_groups, whole_group
-
-TIMEOUT_VARIABLE = "SHARDTENSOR_DISTRIBUTED_TIMEOUT"
 
 
 class UninitializedManagerError(RuntimeError):
@@ -72,8 +68,10 @@ class DistributedManager:
     def initialize(cls) -> None:
         """Joins the job that the environment describes (see detect_launch), or
         the process group that the program has made already. With one process
-        and no launcher nothing is opened. SHARDTENSOR_DISTRIBUTED_TIMEOUT
-        bounds every collective, in seconds."""
+        and no launcher nothing is opened. SHARDTENSOR_DISTRIBUTED_BACKEND is
+        nccl or gloo (default: nccl with CUDA devices);
+        SHARDTENSOR_DISTRIBUTED_TIMEOUT bounds every collective, in seconds
+        (default: 1800)."""
         if cls.is_initialized():
             warnings.warn(
                 "DistributedManager is initialized already; this call does nothing",
@@ -83,7 +81,7 @@ class DistributedManager:
         if dist.is_initialized():
             launch = _adopt()
         else:
-            launch = detect_launch()
+            launch = _C.detect_launch()
             if launch.method != "single":
                 _join(launch)
         cls._create(launch)
@@ -101,7 +99,7 @@ class DistributedManager:
     ) -> None:
         """initialize() for a program that knows its place by other means."""
         local_rank = rank if local_rank is None else local_rank
-        launch = Launch(rank, world_size, local_rank, addr, int(port), method)
+        launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
         _join(launch, backend)
         cls._create(launch)
 
@@ -169,7 +167,7 @@ class DistributedManager:
 
     @staticmethod
     def get_available_backend() -> str:
-        return "nccl" if _use_nccl() else "gloo"
+        return _backend(_C.Launch())
 
     # ---- settings that programs hand to DistributedDataParallel -------------
 
@@ -203,7 +201,7 @@ class DistributedManager:
         """A mesh over all ranks. One entry of `mesh_shape` may be -1: with 8
         ranks, (-1, 2) is (4, 2). A single process gets a group of its own, so
         that the same program runs without a launcher."""
-        shape = _mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
+        shape = _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
         if not dist.is_initialized():
             dist.init_process_group(
                 self.get_available_backend(),
@@ -212,7 +210,7 @@ class DistributedManager:
                 world_size=1,
             )
         self._global_mesh = init_device_mesh(
-            self.device.type, shape, mesh_dim_names=tuple(mesh_dim_names)
+            self.device.type, tuple(shape), mesh_dim_names=tuple(mesh_dim_names)
         )
         return self._global_mesh
 
@@ -347,58 +345,32 @@ class DistributedManager:
         )
 
 
-def _mesh_shape(shape, names, ranks):
-    """The shape with its -1 replaced, checked."""
-    if len(shape) == 0:
-        raise ValueError("initialize_mesh: the mesh needs at least one axis")
-    if len(shape) != len(names):
-        raise ValueError(
-            f"initialize_mesh: {len(shape)} axes {tuple(shape)} but "
-            f"{len(names)} names {tuple(names)}"
-        )
-    if len(set(names)) != len(names):
-        raise ValueError(f"initialize_mesh: names {tuple(names)} are not unique")
-    known = math.prod(n for n in shape if n != -1)
-    wrong = ValueError(
-        f"initialize_mesh: a mesh of shape {tuple(shape)} does not have the "
-        f"{ranks} ranks of the job"
-    )
-    if list(shape).count(-1) > 1 or known < 1 or min(shape) < -1 or ranks % known:
-        raise wrong
-    shape = tuple(ranks // known if n == -1 else n for n in shape)
-    if math.prod(shape) != ranks:
-        raise wrong
-    return shape
-
-
 def _adopt():
     """The launch of a process group that the program made itself."""
     rank = dist.get_rank()
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return Launch(rank, dist.get_world_size(), local_rank, "", 0, "existing")
+    return _C.Launch(rank, dist.get_world_size(), local_rank, "", 0, "existing")
 
 
 def _join(launch, backend=None):
     if dist.is_initialized():
         raise RuntimeError("DistributedManager: there is a process group already")
-    timeout = os.environ.get(TIMEOUT_VARIABLE)
     device = _device(launch)
+    backend = backend or _backend(launch)
     dist.init_process_group(
         # Both, so that host tensors can be reduced next to device tensors.
-        backend or ("cpu:gloo,cuda:nccl" if _use_nccl() else "gloo"),
-        init_method=f"tcp://{launch.address}:{launch.port}",
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        init_method=f"tcp://{_C.address_of_rank_0(launch)}:{launch.port}",
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timedelta(seconds=float(timeout)) if timeout else None,
+        timeout=_C.time_limit(),
         device_id=device if device.type == "cuda" else None,
     )
 
 
 def _device(launch):
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+    return _C.choose_device(launch, dist.is_nccl_available())
 
 
-def _use_nccl():
-    return torch.cuda.is_available() and dist.is_nccl_available()
+def _backend(launch):
+    return _C.choose_backend("", launch, _device(launch), has_mpi=False)
