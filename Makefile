@@ -92,6 +92,7 @@ format: setup  ## format C++ and Python in place
 	@$(BIN)/ruff format --quiet
 
 bench: build  ## per-operator cost and the UNet step
+	@$(BIN)/cmake --build --preset dev --target benchmark_operators
 	@$(BIN)/python benchmarks/python/run.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/

@@ -14,12 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import cpp
 import memory
 import report
 
 HERE = Path(__file__).resolve().parent
 TIMED = ("operators", "steps", "redistribute", "unet")
-PARTS = (*TIMED, "memory")
+STARTED = {"cpp": cpp, "memory": memory}  # they start their own ranks
+PARTS = (*TIMED, *STARTED)
 RANKS = 2
 
 
@@ -32,9 +34,10 @@ def main():
         if part not in PARTS:
             sys.exit(f"run.py: no part {part!r}; there are {', '.join(PARTS)}")
     texts = [timed_tables([p for p in wanted if p in TIMED])]
-    if "memory" in wanted:
-        texts.append(memory.report())
-        print(texts[-1], flush=True)
+    for part, module in STARTED.items():
+        if part in wanted:
+            texts.append(module.report())
+            print(texts[-1], end="\n\n", flush=True)
     if set(wanted) == set(PARTS):
         report.write(HERE.parent / "README.md", texts)
 
