@@ -1,5 +1,7 @@
 """PyTorch's DeviceMesh and the core's Mesh, one for one."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -69,11 +71,12 @@ def default_mesh() -> DeviceMesh:
     return DistributedManager().global_mesh
 
 
-def forget_groups() -> None:
+def forget_groups(meshes: Iterable[DeviceMesh]) -> None:
     """Before torch.distributed.destroy_process_group: lets go of every group,
-    also those that the DeviceMeshes hold. gloo's threads end with the last
-    reference; one that still runs when the interpreter ends aborts."""
-    for mesh in _core_meshes:
+    also those that these DeviceMeshes and those of tensors hold. gloo's threads
+    end with the last reference; one that still runs when the interpreter ends
+    aborts."""
+    for mesh in (*_core_meshes, *meshes):
         for known in (mesh, mesh._get_root_mesh()):
             getattr(known, "_pg_registry", {}).clear()
     _groups.clear()

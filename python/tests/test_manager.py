@@ -106,6 +106,23 @@ def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
     values(run_isolated(2, outlive_the_job, free_port()))
 
 
+def outlive_plain_groups(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    manager = DistributedManager()
+    meshes = [manager.initialize_mesh((-1,), (name,)) for name in ("first", "last")]
+    manager.create_process_subgroup("pair", 2)
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+    return len(meshes), manager.rank
+
+
+def test_cleanup_ends_the_threads_of_groups_that_no_tensor_used():
+    values(run_isolated(2, outlive_plain_groups, free_port()))
+
+
 def single():
     got = initialize_from({})
     DistributedManager.initialize()

@@ -111,6 +111,7 @@ class DistributedManager:
         manager._groups = {}
         manager._group_ranks = {}
         manager._global_mesh = None
+        manager._meshes = []
         manager._broadcast_buffers = False
         manager._find_unused_parameters = False
         cls._instance = manager
@@ -124,11 +125,12 @@ class DistributedManager:
         other ranks first."""
         if cls._instance is None:
             return
-        cls._instance = None
+        manager, cls._instance = cls._instance, None
         atexit.unregister(cls._leave_quietly)
         if barrier and dist.is_initialized():
             dist.barrier()
-        forget_groups()
+        manager._groups.clear()
+        forget_groups(manager._meshes)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -212,6 +214,7 @@ class DistributedManager:
         self._global_mesh = init_device_mesh(
             self.device.type, tuple(shape), mesh_dim_names=tuple(mesh_dim_names)
         )
+        self._meshes.append(self._global_mesh)
         return self._global_mesh
 
     @property
