@@ -5,9 +5,9 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 
 #include "shardtensor/layout/shard_spec.h"
@@ -29,16 +29,22 @@ class PlanKey {
   }
   PlanKey& add(c10::IntArrayRef values) {
     add(static_cast<int64_t>(values.size()));
-    values_.insert(values_.end(), values.begin(), values.end());
+    values_.append(values.begin(), values.end());
     return *this;
   }
-  bool operator==(const PlanKey&) const = default;
+  bool operator==(const PlanKey& other) const {
+    return values_ == other.values_;
+  }
   size_t hash() const {
-    return c10::get_hash(values_);
+    size_t result = values_.size();
+    for (const int64_t value : values_) {
+      result = c10::hash_combine(result, static_cast<size_t>(value));
+    }
+    return result;
   }
 
  private:
-  std::vector<int64_t> values_;
+  c10::SmallVector<int64_t, 24> values_; // on the hot path no allocation
 };
 
 /// Plans by key, made on first use and kept. A plan must hold the specs whose

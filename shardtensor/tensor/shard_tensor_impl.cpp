@@ -1,6 +1,7 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 #include <atomic>
+#include <typeinfo>
 
 #include <ATen/MemoryOverlap.h>
 
@@ -111,13 +112,14 @@ void ShardTensorImpl::shallow_copy_from(
 }
 
 ShardTensorImpl* impl_of(const at::Tensor& tensor) {
-  auto* impl = dynamic_cast<ShardTensorImpl*>(tensor.unsafeGetTensorImpl());
+  auto* impl = tensor.unsafeGetTensorImpl();
+  // Every operator asks; nothing is derived from it, so no dynamic_cast.
   TORCH_CHECK_TYPE(
-      impl,
+      typeid(*impl) == typeid(ShardTensorImpl),
       "expected a ShardTensor, got a plain tensor of sizes ",
       tensor.sizes(),
       " (the .data of a plain tensor cannot be set to a ShardTensor)");
-  return impl;
+  return static_cast<ShardTensorImpl*>(impl);
 }
 
 at::Tensor wrap(

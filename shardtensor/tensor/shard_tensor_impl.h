@@ -22,7 +22,7 @@ namespace shardtensor {
 /// what PyTorch decides by strides (view or copy, steal a gradient or clone it)
 /// has to be decided alike on every rank. The local tensor may be laid out in
 /// any way; kernels look at its own strides.
-class ShardTensorImpl : public c10::TensorImpl {
+class ShardTensorImpl final : public c10::TensorImpl {
  public:
   ShardTensorImpl(at::Tensor local, SpecPtr spec, at::IntArrayRef strides);
 
