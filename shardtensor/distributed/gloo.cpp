@@ -1,33 +1,18 @@
-#include <cstdlib>
-
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <c10/util/Exception.h>
 
 #include "shardtensor/distributed/backends.h"
+#include "shardtensor/distributed/rendezvous.h"
 
 namespace shardtensor {
 
 namespace {
 
-/// torchrun opens the store itself and says so.
-bool launcher_has_store() {
-  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  return value && std::string(value) == "True";
-}
-
 class Gloo : public Backends {
  public:
-  explicit Gloo(const Joining& joining) : limit_(joining.limit) {
-    const auto& launch = joining.launch;
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(launch.port);
-    options.isServer = launch.rank == 0 && !launcher_has_store();
-    options.numWorkers = static_cast<size_t>(launch.world_size);
-    options.timeout = joining.limit;
-    store_ =
-        c10::make_intrusive<c10d::TCPStore>(address_of_rank_0(launch), options);
-  }
+  Gloo(std::chrono::milliseconds limit, StorePtr store)
+      : limit_(limit), store_(std::move(store)) {}
 
   const char* name() const override {
     return "gloo";
@@ -39,16 +24,13 @@ class Gloo : public Backends {
       int64_t place) override {
     const auto count = static_cast<int>(ranks.size());
     const auto me = static_cast<int>(place);
-    // Groups of one name that share no rank meet under names of their own.
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(
-        c10::str("shardtensor/", name, c10::IntArrayRef(ranks)), store_);
     const auto gloo = c10d::ProcessGroup::BackendType::GLOO;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(me, count);
     group->setBackend(
         c10::DeviceType::CPU,
         gloo,
         c10::make_intrusive<c10d::ProcessGroupGloo>(
-            store,
+            store_of_group(store_, name, ranks),
             me,
             count,
             c10d::ProcessGroupGloo::Options::create_default(limit_)));
@@ -58,13 +40,17 @@ class Gloo : public Backends {
 
  private:
   std::chrono::milliseconds limit_;
-  c10::intrusive_ptr<c10d::Store> store_;
+  StorePtr store_;
 };
 
 } // namespace
 
+BackendsPtr make_gloo(const Joining& joining, const StorePtr& store) {
+  return std::make_unique<Gloo>(joining.limit, store);
+}
+
 BackendsPtr make_gloo(const Joining& joining) {
-  return std::make_unique<Gloo>(joining);
+  return make_gloo(joining, open_store(joining));
 }
 
 } // namespace shardtensor

@@ -2,7 +2,7 @@
 
 #include "shardtensor/distributed/backends.h"
 
-// Built where libtorch has no NCCL.
+// Built where libtorch has no NCCL; see nccl.cpp.
 
 namespace shardtensor {
 

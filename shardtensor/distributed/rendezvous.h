@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "shardtensor/distributed/backends.h"
+
+namespace shardtensor {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// The TCPStore at the launch's address and port; all ranks of the job come
+/// here together. Raises when they do not within the limit.
+StorePtr open_store(const Joining& joining);
+
+/// Where the members of one group meet. Groups of one name that share no rank
+/// meet under names of their own.
+StorePtr store_of_group(
+    const StorePtr& store,
+    const std::string& name,
+    const std::vector<int64_t>& ranks);
+
+/// gloo on a store that is open already.
+BackendsPtr make_gloo(const Joining& joining, const StorePtr& store);
+
+} // namespace shardtensor
