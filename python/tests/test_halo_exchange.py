@@ -143,7 +143,7 @@ def test_a_profile_names_messages_bytes_and_peers(mesh):
     with torch.profiler.profile() as profile:
         conv(x).sum().backward()
     names = {event.name for event in profile.events()}
-    assert {"shardtensor::halo_exchange", "ShardTensorExchangeBackward"} <= names
+    assert {"shardtensor::halo_exchange", "ShardTensorConvBackward"} <= names
     sent = f"(32 bytes to ranks [{1 - mesh.get_rank()}]) aten::conv2d"
     assert f"shardtensor::messages {sent}" in names
     backward = sent.replace("aten", "the backward of aten")
