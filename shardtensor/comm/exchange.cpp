@@ -321,6 +321,7 @@ void exchange_messages(
         r.messages.splits,
         pack(x, sends),
         sends.splits,
+        code.largest_message,
         [&] { return describe(x, sends, r.messages); },
         [&] {
           if (first) {

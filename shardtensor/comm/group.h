@@ -44,12 +44,15 @@ class Group {
 
   /// Moves in_splits[p] elements of `in` to each rank p and fills `out` with
   /// what they send; both are flat, contiguous and of the same dtype, any
-  /// dtype. `meanwhile` runs between start and wait.
+  /// dtype. `largest_message` bounds the elements between any two ranks, the
+  /// same on all of them: it decides how they travel. `meanwhile` runs between
+  /// start and wait.
   void all_to_all(
       const at::Tensor& out,
       const Splits& out_splits,
       const at::Tensor& in,
       const Splits& in_splits,
+      int64_t largest_message,
       Describe describe,
       c10::function_ref<void()> meanwhile) const;
 
