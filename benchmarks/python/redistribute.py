@@ -14,7 +14,7 @@ def table(mesh):
         f"{extent} x {extent}, Shard(0) to {target}": compare(
             variants(mesh, extent, target)
         )
-        for extent in (64, 2048)
+        for extent in (128, 1024, 4096)  # 64 KiB to 64 MiB
         for target in (Shard(1), Replicate())
     }
     return Table("Redistribution", "by hand", rows)
