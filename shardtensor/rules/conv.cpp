@@ -3,6 +3,7 @@
 // joining them to the owned rows where that is possible (conv_apart.h).
 #include <array>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
@@ -187,15 +188,23 @@ std::shared_ptr<const ConvPlan> find_plan(
   return plans.find(key, [&] { return plan_conv(conv, x, weight, bias); });
 }
 
-/// A compiler would drop or move an exchange whose rows a rank has no use for,
-/// and the other ranks would wait for it: there the rows are joined.
+/// Not where parts of one sum would be rounded before they cancel, in half
+/// precision. Not in 3-D on CPUs: oneDNN's kernels for the weight's gradient
+/// are up to five times slower where the dim is padded, which costs more than
+/// a copy. And not for a compiler: it would drop or move an exchange whose rows
+/// a rank has no use for, and others would wait.
 bool computes_apart(
     const ConvPlan& plan,
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias) {
   const auto& local = impl_of(x)->local();
-  return plan.apart && !local.is_complex() && !local.is_meta() &&
+  const bool halved = local.scalar_type() == at::kFloat &&
+      at::autocast::is_autocast_enabled(local.device().type());
+  const bool wide = local.scalar_type() == at::kDouble ||
+      (local.scalar_type() == at::kFloat && !halved);
+  const bool padded_volume = local.is_cpu() && local.dim() == 5;
+  return plan.apart && wide && !padded_volume && !local.is_meta() &&
       !is_traced(local) && !has_tangent({x, weight, bias});
 }
 
@@ -219,12 +228,7 @@ Tensor conv_rule(
   if (computes_apart(*plan, x, weight, bias)) {
     const auto local = to_local(redistribute(x, call.input));
     return from_local(
-        conv_apart(
-            autocast_input(local),
-            autocast_input(weights[0]),
-            autocast_input(weights[1]),
-            plan->apart),
-        call.output);
+        conv_apart(local, weights[0], weights[1], plan->apart), call.output);
   }
   return run_stencil(
       x,
