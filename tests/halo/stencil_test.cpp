@@ -25,47 +25,13 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "tests/halo/windows.h"
+
 namespace shardtensor {
 namespace {
 
 using at::Tensor;
 using Local = std::function<Tensor(const Tensor&, const StencilPiece&)>;
-
-const auto kDouble = at::TensorOptions().dtype(at::kDouble);
-
-// Even, uneven, empty at either end and in the middle, one piece.
-std::vector<Partition> partitions(int64_t extent) {
-  std::vector<Partition> all{
-      Partition({extent}),
-      Partition::chunked(extent, 2),
-      Partition::chunked(extent, 4),
-      Partition({0, extent}),
-      Partition({extent, 0, 0})};
-  for (int64_t first = 1; first < extent; first += 3) {
-    all.emplace_back(Partition({first, 0, extent - first}));
-    all.emplace_back(Partition({0, extent - first, first, 0}));
-  }
-  if (extent > 4) {
-    all.emplace_back(Partition({1, 1, extent - 4, 2}));
-  }
-  return all;
-}
-
-// A signal of distinct values, and negative ones only: zero padding of a
-// maximum would show.
-Tensor signal(int64_t extent) {
-  return at::arange(1, extent + 1, kDouble).sqrt().neg().view({1, 1, extent});
-}
-
-// Row i is row rows[i] of x along the last dim, or zero.
-Tensor gather(const Tensor& x, const RowSource& rows) {
-  const Tensor padded = at::cat({x, at::zeros({1, 1, 1}, x.options())}, 2);
-  std::vector<int64_t> at;
-  for (const int64_t row : rows) {
-    at.push_back(row < 0 ? x.size(2) : row);
-  }
-  return padded.index_select(2, at::tensor(at, at::kLong));
-}
 
 // What all pieces compute together.
 Tensor run_pieces(
@@ -108,24 +74,6 @@ void expect_same(
   }
 }
 
-// All windows with these bounds that fit into an input of this extent.
-void for_each_window(
-    int64_t largest_padding,
-    int64_t largest_dilation,
-    const std::function<void(int64_t extent, const Window&)>& visit) {
-  for (int64_t kernel = 1; kernel <= 5; ++kernel) {
-    for (int64_t stride = 1; stride <= 4; ++stride) {
-      for (int64_t padding = 0; padding <= largest_padding; ++padding) {
-        for (int64_t dilation = 1; dilation <= largest_dilation; ++dilation) {
-          for (int64_t extent = 1; extent <= 13; ++extent) {
-            visit(extent, {kernel, stride, padding, dilation});
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(Stencil, ConvolutionOfPiecesIsTheWholeConvolution) {
   for_each_window(3, 3, [](int64_t extent, const Window& w) {
     if (extent + 2 * w.padding < w.span()) {
@@ -144,73 +92,6 @@ TEST(Stencil, ConvolutionOfPiecesIsTheWholeConvolution) {
     expect_same(
         y, stencil, x, local, 1e-12, w.kernel, w.stride, w.padding, w.dilation);
   });
-}
-
-// The outputs of one piece, from the rows that it owns and its edges' rows.
-Tensor compute_apart(
-    const Tensor& x,
-    const ApartPiece& piece,
-    const Interval& owned,
-    const Interval& outputs,
-    const std::function<Tensor(const Tensor&, int64_t padding)>& conv) {
-  const Tensor y =
-      conv(x.narrow(2, owned.begin, owned.extent()), piece.padding).clone();
-  for (const auto& edge : {piece.before, piece.after}) {
-    if (!edge.outputs.empty()) {
-      const auto rows = boundary_rows(edge.rows, x.size(2));
-      y.narrow(2, edge.outputs.begin - outputs.begin, edge.outputs.extent())
-          .copy_(conv(gather(x, rows), 0));
-    }
-  }
-  return y;
-}
-
-TEST(Stencil, ConvolutionApartIsTheWholeConvolution) {
-  int64_t apart = 0;
-  for_each_window(3, 3, [&](int64_t extent, const Window& w) {
-    if (extent + 2 * w.padding < w.span()) {
-      return;
-    }
-    const Tensor x = signal(extent);
-    const Tensor weight = at::arange(1, w.kernel + 1, kDouble).view({1, 1, -1});
-    const auto conv = [&](const Tensor& rows, int64_t padding) {
-      return at::conv1d(rows, weight, {}, w.stride, padding, w.dilation);
-    };
-    const Tensor y = conv(x, w.padding);
-    const auto stencil = Stencil::conv(w, extent, y.size(2));
-    for (const auto& partition : partitions(extent)) {
-      const Partition cut = own_outputs(stencil, partition);
-      for (int64_t p = 0; p < partition.pieces(); ++p) {
-        const Interval owned = partition.interval(p);
-        const Interval outputs = cut.interval(p);
-        if (const auto piece = stencil.apart(outputs, owned)) {
-          ++apart;
-          const Tensor got = compute_apart(x, *piece, owned, outputs, conv);
-          ASSERT_EQ(got.size(2), outputs.extent());
-          ASSERT_TRUE(
-              at::allclose(
-                  got,
-                  y.narrow(2, outputs.begin, outputs.extent()),
-                  1e-12,
-                  1e-12))
-              << "extent " << extent << ' ' << partition << " piece " << p;
-        }
-      }
-    }
-  });
-  EXPECT_GT(apart, 1000);
-}
-
-TEST(Stencil, UsualConvolutionsComputeApart) {
-  const auto same = Stencil::conv({3, 1, 1, 1}, 16, 16);
-  EXPECT_EQ(
-      same.apart({8, 12}, {8, 12}),
-      (ApartPiece{1, {{7, 10}, {8, 9}}, {{10, 13}, {11, 12}}}));
-  const auto halving = Stencil::conv({3, 2, 1, 1}, 16, 8);
-  EXPECT_EQ(
-      halving.apart({4, 8}, {8, 16}), (ApartPiece{1, {{7, 10}, {4, 5}}, {}}));
-  EXPECT_FALSE(same.apart({8, 9}, {8, 9})) << "its window sees both neighbours";
-  EXPECT_FALSE(same.apart({8, 8}, {8, 8}));
 }
 
 TEST(Stencil, ConvolutionPadsDifferentlyBeforeAndAfter) {
