@@ -8,6 +8,8 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -217,49 +219,70 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 }
 
 // Note [Messages over gloo]
-// gloo's all-to-all has a message for every rank, empty or not, and hands the
-// call to a thread of its own. That is right for large messages between few
-// ranks: this thread computes meanwhile. Otherwise messages to and from the
-// peers alone, started by this thread, take less time.
-bool sends_to_peers_alone(
-    const ProcessGroup& group,
-    const at::Tensor& x,
-    int64_t largest_message) {
-  constexpr int64_t kSmallBytes = 4096;
-  constexpr int kFewRanks = 8;
-  const auto bytes = largest_message * static_cast<int64_t>(x.element_size());
-  return (bytes <= kSmallBytes || group->getSize() > kFewRanks) &&
-      group->getBackend(x.device().type())->getBackendName() == "gloo";
+// gloo hands its collectives to a thread of its own, and every step of a
+// message wakes one thread or another. Its all-to-all has a message for every
+// rank, empty or not, its all-reduce two rounds. That is right for large
+// tensors and few ranks: this thread computes meanwhile. Otherwise messages to
+// and from the peers alone, started by this thread, take less time.
+constexpr int64_t kSmallBytes = 4096;
+constexpr int kFewRanks = 8;
+
+bool is_gloo(const ProcessGroup& group, const at::Tensor& x) {
+  return group->getBackend(x.device().type())->getBackendName() == "gloo";
 }
 
-/// One message to and from each rank that gets or sends something.
+/// A tensor for each rank.
+using Messages = std::vector<at::Tensor>;
+
+Messages split(const at::Tensor& bytes, const Splits& lengths) {
+  return bytes.split_with_sizes(lengths);
+}
+
+/// One message to and from each other rank that gets or sends something.
 Works start_messages(
     c10d::ProcessGroup& group,
-    const at::Tensor& out,
-    const at::Tensor& in,
-    const Splits& out_lengths,
-    const Splits& in_lengths) {
+    const Messages& out,
+    const Messages& in) {
   constexpr int kTag = 0x7368; // apart from what users send
   Works works;
-  const auto start = [&](const at::Tensor& bytes,
-                         const Splits& lengths,
-                         const auto& start_one) {
-    int64_t begin = 0;
-    for (size_t rank = 0; rank < lengths.size(); ++rank) {
-      if (lengths[rank] > 0) {
-        std::vector<at::Tensor> message{bytes.narrow(0, begin, lengths[rank])};
-        works.push_back(start_one(message, static_cast<int>(rank)));
-        begin += lengths[rank];
+  const auto start = [&](const Messages& messages, const auto& start_one) {
+    for (size_t rank = 0; rank < messages.size(); ++rank) {
+      const auto peer = static_cast<int>(rank);
+      if (messages[rank].numel() > 0 && peer != group.getRank()) {
+        std::vector<at::Tensor> message{messages[rank]};
+        works.push_back(start_one(message, peer));
       }
     }
   };
-  start(out, out_lengths, [&](auto& message, int rank) {
-    return group.recv(message, rank, kTag);
+  start(out, [&](auto& message, int peer) {
+    return group.recv(message, peer, kTag);
   });
-  start(in, in_lengths, [&](auto& message, int rank) {
-    return group.send(message, rank, kTag);
+  start(in, [&](auto& message, int peer) {
+    return group.send(message, peer, kTag);
   });
   return works;
+}
+
+/// x becomes the reduction of the rows, in the order of the ranks: every rank
+/// gets the same bits.
+void reduce_rows(const at::Tensor& x, const Messages& rows, Reduce reduce) {
+  at::Tensor result = x;
+  result.copy_(rows[0]);
+  for (size_t rank = 1; rank < rows.size(); ++rank) {
+    switch (reduce) {
+      case Reduce::Prod:
+        result.mul_(rows[rank]);
+        break;
+      case Reduce::Max:
+        at::maximum_out(result, result, rows[rank]);
+        break;
+      case Reduce::Min:
+        at::minimum_out(result, result, rows[rank]);
+        break;
+      default:
+        result.add_(rows[rank]);
+    }
+  }
 }
 
 ProcessGroup find_process_group(const std::string& name) {
@@ -327,9 +350,12 @@ void Group::all_to_all(
       *this,
       describe,
       [&] {
-        return sends_to_peers_alone(process_group, in, largest_message)
+        return is_gloo(process_group, in) &&
+                (largest_message * size <= kSmallBytes || ranks_ > kFewRanks)
             ? start_messages(
-                  *process_group, out_bytes, in_bytes, out_lengths, in_lengths)
+                  *process_group,
+                  split(out_bytes, out_lengths),
+                  split(in_bytes, in_lengths))
             : Works{start_all_to_all(
                   *process_group,
                   out_bytes,
@@ -344,6 +370,19 @@ void Group::all_to_all(
 void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
   const auto process_group = alive_group(process_group_, name_);
+  if (is_gloo(process_group, x) &&
+      static_cast<int64_t>(x.nbytes()) <= kSmallBytes && ranks_ <= kFewRanks) {
+    auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
+    const Messages copies(ranks_, x.view({-1}));
+    rows[rank_].copy_(copies[rank_]);
+    run(
+        *this,
+        describe,
+        [&] { return start_messages(*process_group, rows, copies); },
+        [] {});
+    reduce_rows(copies[rank_], rows, reduce);
+    return;
+  }
   std::vector<at::Tensor> tensors{x};
   auto options = bounded<c10d::AllreduceOptions>(x);
   options.reduceOp = to_c10d(reduce);
