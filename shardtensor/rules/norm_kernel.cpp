@@ -28,10 +28,10 @@ using torch::autograd::variable_list;
 /// Mean and squares of all ranks together from those of each (Chan, Golub and
 /// LeVeque, 1979).
 NormMoments merge_moments(
-    const Tensor& mean,
-    const Tensor& squares,
+    const NormMoments& moments,
     int64_t count,
     const NormGeometry& geometry) {
+  const auto& [mean, squares] = moments;
   const auto sizes = mean.sizes().vec();
   const auto counts =
       at::full_like(mean, at::Scalar(static_cast<double>(count)));
@@ -62,16 +62,13 @@ NormMoments norm_moments(const Tensor& input, const NormGeometry& geometry) {
     return {
         Tensor(),
         all_reduce(
-            sum_squares(x, {}, geometry.dims),
+            own_squares(x, geometry.dims),
             Reduce::Sum,
             *geometry.statistics->mesh(),
             geometry.axes)};
   }
-  const auto mean = sum_over(x, geometry.dims) /
-      at::Scalar(static_cast<double>(std::max<int64_t>(count, 1)));
-  const auto squares = sum_squares(x, mean, geometry.dims);
-  return geometry.axes.empty() ? NormMoments{mean, squares}
-                               : merge_moments(mean, squares, count, geometry);
+  const auto own = own_moments(x, geometry.dims);
+  return geometry.axes.empty() ? own : merge_moments(own, count, geometry);
 }
 
 // ---- normalization and its gradient -----------------------------------------

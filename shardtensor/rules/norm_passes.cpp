@@ -1,16 +1,19 @@
 #include "shardtensor/rules/norm_passes.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/rules/norm_cells.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
@@ -130,6 +133,30 @@ Tensor zero_sums(const Tensor& x, const std::vector<int64_t>& dims) {
 
 // ---- statistics -------------------------------------------------------------
 
+namespace {
+
+int64_t count_elements(const Tensor& x, const std::vector<int64_t>& dims) {
+  int64_t count = 1;
+  for (const int64_t dim : dims) {
+    count *= x.size(dim);
+  }
+  return count;
+}
+
+/// The dims of a statistic that its cells leave.
+std::vector<int64_t> without(
+    const std::vector<int64_t>& dims,
+    const std::vector<int64_t>& cell) {
+  std::vector<int64_t> result;
+  std::set_difference(
+      dims.begin(),
+      dims.end(),
+      cell.begin(),
+      cell.end(),
+      std::back_inserter(result));
+  return result;
+}
+
 Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
   if (x.scalar_type() == accumulate_type(x)) {
     return kept_sum(x, dims);
@@ -141,7 +168,8 @@ Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
   return result;
 }
 
-Tensor sum_squares(
+/// The sum of (x - mean)^2; without a mean, of x^2.
+Tensor squares_about(
     const Tensor& x,
     const Tensor& mean,
     const std::vector<int64_t>& dims) {
@@ -152,6 +180,41 @@ Tensor sum_squares(
     piece[1].add_(kept_sum(d.mul_(d), dims));
   });
   return result;
+}
+
+/// Cells have the same number of elements, which shortens the merging of
+/// samples by Chan, Golub and LeVeque (1979).
+NormMoments merge_cells(
+    const CellMoments& cells,
+    int64_t length,
+    const std::vector<int64_t>& dims) {
+  if (dims.empty()) {
+    return {cells.mean, cells.squares};
+  }
+  const auto mean = at::mean(cells.mean, dims, true);
+  const auto between =
+      at::square(cells.mean - mean) * at::Scalar(static_cast<double>(length));
+  return {mean, at::sum(cells.squares + between, dims, true)};
+}
+
+} // namespace
+
+NormMoments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
+  if (const auto cell = cell_dims({x}, dims)) {
+    return merge_cells(
+        cell_moments(x, *cell), count_elements(x, *cell), without(dims, *cell));
+  }
+  const auto count = std::max<int64_t>(count_elements(x, dims), 1);
+  const auto mean = sum_over(x, dims) / at::Scalar(static_cast<double>(count));
+  return {mean, squares_about(x, mean, dims)};
+}
+
+Tensor own_squares(const Tensor& x, const std::vector<int64_t>& dims) {
+  if (const auto cell = cell_dims({x}, dims)) {
+    return kept_sum(
+        cell_sums(x, Tensor(), x, *cell).products, without(dims, *cell));
+  }
+  return squares_about(x, {}, dims);
 }
 
 // ---- normalization ----------------------------------------------------------
@@ -165,6 +228,21 @@ bool folds_into(const Tensor& weight, const Tensor& rstd, const Tensor& x) {
       x.numel();
 }
 
+/// The dims of x along which none of `tensors`, of as many dims, varies.
+std::vector<int64_t> constant_along(
+    const Tensor& x,
+    const std::vector<Tensor>& tensors) {
+  std::vector<int64_t> result;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if (std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
+          return !tensor.defined() || tensor.size(dim) == 1;
+        })) {
+      result.push_back(dim);
+    }
+  }
+  return result;
+}
+
 } // namespace
 
 Tensor apply_norm(
@@ -172,17 +250,19 @@ Tensor apply_norm(
     const Tensor& weight,
     const Tensor& bias,
     const NormStatistics& statistics) {
-  const auto result = at::empty_like(x);
   const auto w = with_dims(weight, x.dim());
+  const auto b = with_dims(bias, x.dim());
   const bool folds = folds_into(w, statistics.rstd, x);
+  const auto scale = folds ? statistics.rstd * w : statistics.rstd;
+  const auto rest = folds ? Tensor() : w;
+  const auto constant = constant_along(x, {scale, rest, b});
+  if (const auto cell = cell_dims({x}, constant)) {
+    return scale_cells(x, statistics.mean, scale, b, *cell);
+  }
+  const auto result = at::empty_like(x);
   Scratch scratch;
   visit_pieces(
-      {x,
-       result,
-       statistics.mean,
-       folds ? statistics.rstd * w : statistics.rstd,
-       folds ? Tensor() : w,
-       with_dims(bias, x.dim())},
+      {x, result, statistics.mean, scale, rest, b},
       [&](const std::vector<Tensor>& piece) {
         const auto y =
             deviation(place_for(piece[1], scratch), piece[0], piece[2]);
@@ -230,6 +310,30 @@ ConstantDims constant_dims(
   return result;
 }
 
+/// The sums of y, and of y * (x - mean).
+CellSums deviation_sums(
+    const Tensor& x,
+    const Tensor& mean,
+    const Tensor& y,
+    const std::vector<int64_t>& dims) {
+  if (const auto cell = cell_dims({x, y}, dims)) {
+    const auto sums = cell_sums(x, mean, y, *cell);
+    const auto rest = without(dims, *cell);
+    return {kept_sum(sums.values, rest), kept_sum(sums.products, rest)};
+  }
+  const CellSums result{zero_sums(x, dims), zero_sums(x, dims)};
+  Scratch scratch;
+  visit_pieces(
+      {x, y, result.values, result.products, mean},
+      [&](const std::vector<Tensor>& piece) {
+        const auto product =
+            deviation(scratch.like(piece[0]), piece[0], piece[4]);
+        piece[3].add_(kept_sum(product.mul_(piece[1]), dims));
+        piece[2].add_(sum_over(piece[1], dims));
+      });
+  return result;
+}
+
 /// Where weight and bias are constant along `inner`: sums over these first.
 NormSums sums_by_cell(
     const Tensor& grad,
@@ -238,18 +342,9 @@ NormSums sums_by_cell(
     const NormStatistics& statistics,
     const std::vector<int64_t>& inner,
     const NormGeometry& geometry) {
-  const auto sums = zero_sums(x, inner);
-  const auto products = zero_sums(x, inner);
-  Scratch scratch;
-  visit_pieces(
-      {x, grad, sums, products, statistics.mean},
-      [&](const std::vector<Tensor>& piece) {
-        const auto product =
-            deviation(scratch.like(piece[0]), piece[0], piece[4]);
-        piece[3].add_(kept_sum(product.mul_(piece[1]), inner));
-        piece[2].add_(sum_over(piece[1], inner));
-      });
-  products.mul_(statistics.rstd);
+  const auto [sums, deviations] =
+      deviation_sums(x, statistics.mean, grad, inner);
+  const auto products = deviations * statistics.rstd;
   const auto weighted = [&](const Tensor& cells) {
     return kept_sum(weight.defined() ? cells * weight : cells, geometry.dims);
   };
@@ -322,23 +417,26 @@ Tensor norm_input_gradient(
   const at::Scalar count(static_cast<double>(geometry.count));
   const auto w = with_dims(weight, x.dim());
   const bool folds = folds_into(w, statistics.rstd, x);
+  const auto scale = at::square(statistics.rstd) * (product / count).neg();
+  const auto shift =
+      geometry.centered ? statistics.rstd * (sum / count).neg() : Tensor();
+  const auto scale_grad = folds ? statistics.rstd * w : statistics.rstd;
+  const auto rest = folds ? Tensor() : w;
+  const auto constant = constant_along(x, {scale_grad, rest});
+  if (const auto cell = cell_dims({x, grad}, constant)) {
+    return combine_cells(
+        x, statistics.mean, scale, grad, scale_grad, shift, *cell);
+  }
   const auto result = at::empty_like(x);
   Scratch scratch;
   visit_pieces(
-      {x,
-       grad,
-       result,
-       statistics.mean,
-       at::square(statistics.rstd) * (product / count).neg(),
-       geometry.centered ? statistics.rstd * (sum / count) : Tensor(),
-       folds ? statistics.rstd * w : statistics.rstd,
-       folds ? Tensor() : w},
+      {x, grad, result, statistics.mean, scale, shift, scale_grad, rest},
       [&](const std::vector<Tensor>& piece) {
         const auto dx =
             deviation(place_for(piece[2], scratch), piece[0], piece[3]);
         dx.mul_(piece[4]);
         if (piece[5].defined()) {
-          dx.sub_(piece[5]);
+          dx.add_(piece[5]);
         }
         const auto g =
             piece[7].defined() ? wide(piece[1]) * piece[7] : piece[1];

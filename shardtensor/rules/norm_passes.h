@@ -20,12 +20,10 @@ at::Tensor kept_sum(const at::Tensor& x, const std::vector<int64_t>& dims);
 /// Ones in front, so that all tensors of a formula have the same dims.
 at::Tensor with_dims(const at::Tensor& x, int64_t dims);
 
-at::Tensor sum_over(const at::Tensor& x, const std::vector<int64_t>& dims);
-/// sum of (x - mean)^2; without a mean, of x^2.
-at::Tensor sum_squares(
-    const at::Tensor& x,
-    const at::Tensor& mean,
-    const std::vector<int64_t>& dims);
+/// Of this rank's elements.
+NormMoments own_moments(const at::Tensor& x, const std::vector<int64_t>& dims);
+/// The sum of x^2.
+at::Tensor own_squares(const at::Tensor& x, const std::vector<int64_t>& dims);
 
 /// What x is normalized with.
 struct NormStatistics {
