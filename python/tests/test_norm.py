@@ -64,6 +64,32 @@ def test_norms_on_a_grid_of_ranks(mesh, kind, dims):
         check_op(make(kind), part, mesh=mesh, second_order=True)
 
 
+LARGE = {
+    "group": lambda: nn.GroupNorm(2, 4),
+    "batch": lambda: nn.BatchNorm2d(4),
+    "instance": lambda: nn.InstanceNorm2d(4, affine=True),
+    "layer": lambda: nn.LayerNorm([31, 20]),
+    "rms": lambda: nn.RMSNorm([31, 20]),
+    "rms_plain": lambda: nn.RMSNorm([31, 20], elementwise_affine=False),
+}
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("kind", LARGE)
+def test_images_of_many_rows(mesh, kind):
+    """These take loops of their own; a short piece does not."""
+    x = image(3, 4, 31, 20)
+    norm = LARGE[kind]().double()
+    for p in norm.parameters():
+        nn.init.normal_(p, 1.0, 0.5)
+    if mesh.ndim == 2:
+        check_op(norm, sharded(x, [Shard(1), Shard(2)]), mesh=mesh, second_order=True)
+        return
+    short_piece = [2, 29] if mesh.size() == 2 else [2, 0, 29]
+    for cut in [None, {2: short_piece}]:
+        check_op(norm, sharded(x, [Shard(2)], cut), mesh=mesh, second_order=True)
+
+
 # ---- modes and parameters ---------------------------------------------------
 
 EVALUATED = ["batch", "batch_untracked", "instance_tracked", "instance"]
