@@ -4,11 +4,13 @@
     make bench ARGS="operators"       # one part; only prints
 
 Every number of a table row comes from the same run: the variants take turns,
-and ratios are medians over the rounds.
+and ratios are medians over the rounds. Timed parts run twice, over gloo and
+over MPI.
 """
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,14 +28,15 @@ RANKS = 2
 
 
 def main():
-    if "RANK" in os.environ:
+    if {"RANK", "OMPI_COMM_WORLD_RANK"} & set(os.environ):
         measure(sys.argv[1], sys.argv[2:])
         return
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
         if part not in PARTS:
             sys.exit(f"run.py: no part {part!r}; there are {', '.join(PARTS)}")
-    texts = [timed_tables([p for p in wanted if p in TIMED])]
+    timed = [part for part in wanted if part in TIMED]
+    texts = [timed_tables(launcher, timed) for launcher in launchers() if timed]
     for part, module in STARTED.items():
         if part in wanted:
             texts.append(module.report())
@@ -42,14 +45,27 @@ def main():
         report.write(HERE.parent / "README.md", texts)
 
 
-def timed_tables(parts):
-    if not parts:
-        return ""
+def launchers():
+    """torchrun's ranks talk over gloo, mpirun's over MPI."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    yield [*torchrun, f"--nproc-per-node={RANKS}"]
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if mpirun := shutil.which("mpirun", path=programs):
+        bound = ["--oversubscribe", "--bind-to", "none"]
+        yield [mpirun, *bound, "-n", str(RANKS), sys.executable]
+
+
+def timed_tables(launcher, parts):
     with tempfile.NamedTemporaryFile() as results:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={RANKS}", __file__, results.name, *parts]
-        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        done = subprocess.run(command, env={**os.environ, **threads})
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        done = subprocess.run(
+            [*launcher, __file__, results.name, *parts], env=os.environ | settings
+        )
         if done.returncode:
             sys.exit(done.returncode)
         return Path(results.name).read_text()
@@ -57,15 +73,18 @@ def timed_tables(parts):
 
 def measure(results, wanted):
     import torch
+    import torch.distributed as dist
 
     from shardtensor.distributed import DistributedManager
 
     torch.set_num_threads(1)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
+    backend = {"gloo": "gloo", "shardtensor_mpi": "MPI"}[dist.get_backend()]
     tables = []
     for part in wanted:
         tables.append(importlib.import_module(part).table(mesh))
+        tables[-1].title += f", over {backend}"
         if DistributedManager().rank == 0:
             report.show(tables[-1])
     if DistributedManager().rank == 0:

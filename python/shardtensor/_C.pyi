@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, overload
 
 from torch import Tensor, device
+from torch._C._distributed_c10d import Backend
 
 # ---- layout -----------------------------------------------------------------
 
@@ -146,6 +147,8 @@ def choose_device(launch: Launch, has_nccl: bool) -> device: ...
 def choose_backend(
     wanted: str, launch: Launch, device: device, has_mpi: bool
 ) -> str: ...
+def has_mpi() -> bool: ...
+def make_mpi_backend(ranks: Sequence[int], limit: datetime.timedelta) -> Backend: ...
 def time_limit() -> datetime.timedelta: ...
 def complete_mesh_shape(
     shape: Sequence[int], axis_names: Sequence[str], ranks: int

@@ -1,9 +1,14 @@
+#include <algorithm>
+#include <chrono>
 #include <map>
 #include <string>
 
 #include <pybind11/chrono.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
+#include "shardtensor/distributed/backends.h"
 #include "shardtensor/distributed/choices.h"
 #include "shardtensor/distributed/launch.h"
 
@@ -37,6 +42,17 @@ Launch detect_launch_in(const Variables& environment) {
     return found == environment.end() ? std::nullopt
                                       : std::optional(found->second);
   });
+}
+
+/// For torch.distributed, which makes its process groups itself.
+c10::intrusive_ptr<c10d::Backend> make_mpi_backend(
+    const std::vector<int64_t>& ranks,
+    std::chrono::milliseconds limit) {
+  const auto launch = detect_launch();
+  const auto mpi = make_mpi({launch, c10::Device(c10::kCPU), limit});
+  const auto found = std::find(ranks.begin(), ranks.end(), launch.rank);
+  return mpi->make_group("", ranks, found - ranks.begin())
+      ->getBackend(c10::kCPU);
 }
 
 void bind_launch_error(py::module_& module) {
@@ -117,6 +133,13 @@ void bind_distributed(py::module_& module) {
       py::arg("launch"),
       py::arg("device"),
       py::arg("has_mpi"));
+  module.def("has_mpi", &has_mpi);
+  module.def(
+      "make_mpi_backend",
+      &make_mpi_backend,
+      py::arg("ranks"),
+      py::arg("limit"),
+      py::call_guard<py::gil_scoped_release>());
   module.def("time_limit", &time_limit);
   module.def(
       "complete_mesh_shape",

@@ -65,6 +65,8 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_RANK": "RANK",
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "RANK",
+        # No mpirun started them: see test_mpi.py.
+        "SHARDTENSOR_DISTRIBUTED_BACKEND": "gloo",
     },
 }
 

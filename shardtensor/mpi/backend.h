@@ -9,13 +9,16 @@
 
 namespace shardtensor {
 
+class MpiCall;
+
 /// PyTorch's collectives on CPU tensors of any dtype and size, over MPI. Every
 /// call starts non-blocking and returns a Work, which makes progress when it is
-/// waited for or tested; errors of MPI, messages of another size than expected
-/// and a passed time limit are raised as c10::DistBackendError by its wait().
-/// Tensors need not be contiguous, but for alltoall_base.
-/// Thread safety / ordering: all ranks of the group make the same calls in the
-/// same order; sends and receives are matched by rank and tag instead.
+/// waited for or tested (getFuture() waits for it); errors of MPI, messages of
+/// another size than expected and a passed time limit are raised as
+/// c10::DistBackendError by its wait(). Tensors need not be contiguous, but for
+/// alltoall_base. Thread safety / ordering: all ranks of the group make the
+/// same calls in the same order; sends and receives are matched by rank and tag
+/// instead.
 class MpiBackend : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -38,8 +41,33 @@ class MpiBackend : public c10d::Backend {
       override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
       override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors,
+      const c10d::AllreduceCoalescedOptions& options) override;
+  /// Tensors of other ranks than the root stay as they are.
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::ReduceScatterOptions& options) override;
   WorkPtr allgather(
       std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs,
       Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr gather(
@@ -58,12 +86,23 @@ class MpiBackend : public c10d::Backend {
       std::vector<int64_t>& output_splits,
       std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   WorkPtr send(Tensors& tensors, int rank, int tag) override;
   WorkPtr recv(Tensors& tensors, int rank, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
+  /// A limit of the call's own comes first.
+  MpiCall call(
+      const char* name,
+      c10d::OpType type,
+      std::chrono::milliseconds limit) const;
+  MpiCall message(const char* name, c10d::OpType type) const;
+
   std::chrono::milliseconds limit_;
   MPI_Comm collectives_ = MPI_COMM_NULL;
   MPI_Comm messages_ = MPI_COMM_NULL; // tags of send() stay apart

@@ -25,7 +25,8 @@ class Mpi : public Backends {
         launch.rank,
         " of ",
         launch.world_size,
-        "; was the program started by another MPI's mpirun?");
+        "; was the program started by another MPI's mpirun? "
+        "SHARDTENSOR_DISTRIBUTED_BACKEND=gloo does without MPI");
   }
 
   const char* name() const override {

@@ -254,4 +254,20 @@ int MpiWork::sourceRank() const {
   return source_;
 }
 
+std::vector<at::Tensor> MpiWork::result() {
+  return operation_.results_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MpiWork::getFuture() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()));
+  try {
+    wait();
+    future->markCompleted(result());
+  } catch (const c10::DistBackendError&) {
+    future->setError(std::current_exception());
+  }
+  return future;
+}
+
 } // namespace shardtensor

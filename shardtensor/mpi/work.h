@@ -33,6 +33,10 @@ class MpiOperation {
   void then(Step step) {
     steps_.push_back(std::move(step));
   }
+  /// x is among the results of the operation.
+  void returns(const at::Tensor& x) {
+    results_.push_back(x);
+  }
 
  private:
   friend class MpiWork;
@@ -46,6 +50,7 @@ class MpiOperation {
   std::vector<MPI_Request> requests_;
   std::vector<int> received_; // bytes per request; -1: receives nothing
   std::vector<at::Tensor> tensors_; // kept alive
+  std::vector<at::Tensor> results_;
   std::deque<Step> steps_;
 };
 
@@ -63,6 +68,9 @@ class MpiWork : public c10d::Work {
   bool wait(std::chrono::milliseconds limit = kNoTimeout) override;
   void synchronize() override;
   int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  /// Waits: nothing else makes progress. DDP asks for it.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   using Clock = std::chrono::steady_clock;

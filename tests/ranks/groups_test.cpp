@@ -151,6 +151,64 @@ TEST(RanksPeers, BroadcastsGathersAndScatters) {
   world()->barrier()->wait();
 }
 
+TEST(MpiPeers, ReducesToOneRankAndInParts) {
+  const auto backend = world()->getBackend(c10::DeviceType::CPU);
+  const auto me = manager().rank();
+  const auto ranks = manager().world_size();
+  const auto total = static_cast<double>(ranks * (ranks + 1) / 2);
+  const auto mine = at::full({2, 3}, me + 1, at::kDouble);
+  c10d::ReduceOptions to_last;
+  to_last.rootRank = ranks - 1;
+  Tensors x{mine.clone()};
+  backend->reduce(x, to_last)->wait();
+  expect_close(x[0], me == ranks - 1 ? at::full_like(mine, total) : mine);
+
+  c10d::ReduceScatterOptions average;
+  average.reduceOp = c10d::ReduceOp::AVG;
+  const auto rows = at::arange(ranks, at::kDouble).unsqueeze(1).expand({-1, 3});
+  auto input = (rows + me).contiguous();
+  auto output = at::empty({1, 3}, at::kDouble);
+  backend->_reduce_scatter_base(output, input, average)->wait();
+  const auto expected = rows.narrow(0, me, 1) + total / ranks - 1;
+  expect_close(output, expected);
+  Tensors outputs{at::empty({3, 1}, at::kDouble).t()}, inputs{input};
+  backend->reduce_scatter_tensor_coalesced(outputs, inputs, average)->wait();
+  expect_close(outputs[0], expected);
+  std::vector<Tensors> lists{input.split(1)};
+  outputs[0].zero_();
+  backend->reduce_scatter(outputs, lists, average)->wait();
+  expect_close(outputs[0], expected);
+}
+
+TEST(MpiPeers, GathersAndExchangesFlatTensors) {
+  const auto backend = world()->getBackend(c10::DeviceType::CPU);
+  const auto me = manager().rank();
+  const auto ranks = manager().world_size();
+  const auto numbers = at::arange(ranks, at::kFloat);
+  const auto expected = numbers.unsqueeze(1).expand({ranks, 2});
+  auto row = at::full({2}, me, at::kFloat);
+  auto rows = at::empty({ranks, 2});
+  backend->_allgather_base(rows, row, {})->wait();
+  expect_close(rows, expected);
+  Tensors outputs{at::empty({2, ranks}).t()}, inputs{row};
+  backend->allgather_into_tensor_coalesced(outputs, inputs, {})->wait();
+  expect_close(outputs[0], expected);
+  Tensors received = at::empty({ranks, 1}).unbind(0);
+  Tensors sent = (10 * me + numbers).unsqueeze(1).unbind(0);
+  backend->alltoall(received, sent, {})->wait();
+  expect_close(at::cat(received), 10 * numbers + me);
+}
+
+TEST(MpiPeers, GivesAFutureOfItsResults) {
+  const auto ranks = static_cast<double>(manager().world_size());
+  Tensors both{at::ones({2}), at::ones({5000})};
+  const auto future = world()->allreduce_coalesced(both)->getFuture();
+  ASSERT_TRUE(future->completed());
+  const auto results = future->value().toTensorVector();
+  ASSERT_EQ(results.size(), 2);
+  expect_close(results[1], at::full({5000}, ranks, at::kFloat));
+}
+
 TEST(RanksPeers, TellsMessagesApartByTag) {
   const auto me = manager().rank();
   const auto ranks = manager().world_size();
@@ -181,10 +239,15 @@ TEST(MpiPeers, RefusesCallsThatMakeNoSense) {
   expect("of 2 tensors, expected 1", [&] { backend->allreduce(two); });
   Tensors meta{at::ones({2}, at::device(at::kMeta))};
   expect("expected a dense one on cpu", [&] { backend->allreduce(meta); });
-  c10d::AllreduceOptions average;
-  average.reduceOp = c10d::ReduceOp::AVG;
-  expect("knows sum, product, max and min", [&] {
-    backend->allreduce(one, average);
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::BAND;
+  expect("allreduce knows sum, avg, product, max and min only", [&] {
+    backend->allreduce(one, options);
+  });
+  options.reduceOp = c10d::ReduceOp::AVG;
+  Tensors integers{at::ones({2}, at::kInt)};
+  expect("(avg) of a Int tensor, expected a floating-point", [&] {
+    backend->allreduce(integers, options);
   });
   c10d::BroadcastOptions nowhere;
   nowhere.rootRank = manager().world_size();
@@ -192,6 +255,14 @@ TEST(MpiPeers, RefusesCallsThatMakeNoSense) {
       "expected one of the group's", [&] { backend->broadcast(one, nowhere); });
   std::vector<Tensors> few{Tensors{}};
   expect("one per rank", [&] { backend->allgather(few, one); });
+  few.clear();
+  expect("of 0 lists of tensors, expected 1", [&] {
+    backend->allgather(few, one);
+  });
+  auto odd = at::empty({2 * manager().world_size() + 1});
+  expect("expected one row for each of the", [&] {
+    backend->_allgather_base(odd, one[0], {});
+  });
   std::vector<int64_t> splits(manager().world_size(), 3);
   expect("parts that add up to its first dim", [&] {
     backend->alltoall_base(one[0], one[0], splits, splits);

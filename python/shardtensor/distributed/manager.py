@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _C
+from shardtensor.distributed import mpi
 from shardtensor.mesh import forget_groups, whole_group
 
 
@@ -69,7 +70,8 @@ class DistributedManager:
         """Joins the job that the environment describes (see detect_launch), or
         the process group that the program has made already. With one process
         and no launcher nothing is opened. SHARDTENSOR_DISTRIBUTED_BACKEND is
-        nccl or gloo (default: nccl with CUDA devices);
+        nccl, mpi or gloo (default: nccl with CUDA devices, else mpi under
+        mpirun where the library was built with MPI, else gloo);
         SHARDTENSOR_DISTRIBUTED_TIMEOUT bounds every collective, in seconds
         (default: 1800)."""
         if cls.is_initialized():
@@ -169,6 +171,8 @@ class DistributedManager:
 
     @staticmethod
     def get_available_backend() -> str:
+        """What a program without a launcher gets: nccl, gloo, or what
+        SHARDTENSOR_DISTRIBUTED_BACKEND says."""
         return _backend(_C.Launch())
 
     # ---- settings that programs hand to DistributedDataParallel -------------
@@ -206,7 +210,7 @@ class DistributedManager:
         shape = _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
         if not dist.is_initialized():
             dist.init_process_group(
-                self.get_available_backend(),
+                _name_in_torch(self.get_available_backend()),
                 store=dist.HashStore(),
                 rank=0,
                 world_size=1,
@@ -361,8 +365,7 @@ def _join(launch, backend=None):
     device = _device(launch)
     backend = backend or _backend(launch)
     dist.init_process_group(
-        # Both, so that host tensors can be reduced next to device tensors.
-        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        _name_in_torch(backend),
         init_method=f"tcp://{_C.address_of_rank_0(launch)}:{launch.port}",
         rank=launch.rank,
         world_size=launch.world_size,
@@ -371,9 +374,15 @@ def _join(launch, backend=None):
     )
 
 
+def _name_in_torch(backend):
+    # With NCCL both, so that host tensors can be reduced next to device tensors.
+    names = {"nccl": "cpu:gloo,cuda:nccl", "mpi": mpi.BACKEND}
+    return names.get(backend, backend)
+
+
 def _device(launch):
     return _C.choose_device(launch, dist.is_nccl_available())
 
 
 def _backend(launch):
-    return _C.choose_backend("", launch, _device(launch), has_mpi=False)
+    return _C.choose_backend("", launch, _device(launch), _C.has_mpi())

@@ -1,0 +1,126 @@
+"""What test_mpi.py starts with mpirun: a job whose messages travel over MPI."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from shardtensor import ShardTensor, comm_stats, scatter_tensor
+from shardtensor.distributed import DistributedManager
+
+close = torch.testing.assert_close
+
+
+def collectives(mesh):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    total = ranks * (ranks - 1) / 2
+    x = torch.full((3, 2), float(rank))
+    for op, expected in [("SUM", total), ("AVG", total / ranks), ("MAX", ranks - 1)]:
+        y = x.t().clone()
+        dist.all_reduce(y, getattr(dist.ReduceOp, op))
+        close(y, torch.full((2, 3), float(expected)))
+    y = x.clone()
+    dist.reduce(y, dst=ranks - 1)
+    close(y, torch.full_like(x, total) if rank == ranks - 1 else x)
+    rows = torch.empty(3 * ranks, 2)
+    dist.all_gather_into_tensor(rows, x)
+    close(rows[:, 0], torch.arange(ranks).repeat_interleave(3).float())
+    mine = torch.empty(2)
+    dist.reduce_scatter_tensor(mine, torch.arange(2.0 * ranks) + rank)
+    close(mine, ranks * torch.tensor([2.0 * rank, 2.0 * rank + 1]) + total)
+    dist.reduce_scatter(mine, list((torch.arange(2.0 * ranks) + rank).split(2)))
+    close(mine, ranks * torch.tensor([2.0 * rank, 2.0 * rank + 1]) + total)
+    received = [torch.empty(1) for _ in range(ranks)]
+    dist.all_to_all(received, [torch.tensor([10.0 * rank + p]) for p in range(ranks)])
+    close(torch.cat(received), 10.0 * torch.arange(ranks) + rank)
+    both = [torch.full((1,), float(rank)), torch.full((5000,), float(rank))]
+    dist.all_reduce_coalesced(both)
+    close(torch.cat(both), torch.full((5001,), total))
+
+
+def messages_and_objects(mesh):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    out = torch.empty(2)
+    works = [dist.irecv(out, (rank - 1) % ranks)]
+    works.append(dist.isend(torch.full((2,), float(rank)), (rank + 1) % ranks))
+    for work in works:
+        work.wait()
+    close(out, torch.full((2,), float((rank - 1) % ranks)))
+    objects = [None] * ranks
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(ranks)]
+    dist.barrier()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        x = F.silu(self.norm(self.conv(x)))
+        return x + F.interpolate(self.down(x), scale_factor=2, mode="bilinear")
+
+
+def sharded_model(mesh):
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(1, 2, 24, 16, dtype=torch.float64)
+    expected = model(x).square().mean()
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    placements = [Shard(2), Shard(3)][: mesh.ndim]
+    part = scatter_tensor(x, 0, mesh, placements)
+    assert isinstance(part, ShardTensor)
+    loss = model(part).square().mean()
+    loss.backward()
+    close(loss.full_tensor(), expected)
+    close([p.grad for p in model.parameters()], list(wanted))
+    assert comm_stats().messages > 0
+
+
+def data_parallel(mesh):
+    """DDP asks works for futures; FSDP gathers and scatters flat tensors."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    batch = torch.randn(ranks, 5, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+    wanted = torch.autograd.grad(model(batch).mean(), list(model.parameters()))
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    wrapped(batch[rank : rank + 1]).mean().backward()
+    close([p.grad for p in model.parameters()], list(wanted))
+    model.zero_grad()
+    fully_shard(model, mesh=DistributedManager().initialize_mesh((-1,), ("data",)))
+    model(batch[rank : rank + 1]).mean().backward()
+    close([p.grad.full_tensor() for p in model.parameters()], list(wanted))
+
+
+def dtensors(mesh):
+    x = torch.arange(float(mesh.size() * 6)).view(-1, 3)
+    placements = [Shard(0), Shard(1)][: mesh.ndim]
+    part = scatter_tensor(x, 0, mesh, placements)
+    close(part.to_dtensor().full_tensor(), x)
+    whole = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim)
+    close(whole.redistribute(mesh, placements).to_local(), part.to_local())
+
+
+def main():
+    DistributedManager.initialize()
+    manager = DistributedManager()
+    assert dist.get_backend() == "shardtensor_mpi", dist.get_backend()
+    shape = [int(extent) for extent in sys.argv[1].split("x")]
+    mesh = manager.initialize_mesh(shape, ("rows", "columns")[: len(shape)])
+    checks = collectives, messages_and_objects, sharded_model, dtensors, data_parallel
+    for check in checks:
+        check(mesh)
+        if manager.rank == 0:
+            print(f"{check.__name__}: ok", flush=True)
+    DistributedManager.cleanup(barrier=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Python programs that mpirun starts: their messages travel over MPI."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_examples import EXAMPLES, ROOT, promised
+
+from shardtensor import _C
+
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
+pytestmark = pytest.mark.skipif(
+    not _C.has_mpi(), reason="the library was built without MPI"
+)
+
+
+def mpirun(ranks, *program, **environment):
+    command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return subprocess.run(
+        [*command, sys.executable, *map(str, program)],
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONWARNINGS": "ignore",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("shape", ["2", "3", "2x2"])
+def test_a_job_over_mpi(shape):
+    ranks = {"2": 2, "3": 3, "2x2": 4}[shape]
+    done = mpirun(ranks, Path(__file__).parent / "mpi_job.py", shape)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": ok") == 5, done.stdout
+
+
+def test_an_example_under_mpirun():
+    done = mpirun(4, EXAMPLES / "sharded_conv.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == promised("sharded_conv.py")
+
+
+INITIALIZE = """
+from shardtensor.distributed import DistributedManager
+import torch.distributed as dist
+DistributedManager.initialize()
+print(dist.get_backend())
+DistributedManager.cleanup(barrier=True)
+"""
+
+
+def test_gloo_under_mpirun_when_asked_for():
+    done = mpirun(2, "-c", INITIALIZE, SHARDTENSOR_DISTRIBUTED_BACKEND="gloo")
+    assert done.stdout.split() == ["gloo", "gloo"], done.stdout + done.stderr
+
+
+def test_processes_that_this_mpi_did_not_start():
+    """Another MPI's mpirun sets its variables, but this one knows nothing."""
+    job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    job |= {"MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT / "python")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", INITIALIZE],
+            env={
+                **os.environ,
+                **job,
+                "OMPI_COMM_WORLD_RANK": rank,
+                "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for rank, process in enumerate(processes):
+        text = process.communicate(timeout=120)[1]
+        said = f"MPI says rank 0 of 1, the environment (openmpi) rank {rank} of 2"
+        assert process.returncode == 1 and said in text, text
+        assert "SHARDTENSOR_DISTRIBUTED_BACKEND=gloo" in text
