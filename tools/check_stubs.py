@@ -24,6 +24,7 @@ SPELLINGS = {
     "typing.SupportsFloat | typing.SupportsIndex": "float",
     "collections.abc.": "",
     "shardtensor._C.": "",
+    "torch._C._distributed_c10d.": "",
     "torch.": "",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.fx.traceback
 
-_OPERATORS = ("exchange", "all_reduce")
+_OPERATORS = ("exchange", "all_reduce", "conv_apart", "conv_apart_backward")
 _ordered = False
 
 
@@ -30,9 +30,10 @@ def _lower_as_collective(operator):
 
     @lowering.register_lowering(operator, type_promotion_kind=None)
     def lower(x, *args):
-        return ir.TensorBox.create(
-            ir._CollectiveKernel.create_out_of_place(operator, x, *args)
-        )
+        result = ir._CollectiveKernel.create_out_of_place(operator, x, *args)
+        if isinstance(result, list):
+            return [ir.TensorBox.create(part) for part in result]
+        return ir.TensorBox.create(result)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from ranks import check_op, ranks, shard, sharded
 from test_compile import Compiled
 from torch import nn
 from torch.distributed.tensor import Shard
+from torch.profiler import profile
 
 import shardtensor
 
@@ -43,6 +44,32 @@ def test_compiled_modules_give_the_eager_numbers(mesh, name):
         sharded(torch.randn(2, 2, 8, 10, requires_grad=True), [Shard(2)], {2: [5, 3]}),
         mesh=mesh,
     )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution_computes_while_its_messages_travel(mesh, backend, channels_last):
+    """It is one operator of the graph, its gradients another."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 2, 5, padding=2)
+    )
+    x = torch.randn(2, 2, 14, 10)
+    if channels_last:
+        module, x = (
+            module.to(memory_format=torch.channels_last),
+            x.contiguous(memory_format=torch.channels_last),
+        )
+    sizes = [8, 6] if mesh.size() == 2 else [5, 4, 5]
+    part = sharded(x.requires_grad_(), [Shard(2)], {2: sizes})
+    compiled = Compiled(module, backend=backend, fullgraph=True)
+    check_op(compiled, part, mesh=mesh)
+    with profile() as events:
+        compiled(shard(x, mesh, [Shard(2)], {2: sizes})).sum().backward()
+    names = [event.name for event in events.events()]
+    assert names.count("shardtensor::conv_apart") == 2
+    assert names.count("shardtensor::conv_apart_backward") == 2
 
 
 def sent(fn, x):

@@ -20,6 +20,18 @@ TORCH_LIBRARY(shardtensor, m) {
       "all_to_all_v(Tensor x, int dim, int[] in_splits, int[] out_splits, "
       "str group) -> Tensor");
 
+  // A convolution that computes while its messages travel, and its gradients,
+  // those that are wanted: see rules/conv_apart_work.h. `code` holds parameters
+  // and edges, the others the exchange.
+  m.def(
+      "conv_apart(Tensor x, Tensor weight, Tensor? bias, int[] code, "
+      "int[] bring_slab, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_apart_backward(Tensor grad, Tensor x, Tensor slab, Tensor weight, "
+      "bool[3] wanted, int[] code, int[] return_slab, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+
   // Values that a plan knows, as a tensor on like's device.
   m.def(
       "index_tensor(int[] values, Tensor like) -> Tensor",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -47,6 +48,21 @@ void connect(
   }
   auto node = make_node<NodeType>(std::forward<Args>(args)...);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(output, node);
+}
+
+/// The same from several inputs, some of which may be undefined; the gradients
+/// come in their order.
+template <class NodeType, class... Args>
+void connect(
+    const at::Tensor& output,
+    const torch::autograd::variable_list& inputs,
+    Args&&... args) {
+  if (std::none_of(inputs.begin(), inputs.end(), needs_node)) {
+    return;
+  }
+  auto node = make_node<NodeType>(std::forward<Args>(args)...);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   torch::autograd::set_history(output, node);
 }
 

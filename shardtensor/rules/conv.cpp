@@ -191,8 +191,7 @@ std::shared_ptr<const ConvPlan> find_plan(
 /// Not where parts of one sum would be rounded before they cancel, in half
 /// precision. Not in 3-D on CPUs: oneDNN's kernels for the weight's gradient
 /// are up to five times slower where the dim is padded, which costs more than
-/// a copy. And not for a compiler: it would drop or move an exchange whose rows
-/// a rank has no use for, and others would wait.
+/// a copy.
 bool computes_apart(
     const ConvPlan& plan,
     const Tensor& x,
@@ -205,7 +204,7 @@ bool computes_apart(
       (local.scalar_type() == at::kFloat && !halved);
   const bool padded_volume = local.is_cpu() && local.dim() == 5;
   return plan.apart && wide && !padded_volume && !local.is_meta() &&
-      !is_traced(local) && !has_tangent({x, weight, bias});
+      !has_tangent({x, weight, bias});
 }
 
 Tensor conv_rule(

@@ -2,13 +2,8 @@
 
 #include <mutex>
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "shardtensor/comm/scope.h"
@@ -97,11 +92,11 @@ RowSource slab_rows(
   return rows;
 }
 
-std::vector<ConvApart::Edge> edges_of(
+std::vector<ApartWork::Edge> edges_of(
     const ApartPiece& piece,
     const Interval& owned,
     const Interval& outputs) {
-  std::vector<ConvApart::Edge> edges;
+  std::vector<ApartWork::Edge> edges;
   int64_t slab = 0;
   const auto add = [&](const ApartPiece::Edge& edge, const Interval& beyond) {
     if (edge.outputs.empty()) {
@@ -151,210 +146,49 @@ Plan plan_conv_apart(
   plan->joined = joined;
   plan->joined_padding = joined_padding;
   plan->return_joined = adjoint(joined.gather);
-  plan->stride = stride;
-  plan->dilation = dilation;
-  plan->groups = groups;
-  plan->padding = joined_padding;
-  plan->padding[gathering] = pieces[own].padding;
-  plan->dim = dim;
-  plan->edges =
+  plan->work.stride = stride;
+  plan->work.dilation = dilation;
+  plan->work.groups = groups;
+  plan->work.padding = joined_padding;
+  plan->work.padding[gathering] = pieces[own].padding;
+  plan->work.dim = dim;
+  plan->work.edges =
       edges_of(pieces[own], inputs.interval(own), outputs.interval(own));
-  plan->bring_slab = encode(
+  plan->work.bring_slab = encode(
       plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh);
-  plan->return_slab = adjoint(plan->bring_slab);
+  plan->work.return_slab = adjoint(plan->work.bring_slab);
   return plan;
 }
 
 namespace {
 
-// ---- local convolutions -----------------------------------------------------
+// ---- autograd ---------------------------------------------------------------
 
-std::vector<int64_t> zeros(const ConvApart& plan) {
-  return std::vector<int64_t>(plan.stride.size(), 0);
-}
-
-/// The rows of an edge are all there.
-std::vector<int64_t> edge_padding(const ConvApart& plan) {
-  auto padding = plan.padding;
-  padding[plan.dim - plan.joined.first_dim()] = 0;
-  return padding;
-}
-
-Tensor convolution(
-    const Tensor& x,
-    const Tensor& weight,
-    const Tensor& bias,
-    at::IntArrayRef padding,
-    const ConvApart& plan) {
-  return at::convolution(
-      x,
-      weight,
-      bias,
-      plan.stride,
-      padding,
-      plan.dilation,
-      false,
-      zeros(plan),
-      plan.groups);
-}
-
-struct Gradients {
-  Tensor x;
-  Tensor weight;
-  Tensor bias;
-};
-
-using Wanted = std::array<bool, 3>;
-
-Gradients convolution_gradients(
+/// By differentiable operators on joined rows, for double backward.
+ApartGradients joined_gradients(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
-    at::IntArrayRef padding,
-    const Wanted& wanted,
+    const std::array<bool, 3>& wanted,
     const ConvApart& plan) {
+  const auto rows = gather_rows(x, plan.joined);
   const std::vector<int64_t> bias_sizes{weight.size(0)};
   auto [dx, dweight, dbias] = at::convolution_backward(
       grad,
-      x,
+      rows,
       weight,
       at::OptionalIntArrayRef(bias_sizes),
-      plan.stride,
-      padding,
-      plan.dilation,
+      plan.work.stride,
+      plan.joined_padding,
+      plan.work.dilation,
       false,
-      zeros(plan),
-      plan.groups,
+      std::vector<int64_t>(plan.work.stride.size(), 0),
+      plan.work.groups,
       wanted);
+  if (wanted[0]) {
+    dx = exchange(dx, plan.return_joined);
+  }
   return {dx, dweight, dbias};
-}
-
-Tensor along(const Tensor& x, const Interval& rows, const ConvApart& plan) {
-  return x.narrow(plan.dim, rows.begin, rows.extent());
-}
-
-/// All rows that the windows of an edge read.
-Tensor edge_rows(
-    const Tensor& x,
-    const Tensor& slab,
-    const ConvApart::Edge& edge,
-    const ConvApart& plan) {
-  const auto owned = along(x, edge.owned, plan);
-  const auto others = along(slab, edge.slab, plan);
-  return edge.before ? at::cat({others, owned}, plan.dim)
-                     : at::cat({owned, others}, plan.dim);
-}
-
-/// The same with zeros in the place of the owned ones.
-Tensor edge_rows_of_others(
-    const Tensor& slab,
-    const ConvApart::Edge& edge,
-    const ConvApart& plan) {
-  std::vector<int64_t> pad(2 * (slab.dim() - plan.dim), 0);
-  pad[pad.size() - (edge.before ? 1 : 2)] = edge.owned.extent();
-  return at::constant_pad_nd(along(slab, edge.slab, plan), pad);
-}
-
-struct Forward {
-  Tensor output;
-  Tensor slab;
-};
-
-Forward compute(
-    const Tensor& x,
-    const Tensor& weight,
-    const Tensor& bias,
-    const ConvApart& plan) {
-  RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  Forward result;
-  result.slab = exchange_during(x, plan.bring_slab, [&] {
-    result.output = convolution(x, weight, bias, plan.padding, plan);
-  });
-  for (const auto& edge : plan.edges) {
-    const auto rows = edge_rows(x, result.slab, edge, plan);
-    along(result.output, edge.outputs, plan)
-        .copy_(convolution(rows, weight, bias, edge_padding(plan), plan));
-  }
-  return result;
-}
-
-// ---- gradients --------------------------------------------------------------
-
-/// What the slab contributes: its own gradient, and weight's.
-Gradients slab_gradients(
-    const Tensor& grad,
-    const Tensor& slab,
-    const Tensor& weight,
-    const Wanted& wanted,
-    const ConvApart& plan) {
-  std::vector<Tensor> slabs;
-  Gradients result;
-  for (const auto& edge : plan.edges) {
-    const auto part = convolution_gradients(
-        along(grad, edge.outputs, plan),
-        edge_rows_of_others(slab, edge, plan),
-        weight,
-        edge_padding(plan),
-        {wanted[0], wanted[1], false},
-        plan);
-    if (wanted[0]) {
-      const int64_t begin = edge.before ? 0 : edge.owned.extent();
-      slabs.push_back(along(part.x, {begin, begin + edge.slab.extent()}, plan));
-    }
-    if (wanted[1]) {
-      result.weight =
-          result.weight.defined() ? result.weight + part.weight : part.weight;
-    }
-  }
-  if (wanted[0]) {
-    result.x = slabs.empty() ? slab : at::cat(slabs, plan.dim);
-  }
-  return result;
-}
-
-Gradients apart_gradients(
-    const Tensor& grad,
-    const Tensor& x,
-    const Tensor& slab,
-    const Tensor& weight,
-    const Wanted& wanted,
-    const ConvApart& plan) {
-  const auto of_slab = slab_gradients(grad, slab, weight, wanted, plan);
-  Gradients result;
-  const auto of_owned = [&] {
-    result = convolution_gradients(grad, x, weight, plan.padding, wanted, plan);
-  };
-  if (wanted[0]) {
-    RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-    Tensor dx;
-    exchange_onto(dx, of_slab.x, plan.return_slab, [&] {
-      of_owned();
-      dx = result.x;
-    });
-    result.x = dx;
-  } else {
-    of_owned();
-  }
-  if (of_slab.weight.defined()) {
-    result.weight = result.weight + of_slab.weight;
-  }
-  return result;
-}
-
-/// By differentiable operators on joined rows, for double backward.
-Gradients joined_gradients(
-    const Tensor& grad,
-    const Tensor& x,
-    const Tensor& weight,
-    const Wanted& wanted,
-    const ConvApart& plan) {
-  const auto rows = gather_rows(x, plan.joined);
-  auto result = convolution_gradients(
-      grad, rows, weight, plan.joined_padding, wanted, plan);
-  if (wanted[0]) {
-    result.x = exchange(result.x, plan.return_joined);
-  }
-  return result;
 }
 
 struct ConvApartBackward : Node {
@@ -386,14 +220,15 @@ struct ConvApartBackward : Node {
     const auto x = x_.unpack();
     const auto slab = slab_.unpack();
     const auto weight = weight_.unpack();
-    const Wanted wanted{
+    const std::array<bool, 3> wanted{
         task_should_compute_output(0),
         task_should_compute_output(1),
         task_should_compute_output(2)};
     const CommScope scope(backward_of(scope_));
     const auto result = at::GradMode::is_enabled()
         ? joined_gradients(grads[0], x, weight, wanted, *plan_)
-        : apart_gradients(grads[0], x, slab, weight, wanted, *plan_);
+        : convolve_apart_backward(
+              grads[0], x, slab, weight, wanted, plan_->work);
     return {result.x, result.weight, result.bias};
   }
 
@@ -411,17 +246,14 @@ Tensor conv_apart(
     const Tensor& weight,
     const Tensor& bias,
     const Plan& plan) {
-  Forward forward;
+  ApartOutput result;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    forward = compute(x, weight, bias, *plan);
+    result = convolve_apart(x, weight, bias, plan->work);
   }
-  if (needs_node(x) || needs_node(weight) || needs_node(bias)) {
-    auto node = make_node<ConvApartBackward>(x, forward.slab, weight, plan);
-    node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
-    torch::autograd::set_history(forward.output, node);
-  }
-  return forward.output;
+  connect<ConvApartBackward>(
+      result.output, {x, weight, bias}, x, result.slab, weight, plan);
+  return result.output;
 }
 
 } // namespace shardtensor

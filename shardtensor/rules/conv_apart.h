@@ -1,12 +1,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/halo/stencil_call.h"
+#include "shardtensor/rules/conv_apart_work.h"
 
 namespace shardtensor {
 
@@ -17,26 +17,10 @@ namespace shardtensor {
 // the slab's gradient travels while that of the owned rows is computed.
 
 struct ConvApart {
-  /// Some outermost windows: they read rows of the slab and owned rows next to
-  /// them.
-  struct Edge {
-    bool before; // the slab's rows come first
-    Interval slab;
-    Interval owned;
-    Interval outputs;
-  };
+  ApartWork work;
   StencilCall joined; // for double backward, which joins the rows
   std::vector<int64_t> joined_padding;
   EncodedExchange return_joined;
-
-  std::vector<int64_t> stride;
-  std::vector<int64_t> dilation;
-  int64_t groups = 1;
-  std::vector<int64_t> padding; // on the owned rows
-  int64_t dim = 0; // that is cut
-  std::vector<Edge> edges;
-  EncodedExchange bring_slab;
-  EncodedExchange return_slab;
 };
 
 /// A plan for the call that `joined` describes, if one dim is all that gathers
@@ -51,7 +35,7 @@ std::shared_ptr<const ConvApart> plan_conv_apart(
     int64_t groups);
 
 /// The owned outputs of this rank's input with a batch dim, weight and bias, in
-/// one dtype; not to be traced. Differentiable twice. Communication: one
+/// one dtype. Differentiable twice. Communication: one
 /// exchange, and one in backward.
 at::Tensor conv_apart(
     const at::Tensor& x,

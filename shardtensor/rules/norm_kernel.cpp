@@ -282,12 +282,8 @@ Tensor normalize(
     const at::NoGradGuard no_grad;
     result = apply_norm(x, weight, bias, statistics);
   }
-  if (needs_node(x) || needs_node(weight) || needs_node(bias)) {
-    auto node =
-        make_node<NormBackward>(x, weight, bias, statistics, eps, geometry);
-    node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
-    torch::autograd::set_history(result, node);
-  }
+  connect<NormBackward>(
+      result, {x, weight, bias}, x, weight, bias, statistics, eps, geometry);
   return result;
 }
 

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/layout/interval.h"
+
+namespace shardtensor {
+
+// What a rank does in a convolution apart: see conv_apart.h. For a compiler
+// each function is one operator of the graph, which contains its messages.
+
+struct ApartWork {
+  /// Some outermost windows: they read rows of the slab and owned rows next to
+  /// them.
+  struct Edge {
+    bool before; // the slab's rows come first
+    Interval slab;
+    Interval owned;
+    Interval outputs;
+  };
+  std::vector<int64_t> stride;
+  std::vector<int64_t> dilation;
+  std::vector<int64_t> padding; // on the owned rows
+  int64_t groups = 1;
+  int64_t dim = 0; // that is cut
+  std::vector<Edge> edges;
+  EncodedExchange bring_slab;
+  EncodedExchange return_slab;
+};
+
+/// Each with its own memory format, none undefined but bias. Communication: one
+/// exchange.
+struct ApartOutput {
+  at::Tensor output;
+  at::Tensor slab; // rows of other ranks, for backward
+};
+ApartOutput convolve_apart(
+    const at::Tensor& x,
+    const at::Tensor& weight,
+    const at::Tensor& bias,
+    const ApartWork& work);
+
+/// Those of x, weight and bias that are wanted. Communication: one exchange if
+/// that of x is.
+struct ApartGradients {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+ApartGradients convolve_apart_backward(
+    const at::Tensor& grad,
+    const at::Tensor& x,
+    const at::Tensor& slab,
+    const at::Tensor& weight,
+    const std::array<bool, 3>& wanted,
+    const ApartWork& work);
+
+} // namespace shardtensor
