@@ -21,7 +21,7 @@ MpiSession::MpiSession() {
     check_mpi(
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
         "MPI_Init_thread");
-    std::atexit(finish);
+    on_exit([](int status, void*) { finish(status); }, nullptr);
   }
   TORCH_CHECK(
       provided >= MPI_THREAD_SERIALIZED,
@@ -40,10 +40,14 @@ MpiSession::MpiSession() {
   }
 }
 
-void MpiSession::finish() {
+// Note [A rank that fails must not wait]
+// MPI_Finalize waits for all ranks, and they may wait for a message of this
+// one. A process that ends without it, and not with 0, lets mpirun end the
+// others.
+void MpiSession::finish(int status) {
   int finished = 0;
   MPI_Finalized(&finished);
-  if (!finished && !get().abandoned_) {
+  if (!finished && status == 0 && !get().abandoned_) {
     MPI_Finalize();
   }
 }

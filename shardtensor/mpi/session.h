@@ -8,9 +8,9 @@
 
 namespace shardtensor {
 
-/// MPI, started by the first use and ended when the program exits. Another part
-/// of the program may have started it; then it also ends it. Raises when MPI
-/// does not let several threads take turns.
+/// MPI, started by the first use and ended when the program exits with 0.
+/// Another part of the program may have started it; then it also ends it.
+/// Raises when MPI does not let several threads take turns.
 class MpiSession {
  public:
   static MpiSession& get();
@@ -42,7 +42,7 @@ class MpiSession {
 
  private:
   MpiSession();
-  static void finish();
+  static void finish(int status);
 
   std::mutex mutex_;
   int rank_ = 0;
