@@ -71,6 +71,29 @@ def test_gloo_under_mpirun_when_asked_for():
     assert done.stdout.split() == ["gloo", "gloo"], done.stdout + done.stderr
 
 
+FAILS = """
+import os, sys, torch
+import torch.distributed as dist
+from shardtensor.distributed import DistributedManager
+DistributedManager.initialize()
+if dist.get_rank() == 0:
+    {way}
+dist.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["raise RuntimeError('rank 0 gives up')", "sys.exit(3)", "os.kill(os.getpid(), 9)"],
+    ids=["raises", "exits", "dies"],
+)
+def test_a_rank_that_fails_ends_the_job(way):
+    """It must not wait in MPI_Finalize for ranks that wait for it."""
+    done = mpirun(2, "-c", FAILS.format(way=way))
+    assert done.returncode != 0
+    assert "rank 0 gives up" not in way or "rank 0 gives up" in done.stderr
+
+
 def test_processes_that_this_mpi_did_not_start():
     """Another MPI's mpirun sets its variables, but this one knows nothing."""
     job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
