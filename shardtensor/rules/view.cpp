@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/InferSize.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
@@ -19,9 +20,26 @@ namespace {
 
 // ---- other sizes ------------------------------------------------------------
 
-bool is_viewable(const at::Tensor& tensor, at::IntArrayRef sizes) {
-  return at::detail::computeStride(tensor.sizes(), tensor.strides(), sizes)
-      .has_value();
+/// local.view(sizes), undefined where its strides forbid it. The call of the
+/// dispatcher alone would take as long as all else here.
+at::Tensor local_view(const at::Tensor& local, const at::DimVector& sizes) {
+  const auto strides =
+      at::detail::computeStride(local.sizes(), local.strides(), sizes);
+  if (!strides) {
+    return {};
+  }
+  if (is_traced(local) || at::isTensorSubclassLike(local)) {
+    return local.view(sizes);
+  }
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW,
+      c10::Storage(local.storage()),
+      local.key_set(),
+      local.dtype());
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(local.storage_offset());
+  impl->set_sizes_and_strides(sizes, *strides);
+  return view;
 }
 
 /// A local view that the strides of this rank's memory forbid is made from a
@@ -29,41 +47,38 @@ bool is_viewable(const at::Tensor& tensor, at::IntArrayRef sizes) {
 at::Tensor reshaped(
     const char* op,
     const at::Tensor& self,
-    const std::vector<int64_t>& sizes) {
+    at::IntArrayRef sizes) {
   const auto& own = spec(self);
   const auto plan = find_view_plan(
       "view",
       self,
       sizes,
-      [&] { return plan_reshape(own, sizes); },
+      [&] { return plan_reshape(own, sizes.vec()); },
       [&](const at::Tensor& whole) { return whole.view(sizes); });
   note_view_repair(op, own, plan->wanted);
   auto source = view_source(self, plan->wanted);
-  const auto& local_sizes = plan->output->local_sizes();
-  if (!is_viewable(source.local, local_sizes)) {
+  const at::DimVector local_sizes(plan->output->local_sizes());
+  auto local = local_view(source.local, local_sizes);
+  if (!local.defined()) {
     source = contiguous_source(source, self);
+    local = source.local.view(local_sizes);
   }
-  return wrap_view(
-      source.local.view(local_sizes),
-      plan->output,
-      plan->strides,
-      self,
-      source);
+  return wrap_view(local, plan->output, plan->strides, self, source);
 }
 
 at::Tensor view_kernel(const at::Tensor& self, at::IntArrayRef size) {
-  return reshaped("view", self, at::infer_size(size, self.numel()));
+  return reshaped("view", self, at::infer_size_dv(size, self.numel()));
 }
 
 at::Tensor unsafe_view_kernel(const at::Tensor& self, at::IntArrayRef size) {
-  return reshaped("_unsafe_view", self, at::infer_size(size, self.numel()));
+  return reshaped("_unsafe_view", self, at::infer_size_dv(size, self.numel()));
 }
 
 at::Tensor reshape_alias_kernel(
     const at::Tensor& self,
     at::IntArrayRef size,
     at::IntArrayRef) {
-  return reshaped("reshape", self, size.vec());
+  return reshaped("reshape", self, size);
 }
 
 /// Strides speak of one memory that nobody has.
