@@ -10,7 +10,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from ranks import ranks, run_isolated, shard
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor as st
@@ -112,6 +114,31 @@ def test_axis_groups_have_their_own_ranks(mesh):
         x = torch.tensor([dist.get_rank()])
         y = ops.all_gather_v(x, 0, [1, 1], group)
         assert y.tolist() == dist.get_process_group_ranks(mesh.get_group(axis))
+
+
+def talk_with_neighbours():
+    """One message to each of many ranks, most of them empty, or to all."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 3 * ranks, 512, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(2, 2, 5, 5, dtype=torch.double, requires_grad=True)
+    expected = F.conv2d(x, weight, padding=2)
+    wanted = torch.autograd.grad(expected.square().sum(), (x, weight))
+    part = shard(x.detach(), mesh, [Shard(2)]).requires_grad_()
+    result = F.conv2d(part, weight, padding=2)
+    got = torch.autograd.grad(result.square().sum(), (part, weight))
+    torch.testing.assert_close(result.full_tensor(), expected)
+    torch.testing.assert_close(got[0].full_tensor(), wanted[0])
+    torch.testing.assert_close(got[1], wanted[1])
+    columns = part.redistribute(placements=[Shard(3)])
+    torch.testing.assert_close(columns.full_tensor(), x)
+
+
+def test_more_ranks_than_gloo_reaches_at_once():
+    """Above 8, messages of any size go to the peers alone."""
+    outcomes = run_isolated(9, talk_with_neighbours, timeout=180)
+    assert [o.kind for o in outcomes] == ["ok"] * 9, outcomes
 
 
 # ---- derivatives ------------------------------------------------------------
