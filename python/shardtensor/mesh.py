@@ -1,5 +1,6 @@
 """PyTorch's DeviceMesh and the core's Mesh, one for one."""
 
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -82,6 +83,21 @@ def forget_groups(meshes: Iterable[DeviceMesh]) -> None:
     _groups.clear()
     _core_meshes.clear()
     _device_meshes.clear()
+    _forget_default_groups()
+
+
+def _forget_default_groups():
+    """The functions of torch.distributed.nn have as default argument the group
+    that existed when PyTorch imported them, with torch._dynamo for one. None
+    stands for the default group, too."""
+    functional = sys.modules.get("torch.distributed.nn.functional")
+    for function in vars(functional).values() if functional else ():
+        defaults = getattr(function, "__defaults__", None) or ()
+        if any(isinstance(value, dist.ProcessGroup) for value in defaults):
+            function.__defaults__ = tuple(
+                None if isinstance(value, dist.ProcessGroup) else value
+                for value in defaults
+            )
 
 
 def _make_core_mesh(mesh):

@@ -1,5 +1,7 @@
 """DistributedManager: one per process, from any launcher."""
 
+import importlib
+import inspect
 import os
 import socket
 import subprocess
@@ -106,6 +108,24 @@ def gloo_threads():
 
 def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
     values(run_isolated(2, outlive_the_job, free_port()))
+
+
+def import_what_keeps_groups(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    sys.modules.pop("torch.distributed.nn.functional", None)
+    functional = importlib.import_module("torch.distributed.nn.functional")
+    assert isinstance(
+        inspect.signature(functional.reduce).parameters["group"].default,
+        dist.ProcessGroup,
+    )
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+
+
+def test_cleanup_ends_the_threads_of_a_group_that_is_a_default_argument():
+    values(run_isolated(2, import_what_keeps_groups, free_port()))
 
 
 def outlive_plain_groups(port):
