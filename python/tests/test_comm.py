@@ -66,12 +66,26 @@ def test_gather_moves_every_dtype(mesh, dtype):
 @ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_reduce_sums_every_dtype(mesh, dtype):
+    """Small tensors and large ones travel in different ways."""
     n = mesh.size()
-    x = torch.tensor([1.0, 0.0, 2.0]).to(dtype)
-    expected = torch.tensor([1.0 * n, 0.0, 2.0 * n]).to(dtype)
-    y = ops.all_reduce(x, "sum", world())
-    assert y.dtype == dtype
-    assert torch.equal(y, expected)
+    for repeats in (1, 5000):
+        x = torch.tensor([1.0, 0.0, 2.0]).repeat(repeats).to(dtype)
+        expected = torch.tensor([1.0 * n, 0.0, 2.0 * n]).repeat(repeats).to(dtype)
+        y = ops.all_reduce(x, "sum", world())
+        assert y.dtype == dtype
+        assert torch.equal(y, expected)
+
+
+def sum_different_sizes():
+    st.set_communication_timeout(3)
+    with pytest.raises(dist.DistBackendError, match="shardtensor::all_reduce"):
+        ops.all_reduce(torch.ones(2 + dist.get_rank()), "sum", world())
+
+
+def test_sums_of_different_sizes_are_an_error_on_every_rank():
+    """Not the sum of what happens to arrive, nor the end of the process."""
+    outcomes = run_isolated(2, sum_different_sizes, timeout=30)
+    assert [o.kind for o in outcomes] == ["ok", "ok"], outcomes
 
 
 @ranks(2, 3)
