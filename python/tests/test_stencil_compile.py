@@ -19,6 +19,8 @@ class Padded(nn.Module):
 
 MODULES = {
     "conv": nn.Conv2d(2, 3, 3, padding=1),
+    "dilated": nn.Conv2d(2, 4, 3, padding=2, dilation=2, groups=2, bias=False),
+    "strided": nn.Conv2d(2, 3, 3, stride=2, padding=1),
     "transposed": nn.ConvTranspose2d(2, 3, 3, stride=2),
     "circular": nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
     "reflect": nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),

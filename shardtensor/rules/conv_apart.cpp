@@ -3,7 +3,6 @@
 #include <mutex>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/convolution_backward.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "shardtensor/comm/scope.h"
@@ -172,23 +171,12 @@ ApartGradients joined_gradients(
     const std::array<bool, 3>& wanted,
     const ConvApart& plan) {
   const auto rows = gather_rows(x, plan.joined);
-  const std::vector<int64_t> bias_sizes{weight.size(0)};
-  auto [dx, dweight, dbias] = at::convolution_backward(
-      grad,
-      rows,
-      weight,
-      at::OptionalIntArrayRef(bias_sizes),
-      plan.work.stride,
-      plan.joined_padding,
-      plan.work.dilation,
-      false,
-      std::vector<int64_t>(plan.work.stride.size(), 0),
-      plan.work.groups,
-      wanted);
+  auto result = convolution_gradients(
+      grad, rows, weight, plan.joined_padding, wanted, plan.work);
   if (wanted[0]) {
-    dx = exchange(dx, plan.return_joined);
+    result.x = exchange(result.x, plan.return_joined);
   }
-  return {dx, dweight, dbias};
+  return result;
 }
 
 struct ConvApartBackward : Node {

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
@@ -26,11 +27,9 @@ std::vector<int64_t> zeros(const ApartWork& work) {
 
 /// Of the output and of the gradients, as PyTorch chooses it.
 at::MemoryFormat format_of(const Tensor& x, const Tensor& weight) {
-  const bool channels_last =
-      x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-      weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  return channels_last ? at::MemoryFormat::ChannelsLast
-                       : at::MemoryFormat::Contiguous;
+  const auto format = x.suggest_memory_format();
+  return format == at::MemoryFormat::Contiguous ? weight.suggest_memory_format()
+                                                : format;
 }
 
 /// The rows of an edge are all there.
@@ -60,29 +59,6 @@ Tensor convolution(
 
 using Gradients = ApartGradients;
 using Wanted = std::array<bool, 3>;
-
-Gradients convolution_gradients(
-    const Tensor& grad,
-    const Tensor& x,
-    const Tensor& weight,
-    at::IntArrayRef padding,
-    const Wanted& wanted,
-    const ApartWork& work) {
-  const std::vector<int64_t> bias_sizes{weight.size(0)};
-  auto [dx, dweight, dbias] = at::convolution_backward(
-      grad,
-      x,
-      weight,
-      at::OptionalIntArrayRef(bias_sizes),
-      work.stride,
-      padding,
-      work.dilation,
-      false,
-      zeros(work),
-      work.groups,
-      wanted);
-  return {dx, dweight, dbias};
-}
 
 Tensor along(const Tensor& x, const Interval& rows, const ApartWork& work) {
   return x.narrow(work.dim, rows.begin, rows.extent());
@@ -258,13 +234,8 @@ Tensors forward_meta(
     c10::IntArrayRef bring_slab,
     std::string group) {
   const auto work = decode(code);
-  Numbers sizes{x.size(0), weight.size(0)};
-  for (size_t i = 0; i < work.stride.size(); ++i) {
-    const auto dim = static_cast<int64_t>(i) + 2;
-    const auto span = work.dilation[i] * (weight.size(dim) - 1) + 1;
-    sizes.push_back(
-        (x.size(dim) + 2 * work.padding[i] - span) / work.stride[i] + 1);
-  }
+  const auto sizes = at::native::conv_output_size(
+      x.sizes(), weight.sizes(), work.padding, work.stride, work.dilation);
   return {
       at::empty(sizes, x.options().memory_format(format_of(x, weight))),
       exchange(x, {bring_slab.vec(), std::move(group)})};
@@ -339,6 +310,29 @@ TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
 }
 
 } // namespace
+
+ApartGradients convolution_gradients(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    at::IntArrayRef padding,
+    const Wanted& wanted,
+    const ApartWork& work) {
+  const std::vector<int64_t> bias_sizes{weight.size(0)};
+  auto [dx, dweight, dbias] = at::convolution_backward(
+      grad,
+      x,
+      weight,
+      at::OptionalIntArrayRef(bias_sizes),
+      work.stride,
+      padding,
+      work.dilation,
+      false,
+      zeros(work),
+      work.groups,
+      wanted);
+  return {dx, dweight, dbias};
+}
 
 ApartOutput convolve_apart(
     const Tensor& x,

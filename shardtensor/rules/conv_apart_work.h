@@ -59,4 +59,14 @@ ApartGradients convolve_apart_backward(
     const std::array<bool, 3>& wanted,
     const ApartWork& work);
 
+/// The wanted gradients of the local operator with this padding, by PyTorch's
+/// own differentiable operator.
+ApartGradients convolution_gradients(
+    const at::Tensor& grad,
+    const at::Tensor& x,
+    const at::Tensor& weight,
+    at::IntArrayRef padding,
+    const std::array<bool, 3>& wanted,
+    const ApartWork& work);
+
 } // namespace shardtensor
