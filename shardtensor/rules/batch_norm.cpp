@@ -47,7 +47,7 @@ struct Running {
 void update_running(
     const Running& running,
     double momentum,
-    const NormMoments& moments,
+    const Moments& moments,
     const NormGeometry& geometry) {
   const at::NoGradGuard no_grad;
   const auto update = [&](const Tensor& buffer, const Tensor& local) {

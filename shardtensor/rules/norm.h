@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/shard_spec.h"
+#include "shardtensor/rules/moments.h"
 
 namespace shardtensor {
 
@@ -18,17 +19,13 @@ struct NormGeometry {
   bool centered = true; // false: the root mean square norm
 };
 
-/// What is known of the elements of each statistic, over all ranks; the
-/// covered dims have size 1. fp32, or fp64 for an fp64 tensor.
-struct NormMoments {
-  at::Tensor mean; // undefined when not centered
-  at::Tensor squares; // sum of (x - mean)^2
-};
-
+/// Of the elements of each statistic, over all ranks; the covered dims have
+/// size
+/// 1. fp32, or fp64 for an fp64 tensor; no mean when not centered.
 /// Communication: one exchange of three numbers per statistic with each rank
 /// of the axes (an all-reduce of one when not centered). Stable for any mean:
 /// no large number is squared. No autograd history.
-NormMoments norm_moments(const at::Tensor& x, const NormGeometry& geometry);
+Moments norm_moments(const at::Tensor& x, const NormGeometry& geometry);
 
 /// (x - mean) / sqrt(squares / count + eps) * weight + bias, in x's dtype.
 /// Weight and bias broadcast with x, or are undefined. Differentiable to any
@@ -40,7 +37,7 @@ at::Tensor normalize(
     const at::Tensor& x,
     const at::Tensor& weight,
     const at::Tensor& bias,
-    const NormMoments& moments,
+    const Moments& moments,
     double eps,
     const NormGeometry& geometry);
 

@@ -12,20 +12,6 @@ namespace shardtensor {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-namespace {
-
-int64_t count_of(
-    const std::vector<int64_t>& sizes,
-    const std::vector<int64_t>& dims) {
-  int64_t count = 1;
-  for (const int64_t dim : dims) {
-    count *= sizes[dim];
-  }
-  return count;
-}
-
-} // namespace
-
 Tensor norm_input(const char* op, const Tensor& input, const MeshPtr& mesh) {
   auto x = is_shard_tensor(input) ? input : promote_operand(input, mesh, op);
   x = redistribute(x, without_partial(spec(x)));
@@ -102,7 +88,7 @@ NormGeometry geometry_of(const SpecPtr& x, std::vector<int64_t> dims) {
   NormGeometry geometry;
   geometry.statistics = reduced_spec(x, dims, false, Placement::replicate());
   geometry.axes = axes_of_dims(*x, dims);
-  geometry.count = count_of(x->sizes(), dims);
+  geometry.count = count_over(x->sizes(), dims);
   geometry.dims = std::move(dims);
   return geometry;
 }

@@ -25,14 +25,6 @@ constexpr int64_t kGrain = 32768; // elements worth a thread
 
 // ---- cells ------------------------------------------------------------------
 
-int64_t cell_length(const Tensor& x, const Cell& cell) {
-  int64_t length = 1;
-  for (const int64_t dim : cell) {
-    length *= x.size(dim);
-  }
-  return length;
-}
-
 /// The first element of each cell.
 Tensor first_elements(const Tensor& x, const Cell& cell) {
   auto sizes = x.sizes().vec();
@@ -190,9 +182,9 @@ std::optional<Cell> cell_dims(
   return length < kShortest ? std::nullopt : std::optional(cell);
 }
 
-CellMoments cell_moments(const Tensor& x, const Cell& cell) {
-  const auto length = cell_length(x, cell);
-  const CellMoments result{per_cell(x, cell), per_cell(x, cell)};
+Moments cell_moments(const Tensor& x, const Cell& cell) {
+  const auto length = count_over(x.sizes(), cell);
+  const Moments result{per_cell(x, cell), per_cell(x, cell)};
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_moments", [&] {
     visit_cells<scalar_t>(
         std::array{result.mean, result.squares, first_elements(x, cell)},
@@ -208,7 +200,7 @@ CellSums cell_sums(
     const Tensor& mean,
     const Tensor& y,
     const Cell& cell) {
-  const auto length = cell_length(x, cell);
+  const auto length = count_over(x.sizes(), cell);
   const CellSums result{per_cell(x, cell), per_cell(x, cell)};
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_sums", [&] {
     visit_cells<scalar_t>(
@@ -233,7 +225,7 @@ Tensor scale_cells(
     const Tensor& scale,
     const Tensor& bias,
     const Cell& cell) {
-  const auto length = cell_length(x, cell);
+  const auto length = count_over(x.sizes(), cell);
   auto result = at::empty(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "scale_cells", [&] {
     visit_cells<scalar_t>(
@@ -267,7 +259,7 @@ Tensor combine_cells(
     const Tensor& scale_y,
     const Tensor& bias,
     const Cell& cell) {
-  const auto length = cell_length(x, cell);
+  const auto length = count_over(x.sizes(), cell);
   auto result = at::empty(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "combine_cells", [&] {
     visit_cells<scalar_t>(

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/rules/moments.h"
+
 namespace shardtensor {
 
 // The passes of a norm over large fp32 and fp64 tensors in the CPU's memory,
@@ -20,11 +22,7 @@ std::optional<std::vector<int64_t>> cell_dims(
     const std::vector<at::Tensor>& tensors,
     const std::vector<int64_t>& constant);
 
-struct CellMoments {
-  at::Tensor mean;
-  at::Tensor squares; // sum of (x - mean)^2
-};
-CellMoments cell_moments(const at::Tensor& x, const std::vector<int64_t>& cell);
+Moments cell_moments(const at::Tensor& x, const std::vector<int64_t>& cell);
 
 struct CellSums {
   at::Tensor values; // of y

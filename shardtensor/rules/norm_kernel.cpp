@@ -25,39 +25,27 @@ using torch::autograd::variable_list;
 
 // ---- statistics over ranks --------------------------------------------------
 
-/// Mean and squares of all ranks together from those of each (Chan, Golub and
-/// LeVeque, 1979).
-NormMoments merge_moments(
-    const NormMoments& moments,
+/// Of all ranks together.
+Moments merge_ranks(
+    const Moments& own,
     int64_t count,
     const NormGeometry& geometry) {
-  const auto& [mean, squares] = moments;
-  const auto sizes = mean.sizes().vec();
-  const auto counts =
-      at::full_like(mean, at::Scalar(static_cast<double>(count)));
-  const auto own = at::IntArrayRef(geometry.statistics->local_sizes());
+  const auto sizes = own.mean.sizes().vec();
+  const auto counts = at::full_like(own.mean, at::Scalar(count));
+  const auto flat = at::IntArrayRef(geometry.statistics->local_sizes());
   const auto terms = gather_terms(
-      {mean.view(own), squares.view(own), counts.view(own)},
+      {own.mean.view(flat), own.squares.view(flat), counts.view(flat)},
       geometry.statistics,
       geometry.axes);
-  const auto weights =
-      terms[2] / at::Scalar(static_cast<double>(geometry.count));
-  const auto total = at::sum(terms[0] * weights, at::IntArrayRef{0}, true);
-  const auto between = at::square(terms[0] - total) * terms[2];
-  return {
-      total.view(sizes),
-      at::sum(terms[1] + between, at::IntArrayRef{0}, false).view(sizes)};
+  const auto all = merge_moments({terms[0], terms[1]}, terms[2], {0});
+  return {all.mean.view(sizes), all.squares.view(sizes)};
 }
 
 } // namespace
 
-NormMoments norm_moments(const Tensor& input, const NormGeometry& geometry) {
+Moments norm_moments(const Tensor& input, const NormGeometry& geometry) {
   const at::NoGradGuard no_grad;
   const auto x = input.detach();
-  int64_t count = 1;
-  for (const int64_t dim : geometry.dims) {
-    count *= x.size(dim);
-  }
   if (!geometry.centered) {
     return {
         Tensor(),
@@ -68,7 +56,8 @@ NormMoments norm_moments(const Tensor& input, const NormGeometry& geometry) {
             geometry.axes)};
   }
   const auto own = own_moments(x, geometry.dims);
-  return geometry.axes.empty() ? own : merge_moments(own, count, geometry);
+  const auto count = count_over(x.sizes(), geometry.dims);
+  return geometry.axes.empty() ? own : merge_ranks(own, count, geometry);
 }
 
 // ---- normalization and its gradient -----------------------------------------
@@ -76,7 +65,7 @@ NormMoments norm_moments(const Tensor& input, const NormGeometry& geometry) {
 namespace {
 
 NormStatistics statistics_of(
-    const NormMoments& moments,
+    const Moments& moments,
     double eps,
     const NormGeometry& geometry) {
   const at::Scalar count(static_cast<double>(geometry.count));
@@ -268,7 +257,7 @@ Tensor normalize(
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias,
-    const NormMoments& moments,
+    const Moments& moments,
     double eps,
     const NormGeometry& geometry) {
   for (const auto& input : {x, weight, bias}) {

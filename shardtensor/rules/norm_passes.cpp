@@ -7,7 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mean.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
@@ -135,14 +135,6 @@ Tensor zero_sums(const Tensor& x, const std::vector<int64_t>& dims) {
 
 namespace {
 
-int64_t count_elements(const Tensor& x, const std::vector<int64_t>& dims) {
-  int64_t count = 1;
-  for (const int64_t dim : dims) {
-    count *= x.size(dim);
-  }
-  return count;
-}
-
 /// The dims of a statistic that its cells leave.
 std::vector<int64_t> without(
     const std::vector<int64_t>& dims,
@@ -182,29 +174,18 @@ Tensor squares_about(
   return result;
 }
 
-/// Cells have the same number of elements, which shortens the merging of
-/// samples by Chan, Golub and LeVeque (1979).
-NormMoments merge_cells(
-    const CellMoments& cells,
-    int64_t length,
-    const std::vector<int64_t>& dims) {
-  if (dims.empty()) {
-    return {cells.mean, cells.squares};
-  }
-  const auto mean = at::mean(cells.mean, dims, true);
-  const auto between =
-      at::square(cells.mean - mean) * at::Scalar(static_cast<double>(length));
-  return {mean, at::sum(cells.squares + between, dims, true)};
-}
-
 } // namespace
 
-NormMoments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
+Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
   if (const auto cell = cell_dims({x}, dims)) {
-    return merge_cells(
-        cell_moments(x, *cell), count_elements(x, *cell), without(dims, *cell));
+    const auto cells = cell_moments(x, *cell);
+    const auto rest = without(dims, *cell);
+    const at::Scalar length(count_over(x.sizes(), *cell));
+    return rest.empty()
+        ? cells
+        : merge_moments(cells, at::full_like(cells.mean, length), rest);
   }
-  const auto count = std::max<int64_t>(count_elements(x, dims), 1);
+  const auto count = std::max<int64_t>(count_over(x.sizes(), dims), 1);
   const auto mean = sum_over(x, dims) / at::Scalar(static_cast<double>(count));
   return {mean, squares_about(x, mean, dims)};
 }

@@ -21,7 +21,7 @@ at::Tensor kept_sum(const at::Tensor& x, const std::vector<int64_t>& dims);
 at::Tensor with_dims(const at::Tensor& x, int64_t dims);
 
 /// Of this rank's elements.
-NormMoments own_moments(const at::Tensor& x, const std::vector<int64_t>& dims);
+Moments own_moments(const at::Tensor& x, const std::vector<int64_t>& dims);
 /// The sum of x^2.
 at::Tensor own_squares(const at::Tensor& x, const std::vector<int64_t>& dims);
 

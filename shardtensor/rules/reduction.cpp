@@ -23,6 +23,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/rules/families.h"
+#include "shardtensor/rules/moments.h"
 #include "shardtensor/tensor/redistribute.h"
 
 // Reductions that are not linear: each rank reduces its shard, the terms are
@@ -299,39 +300,11 @@ at::Tensor count_nonzero_kernel(const at::Tensor& self, at::IntArrayRef dim) {
 
 // ---- moments and norms ------------------------------------------------------
 
-/// Mean and sum of squared deviations of the ranks' rows together, from those
-/// of each rank (Chan, Golub and LeVeque, 1979): no large number is squared.
-struct Moments {
-  at::Tensor mean;
-  at::Tensor squares;
-};
-
-Moments merged_moments(
-    const at::Tensor& means,
-    const at::Tensor& squares,
-    const at::Tensor& counts) {
-  const auto total = at::sum(counts, at::IntArrayRef{0}, true);
-  const auto mean = at::sum(means * counts, at::IntArrayRef{0}, true) / total;
-  const auto between = (means - mean).abs().square() * counts;
-  return {
-      mean.squeeze(0), at::sum(squares + between, at::IntArrayRef{0}, false)};
-}
-
-int64_t rows_of(
-    const std::vector<int64_t>& sizes,
-    const std::vector<int64_t>& dims) {
-  int64_t rows = 1;
-  for (const int64_t dim : dims) {
-    rows *= sizes[dim];
-  }
-  return rows;
-}
-
 Moments moments(const Reduction& reduction, bool keepdim) {
   const auto dtype = reduction.local.scalar_type();
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
   const auto local = half ? reduction.local.to(at::kFloat) : reduction.local;
-  const auto rows = rows_of(local.sizes().vec(), reduction.dims);
+  const auto rows = count_over(local.sizes(), reduction.dims);
   const auto real = at::toRealValueType(local.scalar_type());
   auto mean = at::zeros(reduction.result->local_sizes(), local.options());
   auto squares =
@@ -348,10 +321,11 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   }
   const auto count =
       at::full(reduction.result->local_sizes(), rows, squares.options());
-  return merged_moments(
-      reduction.gathered(mean),
-      reduction.gathered(squares),
-      reduction.gathered(count));
+  const auto merged = merge_moments(
+      {reduction.gathered(mean), reduction.gathered(squares)},
+      reduction.gathered(count),
+      {0});
+  return {merged.mean.squeeze(0), merged.squares.squeeze(0)};
 }
 
 ValuesIndices var_mean_of(
@@ -363,7 +337,7 @@ ValuesIndices var_mean_of(
   const Reduction reduction(op, self, dim, keepdim);
   const auto both = moments(reduction, keepdim);
   const double rows =
-      static_cast<double>(rows_of(reduction.spec->sizes(), reduction.dims));
+      static_cast<double>(count_over(reduction.spec->sizes(), reduction.dims));
   const double free = std::max(rows - correction.value_or(1).toDouble(), 0.0);
   const auto real = at::toRealValueType(self.scalar_type());
   return {
@@ -425,7 +399,7 @@ at::Tensor vector_norm_kernel(
   const auto real = at::toRealValueType(wide.scalar_type());
   TORCH_CHECK(
       (order >= 0 && !std::isinf(order)) ||
-          rows_of(reduction.spec->sizes(), reduction.dims) > 0,
+          count_over(reduction.spec->sizes(), reduction.dims) > 0,
       "linalg_vector_norm: order ",
       order,
       " has no value for a tensor without elements, of sizes ",

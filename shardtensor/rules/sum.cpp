@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/moments.h"
 #include "shardtensor/rules/promotion.h"
 #include "shardtensor/rules/reduction.h"
 #include "shardtensor/tensor/node.h"
@@ -304,10 +305,7 @@ at::Tensor mean_rule(
       "mean: expected a floating point or complex dtype, got ",
       type);
   const auto dims = reduced_dims("mean", self.dim(), dim);
-  int64_t count = 1;
-  for (const int64_t reduced : dims) {
-    count *= self.size(reduced);
-  }
+  const auto count = count_over(self.sizes(), dims);
   if (is_half(type)) {
     return at::div(
                sum_dims(self, dims, keepdim, at::kFloat),
