@@ -30,7 +30,7 @@ METHOD = "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"
 
 def test_each_launcher_is_understood():
     assert detect_launch(TORCHRUN) == Launch(5, 8, 1, "node0", 1234, "env")
-    assert detect_launch(SLURM) == Launch(3, 4, 1, "gpu07", 20042, "slurm")
+    assert detect_launch(SLURM) == Launch(3, 4, 1, "gpu07", 24042, "slurm")
     assert detect_launch(OPENMPI) == Launch(1, 2, 1, "localhost", 29500, "openmpi")
     assert detect_launch({}) == Launch(0, 1, 0, "localhost", 0, "single")
 

@@ -109,11 +109,24 @@ std::string slurm_address(const Variables& of, int64_t ranks) {
   return launcher.value_or("localhost");
 }
 
-/// Jobs that share a node get ports of their own.
+/// The same on every machine, which std::hash need not be.
+uint64_t fnv1a(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const unsigned char c : text) {
+    hash = (hash ^ c) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// Jobs that share a node get ports of their own, below those that Linux hands
+// out to others.
+int64_t port_of_job(uint64_t job) {
+  return 20000 + static_cast<int64_t>(job % 12000);
+}
+
 int64_t slurm_port(const Variables& of) {
   const int64_t job = of.number({"SLURM_JOB_ID"}, 0);
-  const int64_t own = job ? 20000 + job % 20000 : kDefaultPort;
-  return of.number({"MASTER_PORT"}, own);
+  return of.number({"MASTER_PORT"}, job ? port_of_job(job) : kDefaultPort);
 }
 
 Launch from_slurm(const Environment& environment) {
@@ -128,6 +141,12 @@ Launch from_slurm(const Environment& environment) {
   return launch;
 }
 
+int64_t openmpi_port(const Variables& of) {
+  const auto job = of.text("PMIX_NAMESPACE");
+  return of.number(
+      {"MASTER_PORT"}, job ? port_of_job(fnv1a(*job)) : kDefaultPort);
+}
+
 /// The address is needed where MPI itself does not move the data.
 Launch from_openmpi(const Environment& environment) {
   const Variables of("openmpi", environment);
@@ -140,7 +159,7 @@ Launch from_openmpi(const Environment& environment) {
       of.number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, launch.world_size);
   const bool one_node = here >= launch.world_size;
   launch.address = of.text("MASTER_ADDR").value_or(one_node ? "localhost" : "");
-  launch.port = of.number({"MASTER_PORT"}, kDefaultPort);
+  launch.port = openmpi_port(of);
   return launch;
 }
 

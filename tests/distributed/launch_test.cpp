@@ -63,7 +63,7 @@ TEST(Launch, ReadsSlurmsVariables) {
   EXPECT_EQ(launch.world_size, 6);
   EXPECT_EQ(launch.local_rank, 2);
   EXPECT_EQ(launch.address, "gpu03");
-  EXPECT_EQ(launch.port, 20000 + 123456 % 20000);
+  EXPECT_EQ(launch.port, 20000 + 123456 % 12000);
 }
 
 TEST(Launch, ReadsOpenMpisVariables) {
@@ -79,6 +79,21 @@ TEST(Launch, ReadsOpenMpisVariables) {
   EXPECT_THROW(address_of_rank_0(detect(several)), LaunchError);
   several["MASTER_ADDR"] = "gpu7";
   EXPECT_EQ(address_of_rank_0(detect(several)), "gpu7");
+}
+
+TEST(Launch, GivesOpenMpisJobsPortsOfTheirOwn) {
+  EXPECT_EQ(detect(kOpenMpi).port, 29500);
+  auto job = kOpenMpi;
+  job["PMIX_NAMESPACE"] = "prterun-node7-100@1";
+  const auto port = detect(job).port;
+  EXPECT_GE(port, 20000);
+  EXPECT_LT(port, 32000);
+  job["OMPI_COMM_WORLD_RANK"] = "2";
+  EXPECT_EQ(detect(job).port, port);
+  job["PMIX_NAMESPACE"] = "prterun-node7-101@1";
+  EXPECT_NE(detect(job).port, port);
+  job["MASTER_PORT"] = "77";
+  EXPECT_EQ(detect(job).port, 77);
 }
 
 TEST(Launch, FindsTheNodeOfRank0UnderSlurm) {
