@@ -10,6 +10,7 @@ from shardtensor import _C
 Placements = tuple[Placement, ...]
 
 
+@functools.lru_cache(maxsize=None, typed=True)  # a subclass is another one
 def to_core(placement: Placement) -> _C.Placement:
     if type(placement) is Shard:
         return _C.Placement.shard(placement.dim)
@@ -32,11 +33,14 @@ def from_core(placement: _C.Placement) -> Placement:
     return Partial(placement.reduce)
 
 
+def as_list(placements: Sequence[Placement] | Placement) -> list[Placement]:
+    """One placement stands for a list of one."""
+    return [placements] if isinstance(placements, Placement) else list(placements)
+
+
 def check_placements(placements: Sequence[Placement], axes: int) -> Placements:
     """One placement per mesh axis, as a tuple."""
-    if isinstance(placements, Placement):
-        placements = (placements,)
-    placements = tuple(placements)
+    placements = tuple(as_list(placements))
     for placement in placements:
         to_core(placement)
     if len(placements) != axes:

@@ -17,7 +17,7 @@ from shardtensor.compile import (
 )
 from shardtensor.infer import infer_spec
 from shardtensor.mesh import core_mesh, default_mesh
-from shardtensor.placements import Placements, check_placements, to_core
+from shardtensor.placements import Placements, as_list, check_placements, to_core
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
 
 TensorPromotionMode = _C.TensorPromotionMode
@@ -138,9 +138,12 @@ class ShardTensor(torch.Tensor):
             )
         if placements is None and sizes is None:
             raise ValueError("redistribute: expected placements, sizes or both")
-        if placements is None:
-            placements = self.placements
-        return _C.redistribute(self, self._layout(placements, sizes))
+        placements = as_list(self.placements if placements is None else placements)
+        return _C.redistribute(
+            self,
+            [to_core(placement) for placement in placements],
+            partitions(placements, self.dim(), sizes),
+        )
 
     # ---- layout -------------------------------------------------------------
 
@@ -174,23 +177,11 @@ class ShardTensor(torch.Tensor):
     def _local_tensor(self, local):
         _C.set_local(self, local)
 
-    def _layout(self, placements, sizes=None):
-        """The core spec of this tensor with other placements and sizes: what
-        stays cut by the same axes, and is not in sizes, keeps its cut."""
-        core = self._core
-        placements = check_placements(placements, len(core.placements))
-        wanted = [to_core(p) for p in placements]
-        shape = core.sizes
-        chunked = _C.make_spec(core.mesh, shape, wanted)
-        cuts = partitions(placements, len(shape), sizes) or [None] * len(shape)
-        for dim in chunked.sharded_dims:
-            same = core.is_sharded(dim) and core.axes(dim) == chunked.axes(dim)
-            if cuts[dim] is None and same:
-                cuts[dim] = core.partition(dim)
-        return _C.make_spec(core.mesh, shape, wanted, cuts)
-
     def _grad_spec(self, grad_placements):
-        return None if grad_placements is None else self._layout(grad_placements)
+        if grad_placements is None:
+            return None
+        wanted = [to_core(placement) for placement in as_list(grad_placements)]
+        return _C.with_placements(self._core, wanted)
 
     # ---- autograd -----------------------------------------------------------
 

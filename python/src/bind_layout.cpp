@@ -203,6 +203,17 @@ void bind_spec(py::module_& module) {
       py::arg("sizes"),
       py::arg("placements"),
       py::arg("partitions") = ShardSpec::Partitions());
+  module.def(
+      "with_placements",
+      [](const SpecHandle& spec,
+         std::vector<Placement> placements,
+         ShardSpec::Partitions partitions) {
+        return handle(with_placements(
+            spec, std::move(placements), std::move(partitions)));
+      },
+      py::arg("spec"),
+      py::arg("placements"),
+      py::arg("partitions") = ShardSpec::Partitions());
   module.def("interned_specs", &interned_specs);
 }
 

@@ -106,6 +106,17 @@ void bind_tensor(py::module_& module) {
       py::arg("tensor"),
       py::arg("to"));
   module.def(
+      "redistribute",
+      [](const at::Tensor& tensor,
+         const std::vector<Placement>& placements,
+         const ShardSpec::Partitions& partitions) {
+        return redistribute(tensor, placements, partitions);
+      },
+      ReleaseGil(),
+      py::arg("tensor"),
+      py::arg("placements"),
+      py::arg("partitions") = ShardSpec::Partitions());
+  module.def(
       "full_tensor",
       [](const at::Tensor& tensor, const SpecHandle& grad_spec) {
         return full_tensor(tensor, grad_spec);

@@ -114,16 +114,27 @@ std::vector<Placement> normalize(
   return placements;
 }
 
+std::vector<int64_t> axes_sharding(
+    const Mesh& mesh,
+    const std::vector<Placement>& placements,
+    int64_t dim) {
+  std::vector<int64_t> axes;
+  for (int64_t axis = 0; axis < mesh.axes(); ++axis) {
+    if (placements[axis].is_shard(dim)) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
 /// The ranks of each axis that shards `dim`.
 std::vector<int64_t> ranks_sharding(
     const Mesh& mesh,
     const std::vector<Placement>& placements,
     int64_t dim) {
-  std::vector<int64_t> ranks;
-  for (int64_t axis = 0; axis < mesh.axes(); ++axis) {
-    if (placements[axis].is_shard(dim)) {
-      ranks.push_back(mesh.ranks(axis));
-    }
+  auto ranks = axes_sharding(mesh, placements, dim);
+  for (auto& axis : ranks) {
+    axis = mesh.ranks(axis);
   }
   return ranks;
 }
@@ -364,24 +375,20 @@ SpecPtr without_partial(const SpecPtr& spec) {
       spec->mesh(), spec->sizes(), std::move(placements), spec->partitions());
 }
 
-SpecPtr with_placement(const SpecPtr& spec, int64_t axis, Placement placement) {
-  TORCH_CHECK_INDEX(
-      axis >= 0 && axis < spec->mesh()->axes(),
-      "with_placement: axis ",
-      axis,
-      ", expected 0 <= axis < ",
-      spec->mesh()->axes());
-  const Placement after = normalized(placement, spec->dim());
-  const Placement before = spec->placement(axis);
-  if (before == after) {
-    return spec;
+SpecPtr with_placements(
+    const SpecPtr& spec,
+    std::vector<Placement> placements,
+    ShardSpec::Partitions partitions) {
+  const auto& mesh = *spec->mesh();
+  placements = normalize(mesh, std::move(placements), spec->dim());
+  if (partitions.empty()) {
+    partitions.resize(spec->dim());
   }
-  std::vector<Placement> placements = spec->placements();
-  ShardSpec::Partitions partitions = spec->partitions();
-  placements[axis] = after;
-  for (const Placement& changed : {before, after}) {
-    if (changed.is_shard()) {
-      partitions[changed.dim].reset();
+  const bool complete = partitions.size() == spec->sizes().size();
+  for (const int64_t dim : spec->sharded_dims()) {
+    if (complete && !partitions[dim] &&
+        axes_sharding(mesh, placements, dim) == spec->axes(dim)) {
+      partitions[dim] = spec->partition(dim);
     }
   }
   return make_spec(

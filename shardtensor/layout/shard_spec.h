@@ -135,9 +135,12 @@ SpecPtr make_replicated(const MeshPtr& mesh, std::vector<int64_t> sizes);
 /// The same spec with each Partial axis made Replicate: the layout of a
 /// gradient.
 SpecPtr without_partial(const SpecPtr& spec);
-/// Only the given axis changes. Partitions of dims that keep all their axes
-/// are kept, others are chunked anew.
-SpecPtr with_placement(const SpecPtr& spec, int64_t axis, Placement placement);
+/// Other placements. A dim that stays cut by the same axes keeps its partition;
+/// `partitions` may give another one. Raises what make_spec does.
+SpecPtr with_placements(
+    const SpecPtr& spec,
+    std::vector<Placement> placements,
+    ShardSpec::Partitions partitions = {});
 /// `dim` is no longer sharded: its axes become Replicate.
 SpecPtr without_shard(const SpecPtr& spec, int64_t dim);
 /// The same layout for other global sizes (same number of dims). Partitions of

@@ -162,20 +162,8 @@ at::Tensor redistribute(
     const at::Tensor& tensor,
     const std::vector<Placement>& placements,
     const ShardSpec::Partitions& partitions) {
-  const auto& from = spec(tensor);
-  auto kept = partitions;
-  if (kept.empty()) {
-    // A dim that stays cut by the same axes keeps its partition.
-    const auto chunked = make_spec(from->mesh(), from->sizes(), placements);
-    kept.resize(from->dim());
-    for (const int64_t dim : chunked->sharded_dims()) {
-      if (from->is_sharded(dim) && from->axes(dim) == chunked->axes(dim)) {
-        kept[dim] = from->partition(dim);
-      }
-    }
-  }
   return redistribute(
-      tensor, make_spec(from->mesh(), from->sizes(), placements, kept));
+      tensor, with_placements(spec(tensor), placements, partitions));
 }
 
 void keep_gradient_layout(const at::Tensor& tensor) {

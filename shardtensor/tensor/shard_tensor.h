@@ -33,6 +33,7 @@ at::Tensor to_local(
 /// gradient travels back the same way. Communication: see redistribute_local;
 /// none when the layouts are equal (then the tensor itself is returned).
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
+/// To with_placements(spec(tensor), placements, partitions).
 at::Tensor redistribute(
     const at::Tensor& tensor,
     const std::vector<Placement>& placements,

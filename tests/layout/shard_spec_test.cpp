@@ -286,21 +286,33 @@ TEST(WithoutPartial, ReplicatesThePartialAxes) {
   EXPECT_EQ(without_partial(gradient), gradient);
 }
 
-TEST(WithPlacement, KeepsPartitionsOfDimsThatKeepTheirAxes) {
+TEST(WithPlacements, KeepsPartitionsOfDimsThatKeepTheirAxes) {
   const MeshPtr mesh = mesh_of({2, 2});
   const Partition uneven({4, 1});
   const SpecPtr spec = make_spec(mesh, {5, 6}, {kRows, kWhole}, {uneven, {}});
   EXPECT_EQ(
-      with_placement(spec, 1, Placement::shard(-1)),
+      with_placements(spec, {kRows, Placement::shard(-1)}),
       make_spec(mesh, {5, 6}, {kRows, kColumns}, {uneven, {}}));
   EXPECT_EQ(
-      with_placement(spec, 1, kRows), make_spec(mesh, {5, 6}, {kRows, kRows}));
+      with_placements(spec, {kRows, kRows}),
+      make_spec(mesh, {5, 6}, {kRows, kRows}));
   EXPECT_EQ(
-      with_placement(spec, 0, kTerm), make_spec(mesh, {5, 6}, {kTerm, kWhole}));
-  EXPECT_EQ(with_placement(spec, 0, Placement::shard(-2)), spec);
-  expect_error<c10::IndexError>(
-      [&] { with_placement(spec, 2, kWhole); },
-      "with_placement: axis 2, expected 0 <= axis < 2");
+      with_placements(spec, {kTerm, kWhole}),
+      make_spec(mesh, {5, 6}, {kTerm, kWhole}));
+  EXPECT_EQ(with_placements(spec, {Placement::shard(-2), kWhole}), spec);
+}
+
+TEST(WithPlacements, TakesAGivenPartition) {
+  const MeshPtr mesh = mesh_of({2, 2});
+  const Partition given({1, 4});
+  const SpecPtr spec =
+      make_spec(mesh, {5, 6}, {kRows, kWhole}, {Partition({4, 1}), {}});
+  EXPECT_EQ(
+      with_placements(spec, {kRows, kWhole}, {given, {}}),
+      make_spec(mesh, {5, 6}, {kRows, kWhole}, {given, {}}));
+  expect_error<c10::ValueError>(
+      [&] { with_placements(spec, {kRows, kWhole}, {given}); },
+      "make_spec: 1 partitions, expected none or one for each of 2 dims");
 }
 
 TEST(WithoutShard, ReplicatesTheDimsAxes) {
