@@ -11,6 +11,7 @@
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_schedule.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/node.h"
 #include "shardtensor/comm/scope.h"
@@ -23,11 +24,7 @@ namespace {
 using torch::autograd::variable_list;
 
 // An exchange is: copy what stays, and for each round of peers pack what goes
-// to them into one flat buffer, one all-to-all, unpack what they sent. Small
-// exchanges take one round. Large ones take several, each with a few peers, so
-// that no buffer holds more than a part of the tensor.
-constexpr int64_t kBytesPerRound = 4 << 20;
-constexpr int64_t kMostRounds = 8;
+// to them into one flat buffer, one all-to-all, unpack what they sent.
 
 // ---- the target -------------------------------------------------------------
 
@@ -78,31 +75,6 @@ void copy_local(
 
 // ---- messages ---------------------------------------------------------------
 
-/// The pieces that go to, or come from, some peers, in the order in which they
-/// stand in one flat buffer.
-struct Messages {
-  std::vector<Piece> pieces;
-  Splits splits; // per rank of the group
-  int64_t numel = 0;
-};
-
-Messages messages(
-    const MessageSide& side,
-    std::vector<int64_t> peers,
-    int64_t ranks) {
-  Messages result;
-  result.splits.assign(ranks, 0);
-  std::sort(peers.begin(), peers.end());
-  for (const auto peer : peers) {
-    for (const auto& piece : side.of(peer)) {
-      result.pieces.push_back(piece);
-      result.splits[peer] += piece.numel;
-      result.numel += piece.numel;
-    }
-  }
-  return result;
-}
-
 /// Memory of x that is already the flat buffer of these messages, if they are
 /// one contiguous box; else undefined.
 at::Tensor in_place_buffer(const at::Tensor& x, const Messages& messages) {
@@ -113,13 +85,6 @@ at::Tensor in_place_buffer(const at::Tensor& x, const Messages& messages) {
   return box.is_contiguous() ? box.view({-1}) : at::Tensor();
 }
 
-bool adds(const Messages& messages) {
-  return std::any_of(
-      messages.pieces.begin(), messages.pieces.end(), [](const Piece& piece) {
-        return piece.adds;
-      });
-}
-
 template <typename Visit>
 void for_each_piece(
     const at::Tensor& buffer,
@@ -127,7 +92,10 @@ void for_each_piece(
     Visit visit) {
   int64_t offset = 0;
   for (const auto& piece : messages.pieces) {
-    visit(piece, buffer.narrow(0, offset, piece.numel).view(piece.extent));
+    const bool whole = piece.numel == buffer.numel();
+    const at::Tensor place =
+        whole ? buffer : buffer.narrow(0, offset, piece.numel);
+    visit(piece, place.view(piece.extent));
     offset += piece.numel;
   }
 }
@@ -147,32 +115,6 @@ at::Tensor pack(const at::Tensor& x, const Messages& messages) {
 
 // ---- rounds -----------------------------------------------------------------
 
-/// Whom this rank talks to in one round: r + k and r - k for some k, so that
-/// every rank has as many peers.
-struct Round {
-  std::vector<int64_t> send_to;
-  std::vector<int64_t> receive_from;
-};
-
-/// The same number of rounds on every rank.
-std::vector<Round> rounds_of(
-    const ExchangeCode& code,
-    const Group& group,
-    int64_t element_size) {
-  const int64_t peers = group.ranks() - 1;
-  const int64_t bytes = code.largest_message * peers * element_size;
-  const int64_t count = std::clamp<int64_t>(
-      bytes / kBytesPerRound, 1, std::clamp<int64_t>(peers, 1, kMostRounds));
-  std::vector<Round> rounds(count);
-  for (int64_t k = 1; k <= peers; ++k) {
-    Round& round = rounds[(k - 1) * count / peers];
-    round.send_to.push_back((group.rank() + k) % group.ranks());
-    round.receive_from.push_back(
-        (group.rank() - k + group.ranks()) % group.ranks());
-  }
-  return rounds;
-}
-
 std::string describe(
     const at::Tensor& x,
     const Messages& sends,
@@ -189,17 +131,6 @@ std::string describe(
       ')');
 }
 
-/// The elements that go to or come from each other rank, all rounds together.
-Splits totals(const MessageSide& side, int64_t rank, int64_t ranks) {
-  Splits result(ranks, 0);
-  for (const auto& piece : side.pieces) {
-    if (piece.peer != rank) {
-      result.at(piece.peer) += piece.numel;
-    }
-  }
-  return result;
-}
-
 void count_sends(const Splits& sends, int64_t element_size) {
   int64_t messages = 0;
   int64_t elements = 0;
@@ -212,7 +143,7 @@ void count_sends(const Splits& sends, int64_t element_size) {
 
 void check_exchange(
     const at::Tensor& x,
-    const ExchangeCode& code,
+    const ExchangeSchedule& schedule,
     const Group& group) {
   if (!check_mode()) {
     return;
@@ -224,15 +155,15 @@ void check_exchange(
            "shardtensor::exchange of a ",
            x.scalar_type(),
            " tensor, messages of at most ",
-           code.largest_message,
+           schedule.code.largest_message,
            " elements"),
-       totals(code.source, code.rank, group.ranks()),
-       totals(code.target, code.rank, group.ranks())});
+       schedule.sent,
+       schedule.received});
 }
 
 /// A received buffer that is still to be written.
 struct Received {
-  Messages messages;
+  const Messages& messages;
   at::Tensor buffer;
 };
 
@@ -295,21 +226,21 @@ std::string profiled_name(const Splits& sends, int64_t element_size) {
 void exchange_messages(
     const at::Tensor& target,
     const at::Tensor& x,
-    const ExchangeCode& code,
+    const ExchangeSchedule& schedule,
     const Group& group,
     c10::function_ref<void()> meanwhile) {
-  const auto sent = totals(code.source, code.rank, group.ranks());
+  const auto& code = schedule.code;
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (profiled.isActive()) {
-    profiled.before(profiled_name(sent, x.element_size()));
+    profiled.before(profiled_name(schedule.sent, x.element_size()));
   }
   const bool late = code.target.in_rank_order;
   std::vector<Received> received;
   bool first = true;
-  for (const auto& round : rounds_of(code, group, x.element_size())) {
-    const auto sends = messages(code.source, round.send_to, group.ranks());
-    Received r{messages(code.target, round.receive_from, group.ranks()), {}};
-    if (!late && !adds(r.messages)) {
+  for (const auto& round : schedule.rounds) {
+    const auto& sends = round.sends;
+    Received r{round.receives, {}};
+    if (!late && !r.messages.adds) {
       r.buffer = in_place_buffer(target, r.messages);
     }
     const bool direct = r.buffer.defined();
@@ -341,7 +272,7 @@ void exchange_messages(
   if (late) {
     write_in_rank_order(target, x, code, received);
   }
-  count_sends(sent, x.element_size());
+  count_sends(schedule.sent, x.element_size());
 }
 
 // ---- kernels ----------------------------------------------------------------
@@ -359,9 +290,10 @@ void check_source(const at::Tensor& x, const MessageSide& source) {
 void run_exchange(
     const at::Tensor& target,
     const at::Tensor& x,
-    const ExchangeCode& exchange,
+    const ExchangeSchedule& schedule,
     const std::string& group_name,
     c10::function_ref<void()> meanwhile) {
+  const auto& exchange = schedule.code;
   check_source(x, exchange.source);
   const bool silent = exchange.largest_message == 0;
   if (silent && (group_name.empty() || !check_mode())) {
@@ -371,17 +303,19 @@ void run_exchange(
   }
   const Group group(group_name);
   TORCH_CHECK_VALUE(
-      group.rank() == exchange.rank,
+      group.rank() == exchange.rank && group.ranks() == exchange.ranks,
       "shardtensor::exchange: the plan is for rank ",
       exchange.rank,
+      " of ",
+      exchange.ranks,
       ", this is ",
       group.to_string());
-  check_exchange(x, exchange, group);
+  check_exchange(x, schedule, group);
   if (silent) {
     meanwhile();
     copy_local(target, x, exchange);
   } else {
-    exchange_messages(target, x, exchange, group, meanwhile);
+    exchange_messages(target, x, schedule, group, meanwhile);
   }
 }
 
@@ -389,10 +323,10 @@ at::Tensor exchange_kernel(
     const at::Tensor& x,
     c10::IntArrayRef code,
     std::string group_name) {
-  const ExchangeCode exchange = decode(code);
-  check_source(x, exchange.source);
-  const at::Tensor target = make_target(x, exchange.target);
-  run_exchange(target, x, exchange, group_name, [] {});
+  const auto schedule = find_schedule(code, x.element_size());
+  check_source(x, schedule->code.source);
+  const at::Tensor target = make_target(x, schedule->code.target);
+  run_exchange(target, x, *schedule, group_name, [] {});
   return target;
 }
 
@@ -506,10 +440,10 @@ at::Tensor exchange_during(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
-  const ExchangeCode code = decode(encoded.code);
-  check_source(x, code.source);
-  const at::Tensor target = make_target(x, code.target);
-  run_exchange(target, x, code, encoded.group, meanwhile);
+  const auto schedule = find_schedule(encoded.code, x.element_size());
+  check_source(x, schedule->code.source);
+  const at::Tensor target = make_target(x, schedule->code.target);
+  run_exchange(target, x, *schedule, encoded.group, meanwhile);
   return target;
 }
 
@@ -518,11 +452,9 @@ void exchange_onto(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
-  ExchangeCode code = decode(encoded.code);
-  for (auto& piece : code.target.pieces) {
-    piece.adds = true;
-  }
-  run_exchange(target, x, code, encoded.group, meanwhile);
+  const auto schedule =
+      find_schedule(encoded.code, x.element_size(), /*adds=*/true);
+  run_exchange(target, x, *schedule, encoded.group, meanwhile);
 }
 
 at::Tensor exchange(

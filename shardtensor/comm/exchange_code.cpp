@@ -10,7 +10,8 @@ namespace shardtensor {
 
 namespace {
 
-constexpr int64_t kHeader = 3; // rank, largest message, source side's length
+// Rank, ranks, largest message, source side's length.
+constexpr int64_t kHeader = 4;
 constexpr int64_t kStartsAtZero = 1;
 constexpr int64_t kInRankOrder = 2;
 
@@ -51,7 +52,17 @@ int64_t product(c10::IntArrayRef extent) {
   return result;
 }
 
-MessageSide read_side(Reader& reader) {
+void check_peer(int64_t peer, int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      peer >= 0 && peer < ranks,
+      "shardtensor::exchange: the code has a piece of rank ",
+      peer,
+      ", expected one of ",
+      ranks,
+      " ranks");
+}
+
+MessageSide read_side(Reader& reader, int64_t ranks) {
   MessageSide side;
   const int64_t dim = reader.next();
   const int64_t flags = reader.next();
@@ -63,6 +74,7 @@ MessageSide read_side(Reader& reader) {
   for (int64_t i = 0; i < pieces; ++i) {
     Piece& piece = side.pieces.emplace_back();
     piece.peer = reader.next();
+    check_peer(piece.peer, ranks);
     piece.adds = reader.next() != 0;
     piece.begin = reader.next(dim);
     piece.extent = reader.next(dim);
@@ -242,10 +254,11 @@ ExchangeCode decode(c10::IntArrayRef code) {
   Reader reader(code);
   ExchangeCode result;
   result.rank = reader.next();
+  result.ranks = reader.next();
   result.largest_message = reader.next();
   reader.next(); // the source side's length, for adjoint()
-  result.source = read_side(reader);
-  result.target = read_side(reader);
+  result.source = read_side(reader, result.ranks);
+  result.target = read_side(reader, result.ranks);
   TORCH_CHECK_VALUE(
       reader.done(), "shardtensor::exchange: the code is too long");
   const auto leave = result.source.of(result.rank).size();
@@ -264,10 +277,10 @@ std::vector<int64_t> adjoint(c10::IntArrayRef code) {
   TORCH_CHECK_VALUE(
       code.size() > kHeader, "shardtensor::exchange: the code is too short");
   const auto sides = code.slice(kHeader);
-  const auto source = sides.slice(0, code[2]);
-  const auto target = sides.slice(code[2]);
-  std::vector<int64_t> result{
-      code[0], code[1], static_cast<int64_t>(target.size())};
+  const auto source = sides.slice(0, code[kHeader - 1]);
+  const auto target = sides.slice(code[kHeader - 1]);
+  std::vector<int64_t> result(code.begin(), code.begin() + kHeader);
+  result.back() = static_cast<int64_t>(target.size());
   result.insert(result.end(), target.begin(), target.end());
   result.insert(result.end(), source.begin(), source.end());
   return result;
@@ -277,14 +290,15 @@ std::vector<int64_t> encode(
     const ExchangePlan& plan,
     int64_t rank,
     const std::vector<int64_t>& rank_of) {
-  std::vector<int64_t> code{rank, plan.largest_message, 0};
+  const auto last = std::max_element(rank_of.begin(), rank_of.end());
+  std::vector<int64_t> code{rank, *last + 1, plan.largest_message, 0};
   write_side(
       code,
       plan.source_sizes,
       sorted_entries(plan.sends, /*targets=*/false, rank_of),
       rank,
       /*covers=*/false);
-  code[2] = static_cast<int64_t>(code.size()) - kHeader;
+  code[kHeader - 1] = static_cast<int64_t>(code.size()) - kHeader;
   write_side(
       code,
       plan.target_sizes,

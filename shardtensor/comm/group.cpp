@@ -187,7 +187,8 @@ c10d::ReduceOp to_c10d(Reduce reduce) {
 /// Pure data movement needs no dtype, and backends lack some. A single element
 /// is contiguous with any stride, but only stride 1 can be read as bytes.
 at::Tensor as_bytes(const at::Tensor& flat) {
-  return flat.as_strided({flat.numel()}, {1}).view(at::kByte);
+  const bool dense = flat.stride(0) == 1;
+  return (dense ? flat : flat.as_strided({flat.numel()}, {1})).view(at::kByte);
 }
 
 Splits times(const Splits& splits, int64_t by) {

@@ -425,6 +425,7 @@ TEST(ExchangeCode, KeepsThePlan) {
   const auto code = encode(plan, 1, {0, 1, 2});
   const ExchangeCode decoded = decode(code);
   EXPECT_EQ(decoded.rank, 1);
+  EXPECT_EQ(decoded.ranks, 3);
   EXPECT_EQ(decoded.largest_message, 7);
   EXPECT_EQ(decoded.source.sizes, c10::IntArrayRef({4, 3}));
   EXPECT_EQ(decoded.target.sizes, c10::IntArrayRef({5, 3}));
@@ -439,6 +440,17 @@ TEST(ExchangeCode, KeepsThePlan) {
   EXPECT_EQ(decoded.target.of(1)[0].begin, c10::IntArrayRef({1, 0}));
   EXPECT_EQ(decoded.target.of(1)[0].extent, c10::IntArrayRef({4, 3}));
   EXPECT_EQ(decoded.target.of(1)[0].numel, 12);
+}
+
+TEST(ExchangeCode, RefusesToTurnTooFewIntegers) {
+  try {
+    adjoint(std::vector<int64_t>{0, 1, 2, 0});
+    FAIL() << "expected an error";
+  } catch (const c10::ValueError& error) {
+    EXPECT_STREQ(
+        error.what_without_backtrace(),
+        "shardtensor::exchange: the code is too short");
+  }
 }
 
 /// A batch of sequences of which a rank holds every other row: many boxes,

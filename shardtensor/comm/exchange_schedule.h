@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <c10/util/ArrayRef.h>
+
+#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/group.h"
+
+namespace shardtensor {
+
+/// The pieces that go to, or come from, some peers, in the order in which they
+/// stand in one flat buffer.
+struct Messages {
+  std::vector<Piece> pieces;
+  Splits splits; // per rank of the group
+  int64_t numel = 0;
+  bool adds = false; // some piece does
+};
+
+/// Messages to r + k and from r - k for some k, so that every rank has as many
+/// peers.
+struct Round {
+  Messages sends;
+  Messages receives;
+};
+
+/// What a rank does in an exchange, worked out from its code once.
+struct ExchangeSchedule {
+  /// `adds`: what arrives, and what stays, is added to the target.
+  ExchangeSchedule(c10::IntArrayRef integers, int64_t element_size, bool adds);
+  ExchangeSchedule(ExchangeSchedule&&) = default;
+  ExchangeSchedule(const ExchangeSchedule&) = delete;
+
+  std::vector<int64_t> integers;
+  ExchangeCode code; // a view of them
+  // The elements that go to and come from each other rank, all rounds together.
+  Splits sent;
+  Splits received;
+  std::vector<Round> rounds; // as many on every rank
+};
+
+/// Kept: the same exchange comes back in every step.
+std::shared_ptr<const ExchangeSchedule> find_schedule(
+    c10::IntArrayRef code,
+    int64_t element_size,
+    bool adds = false);
+
+} // namespace shardtensor
