@@ -174,6 +174,12 @@ Tensor squares_about(
   return result;
 }
 
+Moments two_pass_moments(const Tensor& x, const std::vector<int64_t>& dims) {
+  const auto count = std::max<int64_t>(count_over(x.sizes(), dims), 1);
+  const auto mean = sum_over(x, dims) / at::Scalar(static_cast<double>(count));
+  return {mean, squares_about(x, mean, dims)};
+}
+
 } // namespace
 
 Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
@@ -185,9 +191,15 @@ Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
         ? cells
         : merge_moments(cells, at::full_like(cells.mean, length), rest);
   }
-  const auto count = std::max<int64_t>(count_over(x.sizes(), dims), 1);
-  const auto mean = sum_over(x, dims) / at::Scalar(static_cast<double>(count));
-  return {mean, squares_about(x, mean, dims)};
+  // The first dim by itself: with the channels of a group side by side in
+  // memory, the sums of each channel read x in order.
+  const auto split = dims.begin() + (dims.size() > 1 ? 1 : 0);
+  const std::vector<int64_t> first(dims.begin(), split);
+  const auto parts = two_pass_moments(x, {split, dims.end()});
+  const at::Scalar length(count_over(x.sizes(), {split, dims.end()}));
+  return first.empty()
+      ? parts
+      : merge_moments(parts, at::full_like(parts.mean, length), first);
 }
 
 Tensor own_squares(const Tensor& x, const std::vector<int64_t>& dims) {
