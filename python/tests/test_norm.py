@@ -167,6 +167,44 @@ def test_channels_last(mesh, kind):
             assert y.to_local().is_contiguous(memory_format=torch.channels_last)
 
 
+MANY_CHANNELS = {  # no whole number of vectors
+    "group": lambda: nn.GroupNorm(2, 20),
+    "group_plain": lambda: nn.GroupNorm(2, 20, affine=False),
+    "batch": lambda: nn.BatchNorm2d(20),
+    "instance": lambda: nn.InstanceNorm2d(20),
+}
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("shape", [(2, 20, 17, 40), (1, 20, 40, 200)])
+@pytest.mark.parametrize("kind", MANY_CHANNELS)
+def test_large_images_with_channels_last(mesh, kind, shape):
+    """Loops over all channels side by side; whole images, or row by row."""
+    x = image(*shape)
+    norm = MANY_CHANNELS[kind]().double()
+    for p in norm.parameters():
+        nn.init.normal_(p, 1.0, 0.5)
+    for dim in (0, 2, 3):
+        for sizes in partitions(x.shape[dim], mesh.size()):
+            check_op(
+                ChannelsLast(norm),
+                sharded(x, [Shard(dim)], {dim: sizes}),
+                mesh=mesh,
+            )
+
+
+@ranks(2)
+def test_single_precision_of_a_large_mean(mesh):
+    """Whatever lies side by side in memory."""
+    x = 1000 + torch.randn(2, 20, 40, 96)
+    norm = nn.GroupNorm(4, 20)
+    expected = nn.GroupNorm(4, 20).double()(x.double())
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        laid_out = x.contiguous(memory_format=memory_format)
+        y = norm(shard(laid_out, mesh, [Shard(2)])).full_tensor()
+        torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-3)
+
+
 @ranks(2)
 @pytest.mark.parametrize("kind", ["group", "batch", "layer", "rms"])
 def test_what_needs_no_gradient_gets_none(mesh, kind):

@@ -5,61 +5,163 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/rules/norm_loops.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
 
 using at::Tensor;
-using Cell = std::vector<int64_t>;
 
 namespace {
 
 constexpr int64_t kShortest = 64; // elements of a cell worth a call
-constexpr int64_t kRun = 2048; // elements that stay in the first cache
-constexpr int64_t kLanes = 16; // sums side by side, for the vector units
+constexpr int64_t kLargest = 65536; // elements of interleaved cells in one call
 constexpr int64_t kGrain = 32768; // elements worth a thread
+
+using Dims = std::vector<int64_t>;
+
+bool contains(const Dims& sorted, int64_t dim) {
+  return std::binary_search(sorted.begin(), sorted.end(), dim);
+}
 
 // ---- cells ------------------------------------------------------------------
 
-/// The first element of each cell.
-Tensor first_elements(const Tensor& x, const Cell& cell) {
+bool can_have_cells(const std::vector<Tensor>& tensors) {
+  const auto& x = tensors[0];
+  return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
+    return tensor.is_cpu() && !is_traced(tensor) &&
+        tensor.scalar_type() == x.scalar_type() &&
+        (tensor.scalar_type() == at::kFloat ||
+         tensor.scalar_type() == at::kDouble) &&
+        tensor.sizes() == x.sizes();
+  });
+}
+
+/// The dims of x with more than one element, from the innermost in memory, as
+/// far as all tensors hold them alike and without gaps.
+Dims memory_order(const std::vector<Tensor>& tensors) {
+  const auto& x = tensors[0];
+  Dims order;
+  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
+    if (x.size(dim) > 1) {
+      order.push_back(dim);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return x.stride(a) < x.stride(b);
+  });
+  int64_t inner = 1;
+  const auto end = std::find_if(order.begin(), order.end(), [&](int64_t dim) {
+    const bool dense =
+        std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
+          return tensor.stride(dim) == inner;
+        });
+    inner *= x.size(dim);
+    return !dense;
+  });
+  order.erase(end, order.end());
+  return order;
+}
+
+/// Cells that begin after the innermost `inner` dims.
+Cells cells_beyond(
+    size_t inner,
+    const Tensor& x,
+    const Dims& order,
+    const Dims& constant) {
+  Cells cells;
+  for (size_t i = 0; i < inner; ++i) {
+    cells.interleaved.push_back(order[i]);
+    cells.width *= x.size(order[i]);
+  }
+  for (size_t i = inner; i < order.size(); ++i) {
+    const bool fits = cells.width == 1 || cells.length == 1 ||
+        cells.length * cells.width * x.size(order[i]) <= kLargest;
+    if (!contains(constant, order[i]) || !fits) {
+      break;
+    }
+    cells.dims.push_back(order[i]);
+    cells.length *= x.size(order[i]);
+  }
+  return cells;
+}
+
+/// Sizes and dense strides of what is known of the cells: interleaved ones side
+/// by side. Other dims have the sizes given.
+Tensor empty_by_cell(const Dims& sizes, const Tensor& x, const Cells& cells) {
+  Dims strides(sizes.size());
+  int64_t stride = 1;
+  const auto place = [&](bool interleaved) {
+    for (auto dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
+      if (contains(cells.interleaved, dim) == interleaved) {
+        strides[dim] = stride;
+        stride *= sizes[dim];
+      }
+    }
+  };
+  place(true);
+  place(false);
+  return at::empty_strided(sizes, strides, x.options());
+}
+
+Tensor per_cell(const Tensor& x, const Cells& cells) {
   auto sizes = x.sizes().vec();
-  for (const int64_t dim : cell) {
+  for (const int64_t dim : cells.dims) {
     sizes[dim] = 1;
+  }
+  return empty_by_cell(sizes, x, cells);
+}
+
+/// What is known of each cell, in x's dtype; zero if undefined.
+Tensor known(const Tensor& tensor, const Tensor& x, const Cells& cells) {
+  if (cells.width == 1) {
+    return tensor.defined() ? tensor.to(x.scalar_type())
+                            : at::zeros({1}, x.options());
+  }
+  Dims sizes(x.dim(), 1);
+  if (tensor.defined()) {
+    sizes = tensor.sizes().vec();
+  }
+  for (const int64_t dim : cells.interleaved) {
+    sizes[dim] = x.size(dim);
+  }
+  auto result = empty_by_cell(sizes, x, cells);
+  return tensor.defined() ? result.copy_(tensor) : result.zero_();
+}
+
+/// The first element of each cell, of interleaved ones that of the first.
+Tensor first_elements(const Tensor& x, const Cells& cells) {
+  auto sizes = x.sizes().vec();
+  for (const auto* dims : {&cells.dims, &cells.interleaved}) {
+    for (const int64_t dim : *dims) {
+      if (dim < x.dim()) {
+        sizes[dim] = 1;
+      }
+    }
   }
   return x.as_strided(sizes, x.strides(), x.storage_offset());
 }
 
-Tensor per_cell(const Tensor& x, const Cell& cell) {
-  return at::empty_like(first_elements(x, cell), at::MemoryFormat::Contiguous);
-}
-
-/// What is known of each cell, in x's dtype; zero if undefined.
-Tensor known(const Tensor& tensor, const Tensor& x) {
-  return tensor.defined() ? tensor.to(x.scalar_type())
-                          : at::zeros({1}, x.options());
-}
-
-/// Calls visit(pointers) for each cell, with a pointer into each tensor: to
-/// what it says of this cell, or to the cell's first element. PyTorch's threads
-/// share the cells.
+/// Calls visit(pointers) for each cell, or each set of interleaved ones, with a
+/// pointer into each tensor: to what it says of the first cell, or to that
+/// cell's first element. PyTorch's threads share the cells.
 template <class T, size_t kTensors, class Visit>
 void visit_cells(
+    const Cells& cells,
     const std::array<Tensor, kTensors>& tensors,
     int64_t outputs,
-    int64_t length,
     const Visit& visit) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).resize_outputs(false);
   for (size_t i = 0; i < kTensors; ++i) {
     if (static_cast<int64_t>(i) < outputs) {
-      config.add_output(tensors[i]);
+      config.add_owned_output(first_elements(tensors[i], cells));
     } else {
-      config.add_const_input(tensors[i]);
+      config.add_owned_const_input(first_elements(tensors[i], cells));
     }
   }
   const auto visit_grid =
@@ -75,122 +177,56 @@ void visit_cells(
           }
         }
       };
-  config.build().for_each(visit_grid, std::max<int64_t>(kGrain / length, 1));
-}
-
-// ---- one cell ---------------------------------------------------------------
-
-/// The sum of term(i) for i < count.
-template <class T, class Term>
-double sum_terms(int64_t count, const Term& term) {
-  T lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += term(i + lane);
-    }
-  }
-  double sum = 0;
-  for (const T lane : lanes) {
-    sum += lane;
-  }
-  for (; i < count; ++i) {
-    sum += term(i);
-  }
-  return sum;
-}
-
-/// Run by run, merged as Chan, Golub and LeVeque (1979) merge samples.
-template <class T>
-void moments_of(const T* x, int64_t length, T& mean, T& squares) {
-  double total_mean = 0;
-  double total_squares = 0;
-  for (int64_t begin = 0; begin < length; begin += kRun) {
-    const T* const run = x + begin;
-    const auto count = std::min(kRun, length - begin);
-    const double run_mean =
-        sum_terms<T>(count, [&](int64_t i) { return run[i]; }) /
-        static_cast<double>(count);
-    const T shift = static_cast<T>(run_mean);
-    const double run_squares = sum_terms<T>(count, [&](int64_t i) {
-      const T deviation = run[i] - shift;
-      return deviation * deviation;
-    });
-    const double weight =
-        static_cast<double>(count) / static_cast<double>(begin + count);
-    const double step = run_mean - total_mean;
-    total_mean += step * weight;
-    total_squares +=
-        run_squares + step * step * weight * static_cast<double>(begin);
-  }
-  mean = static_cast<T>(total_mean);
-  squares = static_cast<T>(total_squares);
-}
-
-template <class T>
-void sums_of(
-    const T* x,
-    T mean,
-    const T* y,
-    int64_t length,
-    T& values,
-    T& products) {
-  double total_values = 0;
-  double total_products = 0;
-  for (int64_t begin = 0; begin < length; begin += kRun) {
-    const T* const x_run = x + begin;
-    const T* const y_run = y + begin;
-    const auto count = std::min(kRun, length - begin);
-    total_values += sum_terms<T>(count, [&](int64_t i) { return y_run[i]; });
-    total_products += sum_terms<T>(
-        count, [&](int64_t i) { return y_run[i] * (x_run[i] - mean); });
-  }
-  values = static_cast<T>(total_values);
-  products = static_cast<T>(total_products);
+  const int64_t elements = cells.length * cells.width;
+  config.build().for_each(visit_grid, std::max<int64_t>(kGrain / elements, 1));
 }
 
 } // namespace
 
-// ---- passes -----------------------------------------------------------------
-
-std::optional<Cell> cell_dims(
+std::optional<Cells> find_cells(
     const std::vector<Tensor>& tensors,
-    const std::vector<int64_t>& constant) {
-  const auto& x = tensors[0];
-  for (const auto& tensor : tensors) {
-    if (!tensor.is_cpu() || is_traced(tensor) ||
-        tensor.scalar_type() != x.scalar_type() ||
-        (tensor.scalar_type() != at::kFloat &&
-         tensor.scalar_type() != at::kDouble)) {
-      return std::nullopt;
-    }
+    const Dims& constant) {
+  if (!can_have_cells(tensors)) {
+    return std::nullopt;
   }
-  Cell cell;
-  int64_t length = 1;
-  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
-    const bool fits =
-        std::binary_search(constant.begin(), constant.end(), dim) &&
-        std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
-          return tensor.size(dim) == 1 || tensor.stride(dim) == length;
-        });
-    if (!fits) {
+  const auto& x = tensors[0];
+  const auto order = memory_order(tensors);
+  Cells best;
+  for (size_t inner = 0; inner < order.size(); ++inner) {
+    // What is known of interleaved cells lies in the order of their dims.
+    if (inner > 1 && order[inner - 1] > order[inner - 2]) {
       break;
     }
-    cell.insert(cell.begin(), dim);
-    length *= x.size(dim);
+    auto cells = cells_beyond(inner, x, order, constant);
+    if (cells.length > best.length) {
+      best = std::move(cells);
+    }
   }
-  return length < kShortest ? std::nullopt : std::optional(cell);
+  if (best.length < kShortest) {
+    return std::nullopt;
+  }
+  for (const int64_t dim : constant) {
+    if (x.size(dim) == 1) {
+      best.dims.push_back(dim);
+    }
+  }
+  std::sort(best.dims.begin(), best.dims.end());
+  std::sort(best.interleaved.begin(), best.interleaved.end());
+  return best;
 }
 
-Moments cell_moments(const Tensor& x, const Cell& cell) {
-  const auto length = count_over(x.sizes(), cell);
-  const Moments result{per_cell(x, cell), per_cell(x, cell)};
+// ---- passes -----------------------------------------------------------------
+
+Moments cell_moments(const Tensor& x, const Cells& cells) {
+  const Moments result{per_cell(x, cells), per_cell(x, cells)};
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_moments", [&] {
     visit_cells<scalar_t>(
-        std::array{result.mean, result.squares, first_elements(x, cell)},
+        cells,
+        std::array{result.mean, result.squares, x},
         2,
-        length,
-        [&](const auto& at) { moments_of(at[2], length, *at[0], *at[1]); });
+        [&](const auto& at) {
+          moments_of(at[2], cells.length, cells.width, at[0], at[1]);
+        });
   });
   return result;
 }
@@ -199,21 +235,15 @@ CellSums cell_sums(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& y,
-    const Cell& cell) {
-  const auto length = count_over(x.sizes(), cell);
-  const CellSums result{per_cell(x, cell), per_cell(x, cell)};
+    const Cells& cells) {
+  const CellSums result{per_cell(x, cells), per_cell(x, cells)};
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_sums", [&] {
     visit_cells<scalar_t>(
-        std::array{
-            result.values,
-            result.products,
-            first_elements(x, cell),
-            first_elements(y, cell),
-            known(mean, x)},
+        cells,
+        std::array{result.values, result.products, x, y, known(mean, x, cells)},
         2,
-        length,
         [&](const auto& at) {
-          sums_of(at[2], *at[4], at[3], length, *at[0], *at[1]);
+          sums_of(at[2], at[4], at[3], cells.length, cells.width, at[0], at[1]);
         });
   });
   return result;
@@ -224,28 +254,21 @@ Tensor scale_cells(
     const Tensor& mean,
     const Tensor& scale,
     const Tensor& bias,
-    const Cell& cell) {
-  const auto length = count_over(x.sizes(), cell);
-  auto result = at::empty(x.sizes(), x.options());
+    const Cells& cells) {
+  auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "scale_cells", [&] {
     visit_cells<scalar_t>(
+        cells,
         std::array{
-            first_elements(result, cell),
-            first_elements(x, cell),
-            known(mean, x),
-            known(scale, x),
-            known(bias, x)},
+            result,
+            x,
+            known(mean, x, cells),
+            known(scale, x, cells),
+            known(bias, x, cells)},
         1,
-        length,
         [&](const auto& at) {
-          scalar_t* __restrict to = at[0];
-          const scalar_t* __restrict from = at[1];
-          const scalar_t m = *at[2];
-          const scalar_t s = *at[3];
-          const scalar_t b = *at[4];
-          for (int64_t i = 0; i < length; ++i) {
-            to[i] = (from[i] - m) * s + b;
-          }
+          scale_of(
+              at[0], at[1], at[2], at[3], at[4], cells.length, cells.width);
         });
   });
   return result;
@@ -258,32 +281,31 @@ Tensor combine_cells(
     const Tensor& y,
     const Tensor& scale_y,
     const Tensor& bias,
-    const Cell& cell) {
-  const auto length = count_over(x.sizes(), cell);
-  auto result = at::empty(x.sizes(), x.options());
+    const Cells& cells) {
+  auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "combine_cells", [&] {
     visit_cells<scalar_t>(
+        cells,
         std::array{
-            first_elements(result, cell),
-            first_elements(x, cell),
-            first_elements(y, cell),
-            known(mean, x),
-            known(scale, x),
-            known(scale_y, x),
-            known(bias, x)},
+            result,
+            x,
+            y,
+            known(mean, x, cells),
+            known(scale, x, cells),
+            known(scale_y, x, cells),
+            known(bias, x, cells)},
         1,
-        length,
         [&](const auto& at) {
-          scalar_t* __restrict to = at[0];
-          const scalar_t* __restrict from_x = at[1];
-          const scalar_t* __restrict from_y = at[2];
-          const scalar_t m = *at[3];
-          const scalar_t s = *at[4];
-          const scalar_t t = *at[5];
-          const scalar_t b = *at[6];
-          for (int64_t i = 0; i < length; ++i) {
-            to[i] = (from_x[i] - m) * s + from_y[i] * t + b;
-          }
+          combine_of(
+              at[0],
+              at[1],
+              at[2],
+              at[3],
+              at[4],
+              at[5],
+              at[6],
+              cells.length,
+              cells.width);
         });
   });
   return result;

@@ -3,6 +3,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
@@ -14,6 +15,7 @@
 #include "shardtensor/rules/norm_passes.h"
 #include "shardtensor/rules/reduction.h"
 #include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
 namespace {
@@ -159,15 +161,26 @@ Gradients composed_gradients(
   return result;
 }
 
+/// Passes go through both tensors in the order in which x lies in memory.
+Tensor laid_out_as(const Tensor& x, const Tensor& grad) {
+  for (int64_t dim = 0; !is_traced(x) && dim < x.dim(); ++dim) {
+    if (x.size(dim) > 1 && x.stride(dim) != grad.stride(dim)) {
+      return at::empty_like(x, grad.options()).copy_(grad);
+    }
+  }
+  return grad;
+}
+
 /// The same numbers with few passes.
 Gradients fused_gradients(
-    const Tensor& grad,
+    const Tensor& grad_output,
     const Tensor& x,
     const Tensor& weight,
     const std::vector<int64_t>& bias_sizes,
     const NormStatistics& statistics,
     const Wanted& wanted,
     const NormGeometry& geometry) {
+  const auto grad = laid_out_as(x, grad_output);
   const auto sums =
       norm_sums(grad, x, weight, bias_sizes, statistics, geometry);
   Gradients result;

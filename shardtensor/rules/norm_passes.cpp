@@ -183,13 +183,13 @@ Moments two_pass_moments(const Tensor& x, const std::vector<int64_t>& dims) {
 } // namespace
 
 Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (const auto cell = cell_dims({x}, dims)) {
-    const auto cells = cell_moments(x, *cell);
-    const auto rest = without(dims, *cell);
-    const at::Scalar length(count_over(x.sizes(), *cell));
+  if (const auto cells = find_cells({x}, dims)) {
+    const auto own = cell_moments(x, *cells);
+    const auto rest = without(dims, cells->dims);
+    const at::Scalar length(cells->length);
     return rest.empty()
-        ? cells
-        : merge_moments(cells, at::full_like(cells.mean, length), rest);
+        ? own
+        : merge_moments(own, at::full_like(own.mean, length), rest);
   }
   // The first dim by itself: with the channels of a group side by side in
   // memory, the sums of each channel read x in order.
@@ -203,9 +203,9 @@ Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
 }
 
 Tensor own_squares(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (const auto cell = cell_dims({x}, dims)) {
+  if (const auto cells = find_cells({x}, dims)) {
     return kept_sum(
-        cell_sums(x, Tensor(), x, *cell).products, without(dims, *cell));
+        cell_sums(x, Tensor(), x, *cells).products, without(dims, cells->dims));
   }
   return squares_about(x, {}, dims);
 }
@@ -249,8 +249,8 @@ Tensor apply_norm(
   const auto scale = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
   const auto constant = constant_along(x, {scale, rest, b});
-  if (const auto cell = cell_dims({x}, constant)) {
-    return scale_cells(x, statistics.mean, scale, b, *cell);
+  if (const auto cells = find_cells({x}, constant)) {
+    return scale_cells(x, statistics.mean, scale, b, *cells);
   }
   const auto result = at::empty_like(x);
   Scratch scratch;
@@ -309,9 +309,9 @@ CellSums deviation_sums(
     const Tensor& mean,
     const Tensor& y,
     const std::vector<int64_t>& dims) {
-  if (const auto cell = cell_dims({x, y}, dims)) {
-    const auto sums = cell_sums(x, mean, y, *cell);
-    const auto rest = without(dims, *cell);
+  if (const auto cells = find_cells({x, y}, dims)) {
+    const auto sums = cell_sums(x, mean, y, *cells);
+    const auto rest = without(dims, cells->dims);
     return {kept_sum(sums.values, rest), kept_sum(sums.products, rest)};
   }
   const CellSums result{zero_sums(x, dims), zero_sums(x, dims)};
@@ -416,9 +416,9 @@ Tensor norm_input_gradient(
   const auto scale_grad = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
   const auto constant = constant_along(x, {scale_grad, rest});
-  if (const auto cell = cell_dims({x, grad}, constant)) {
+  if (const auto cells = find_cells({x, grad}, constant)) {
     return combine_cells(
-        x, statistics.mean, scale, grad, scale_grad, shift, *cell);
+        x, statistics.mean, scale, grad, scale_grad, shift, *cells);
   }
   const auto result = at::empty_like(x);
   Scratch scratch;
