@@ -87,6 +87,7 @@ def variants(image, mesh):
         "ShardTensor": step(shard),
         "ShardTensor, compiled": step(shard, compiled=True),
         "no communication": step(piece),
+        "no communication, compiled": step(piece, compiled=True),
         "only meeting": step(piece, norm=MeetingGroupNorm),
         "one process, 1 thread": on_rank_0(step(image)),
         "one process, all threads": on_rank_0(step(image), mesh.size()),

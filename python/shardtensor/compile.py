@@ -16,11 +16,15 @@ _ordered = False
 def order_communication() -> None:
     """Has inductor run the communication operators in the order of the graph,
     as it does c10d's. They are pure functions, which it may otherwise move, by
-    sizes that differ between ranks for one: then ranks wait for each other.
-    Called while a ShardTensor is traced; cheap, and nothing without inductor."""
+    sizes that differ between ranks for one: then ranks wait for each other. And
+    has it join the sums of gradients, see join_sums.py. Called while a
+    ShardTensor is traced; cheap, and nothing without inductor."""
     global _ordered
     if not _ordered and "torch._inductor.lowering" in sys.modules:
+        from shardtensor import join_sums
+
         _ordered = True
+        join_sums.install()
         for name in _OPERATORS:
             _lower_as_collective(getattr(torch.ops.shardtensor, name).default)
 

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Replicate, Shard
 
+import shardtensor
 from shardtensor import ShardTensor
 
 
@@ -194,3 +195,57 @@ def test_inductor_orders_communication_alike_on_all_ranks(mesh):
     assert all(order == orders[0] for order in orders)
     for operator in (torch.ops.shardtensor.exchange, torch.ops.shardtensor.all_reduce):
         assert operator.default in lowering.lowerings
+
+
+def gradients(model, call, x):
+    """And the all-reduces that they take."""
+    model.zero_grad()
+    call(x)  # compiles
+    shardtensor.reset_comm_stats()
+    call(x).square().mean().backward()
+    count = shardtensor.comm_stats().all_reduces
+    return [p.grad.clone() for p in model.parameters()], count
+
+
+def check_gradients(model, x):
+    """Compiled they are the eager ones. Returns what they cost."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    actual, count = gradients(model, compiled, x)
+    expected, eager_count = gradients(model, model, x)
+    torch.testing.assert_close(actual, expected)
+    assert count == eager_count
+    return count
+
+
+@ranks(2)
+def test_inductor_joins_the_sums_of_gradients(mesh):
+    x = shard(torch.randn(8, 4), mesh, [Shard(0)])
+    for depth in (1, 3):
+        layers = (torch.nn.Linear(4, 4) for _ in range(depth))
+        assert check_gradients(torch.nn.Sequential(*layers), x) == 1
+
+
+@ranks(2)
+def test_inductor_keeps_the_sums_that_messages_need(mesh):
+    """Those of the norm, backward, come before the messages of a convolution."""
+    x = shard(torch.randn(2, 4, 8, 6), mesh, [Shard(2)])
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 4, 3, padding=1),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.Conv2d(4, 4, 3, padding=1),
+    )
+    assert check_gradients(model, x) == 2
+
+
+@ranks(1)
+def test_a_users_pass_stays_beside_ours(mesh):
+    from torch._inductor import config
+
+    from shardtensor import join_sums
+
+    seen = []
+    with config.patch(post_grad_custom_post_pass=seen.append):
+        join_sums.install()
+        first, second = config.post_grad_custom_post_pass
+    assert first == seen.append and isinstance(second, join_sums.JoinSums)
