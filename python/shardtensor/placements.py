@@ -10,18 +10,23 @@ from shardtensor import _C
 Placements = tuple[Placement, ...]
 
 
-@functools.lru_cache(maxsize=None, typed=True)  # a subclass is another one
 def to_core(placement: Placement) -> _C.Placement:
-    if type(placement) is Shard:
-        return _C.Placement.shard(placement.dim)
-    if type(placement) is Replicate:
-        return _C.Placement.replicate()
-    if type(placement) is Partial:
-        return _C.Placement.partial(placement.reduce_op)
+    # Subclasses mean something else.
+    if type(placement) in (Shard, Replicate, Partial):
+        return _to_core(placement)
     raise TypeError(
         f"expected Shard, Replicate or Partial of torch.distributed.tensor, "
         f"got {placement!r}"
     )
+
+
+@functools.cache
+def _to_core(placement):
+    if type(placement) is Shard:
+        return _C.Placement.shard(placement.dim)
+    if type(placement) is Replicate:
+        return _C.Placement.replicate()
+    return _C.Placement.partial(placement.reduce_op)
 
 
 @functools.cache

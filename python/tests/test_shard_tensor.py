@@ -135,6 +135,7 @@ def test_from_local_refuses_what_does_not_fit(mesh):
         (lambda: [x, "infer", (5, 3)], (Shard(0),), ValueError, r"\(4, 3\), global"),
         (lambda: [x, "chunk", (9, 3)], (Shard(0),), ValueError, r"sizes \[2, 3\]"),
         (lambda: [x], ("rows",), TypeError, "expected Shard, Replicate or Partial"),
+        (lambda: [x], ([Shard(0)],), TypeError, "expected Shard, Replicate or Partial"),
     ]
     for make, placements, error, message in cases:
         local, *options = make()
