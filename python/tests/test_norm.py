@@ -193,16 +193,35 @@ def test_large_images_with_channels_last(mesh, kind, shape):
             )
 
 
+LARGE_ERROR = {torch.float: 2e-3, torch.bfloat16: 2e-2}
+
+
 @ranks(2)
-def test_single_precision_of_a_large_mean(mesh):
-    """Whatever lies side by side in memory."""
-    x = 1000 + torch.randn(2, 20, 40, 96)
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last]
+)
+@pytest.mark.parametrize("dtype", LARGE_ERROR)
+def test_low_precision_of_a_large_mean(mesh, dtype, memory_format):
+    x = (
+        (100 + torch.randn(2, 20, 40, 96))
+        .to(dtype)
+        .contiguous(memory_format=memory_format)
+    )
+    grad = torch.randn_like(x)
     norm = nn.GroupNorm(4, 20)
-    expected = nn.GroupNorm(4, 20).double()(x.double())
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        laid_out = x.contiguous(memory_format=memory_format)
-        y = norm(shard(laid_out, mesh, [Shard(2)])).full_tensor()
-        torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-3)
+
+    exact = x.double().requires_grad_()
+    expected = nn.GroupNorm(4, 20).double()(exact)
+    (expected_grad,) = torch.autograd.grad(expected, exact, grad.double())
+
+    part = shard(x, mesh, [Shard(2)]).requires_grad_()
+    y = norm.to(dtype)(part)
+    y.backward(shard(grad, mesh, [Shard(2)]))
+    tolerance = {"rtol": 0, "atol": LARGE_ERROR[dtype]}
+    torch.testing.assert_close(y.full_tensor().double(), expected, **tolerance)
+    torch.testing.assert_close(
+        part.grad.full_tensor().double(), expected_grad, **tolerance
+    )
 
 
 @ranks(2)

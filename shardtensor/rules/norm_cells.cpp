@@ -4,6 +4,7 @@
 #include <array>
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -36,7 +37,8 @@ bool can_have_cells(const std::vector<Tensor>& tensors) {
     return tensor.is_cpu() && !is_traced(tensor) &&
         tensor.scalar_type() == x.scalar_type() &&
         (tensor.scalar_type() == at::kFloat ||
-         tensor.scalar_type() == at::kDouble) &&
+         tensor.scalar_type() == at::kDouble ||
+         tensor.scalar_type() == at::kBFloat16) &&
         tensor.sizes() == x.sizes();
   });
 }
@@ -105,7 +107,8 @@ Tensor empty_by_cell(const Dims& sizes, const Tensor& x, const Cells& cells) {
   };
   place(true);
   place(false);
-  return at::empty_strided(sizes, strides, x.options());
+  return at::empty_strided(
+      sizes, strides, x.options().dtype(at::toOpMathType(x.scalar_type())));
 }
 
 Tensor per_cell(const Tensor& x, const Cells& cells) {
@@ -116,11 +119,13 @@ Tensor per_cell(const Tensor& x, const Cells& cells) {
   return empty_by_cell(sizes, x, cells);
 }
 
-/// What is known of each cell, in x's dtype; zero if undefined.
+/// What is known of each cell, in the type of the arithmetic; zero if
+/// undefined.
 Tensor known(const Tensor& tensor, const Tensor& x, const Cells& cells) {
   if (cells.width == 1) {
-    return tensor.defined() ? tensor.to(x.scalar_type())
-                            : at::zeros({1}, x.options());
+    const auto dtype = at::toOpMathType(x.scalar_type());
+    return tensor.defined() ? tensor.to(dtype)
+                            : at::zeros({1}, x.options().dtype(dtype));
   }
   Dims sizes(x.dim(), 1);
   if (tensor.defined()) {
@@ -146,10 +151,19 @@ Tensor first_elements(const Tensor& x, const Cells& cells) {
   return x.as_strided(sizes, x.strides(), x.storage_offset());
 }
 
+/// To elements of the type that is asked for.
+struct Pointer {
+  template <class T>
+  operator T*() const {
+    return reinterpret_cast<T*>(to);
+  }
+  char* to;
+};
+
 /// Calls visit(pointers) for each cell, or each set of interleaved ones, with a
 /// pointer into each tensor: to what it says of the first cell, or to that
 /// cell's first element. PyTorch's threads share the cells.
-template <class T, size_t kTensors, class Visit>
+template <size_t kTensors, class Visit>
 void visit_cells(
     const Cells& cells,
     const std::array<Tensor, kTensors>& tensors,
@@ -157,6 +171,7 @@ void visit_cells(
     const Visit& visit) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).resize_outputs(false);
+  config.check_all_same_dtype(false);
   for (size_t i = 0; i < kTensors; ++i) {
     if (static_cast<int64_t>(i) < outputs) {
       config.add_owned_output(first_elements(tensors[i], cells));
@@ -166,12 +181,12 @@ void visit_cells(
   }
   const auto visit_grid =
       [&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
-        std::array<T*, kTensors> at;
+        std::array<Pointer, kTensors> at;
         for (int64_t row = 0; row < rows; ++row) {
           for (int64_t column = 0; column < columns; ++column) {
             for (size_t i = 0; i < kTensors; ++i) {
-              at[i] = reinterpret_cast<T*>(
-                  data[i] + column * strides[i] + row * strides[kTensors + i]);
+              at[i].to =
+                  data[i] + column * strides[i] + row * strides[kTensors + i];
             }
             visit(at);
           }
@@ -219,15 +234,17 @@ std::optional<Cells> find_cells(
 
 Moments cell_moments(const Tensor& x, const Cells& cells) {
   const Moments result{per_cell(x, cells), per_cell(x, cells)};
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_moments", [&] {
-    visit_cells<scalar_t>(
-        cells,
-        std::array{result.mean, result.squares, x},
-        2,
-        [&](const auto& at) {
-          moments_of(at[2], cells.length, cells.width, at[0], at[1]);
-        });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND(
+      at::kBFloat16, x.scalar_type(), "cell_moments", [&] {
+        visit_cells(
+            cells,
+            std::array{result.mean, result.squares, x},
+            2,
+            [&](const auto& at) {
+              moments_of<at::opmath_type<scalar_t>, scalar_t>(
+                  at[2], cells.length, cells.width, at[0], at[1]);
+            });
+      });
   return result;
 }
 
@@ -237,15 +254,18 @@ CellSums cell_sums(
     const Tensor& y,
     const Cells& cells) {
   const CellSums result{per_cell(x, cells), per_cell(x, cells)};
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "cell_sums", [&] {
-    visit_cells<scalar_t>(
-        cells,
-        std::array{result.values, result.products, x, y, known(mean, x, cells)},
-        2,
-        [&](const auto& at) {
-          sums_of(at[2], at[4], at[3], cells.length, cells.width, at[0], at[1]);
-        });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND(
+      at::kBFloat16, x.scalar_type(), "cell_sums", [&] {
+        visit_cells(
+            cells,
+            std::array{
+                result.values, result.products, x, y, known(mean, x, cells)},
+            2,
+            [&](const auto& at) {
+              sums_of<at::opmath_type<scalar_t>, scalar_t>(
+                  at[2], at[4], at[3], cells.length, cells.width, at[0], at[1]);
+            });
+      });
   return result;
 }
 
@@ -256,21 +276,22 @@ Tensor scale_cells(
     const Tensor& bias,
     const Cells& cells) {
   auto result = at::empty_like(x);
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "scale_cells", [&] {
-    visit_cells<scalar_t>(
-        cells,
-        std::array{
-            result,
-            x,
-            known(mean, x, cells),
-            known(scale, x, cells),
-            known(bias, x, cells)},
-        1,
-        [&](const auto& at) {
-          scale_of(
-              at[0], at[1], at[2], at[3], at[4], cells.length, cells.width);
-        });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND(
+      at::kBFloat16, x.scalar_type(), "scale_cells", [&] {
+        visit_cells(
+            cells,
+            std::array{
+                result,
+                x,
+                known(mean, x, cells),
+                known(scale, x, cells),
+                known(bias, x, cells)},
+            1,
+            [&](const auto& at) {
+              scale_of<at::opmath_type<scalar_t>, scalar_t>(
+                  at[0], at[1], at[2], at[3], at[4], cells.length, cells.width);
+            });
+      });
   return result;
 }
 
@@ -283,31 +304,32 @@ Tensor combine_cells(
     const Tensor& bias,
     const Cells& cells) {
   auto result = at::empty_like(x);
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "combine_cells", [&] {
-    visit_cells<scalar_t>(
-        cells,
-        std::array{
-            result,
-            x,
-            y,
-            known(mean, x, cells),
-            known(scale, x, cells),
-            known(scale_y, x, cells),
-            known(bias, x, cells)},
-        1,
-        [&](const auto& at) {
-          combine_of(
-              at[0],
-              at[1],
-              at[2],
-              at[3],
-              at[4],
-              at[5],
-              at[6],
-              cells.length,
-              cells.width);
-        });
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND(
+      at::kBFloat16, x.scalar_type(), "combine_cells", [&] {
+        visit_cells(
+            cells,
+            std::array{
+                result,
+                x,
+                y,
+                known(mean, x, cells),
+                known(scale, x, cells),
+                known(scale_y, x, cells),
+                known(bias, x, cells)},
+            1,
+            [&](const auto& at) {
+              combine_of<at::opmath_type<scalar_t>, scalar_t>(
+                  at[0],
+                  at[1],
+                  at[2],
+                  at[3],
+                  at[4],
+                  at[5],
+                  at[6],
+                  cells.length,
+                  cells.width);
+            });
+      });
   return result;
 }
 

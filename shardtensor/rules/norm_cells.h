@@ -9,10 +9,10 @@
 
 namespace shardtensor {
 
-// The passes of a norm over large fp32 and fp64 tensors in the CPU's memory,
-// each of which reads its inputs once. A cell is a set of elements that share
-// their mean, weight and bias: an image of one channel. Sums are taken in fp64
-// over short runs. Nothing here communicates or records.
+// The passes of a norm over large fp32, fp64 and bf16 tensors in the CPU's
+// memory, each of which reads its inputs once. A cell is a set of elements that
+// share their mean, weight and bias: an image of one channel. Sums are taken in
+// fp64 over short runs. Nothing here communicates or records.
 
 /// Where the cells of a tensor are. What is known of them is a tensor with size
 /// 1 in the dims of a cell.

@@ -8,7 +8,7 @@ namespace shardtensor {
 
 // The arithmetic of a norm on `width` cells of `length` elements each that lie
 // interleaved: element i of cell c is x[i * width + c]. One cell alone is a run
-// of elements side by side.
+// of elements side by side. S is the tensor's type, T that of the arithmetic.
 
 constexpr int64_t kLanes = 16; // elements side by side, for the vector units
 constexpr int64_t kRows = 128; // rows of lanes that stay in the first cache
@@ -119,9 +119,9 @@ void for_row_blocks(const Lanes& lanes, const Visit& visit) {
 /// Rows are merged into the samples of their cells. What is subtracted before
 /// squaring is the mean so far, at first that of the rows: where these are far
 /// from it the variance is large, too, so no digits are lost.
-template <class T>
+template <class T, class S>
 void add_rows(
-    const T* x,
+    const S* x,
     const Lanes& lanes,
     int64_t begin,
     int64_t end,
@@ -137,7 +137,7 @@ void add_rows(
   } else {
     T sums[kLanes] = {};
     for_rows(lanes, begin, end, [&](int64_t i, int64_t lane) {
-      sums[lane] += x[i];
+      sums[lane] += static_cast<T>(x[i]);
     });
     const auto totals = by_cell(sums, lanes);
     for (int64_t cell = 0; cell < cells; ++cell) {
@@ -148,7 +148,7 @@ void add_rows(
   T sums[kLanes] = {};
   T squares[kLanes] = {};
   for_rows(lanes, begin, end, [&](int64_t i, int64_t lane) {
-    const T deviation = x[i] - shift[lane];
+    const T deviation = static_cast<T>(x[i]) - shift[lane];
     sums[lane] += deviation;
     squares[lane] += deviation * deviation;
   });
@@ -159,9 +159,9 @@ void add_rows(
   }
 }
 
-template <class T>
+template <class T, class S>
 void moments_of(
-    const T* x,
+    const S* x,
     int64_t length,
     int64_t width,
     T* mean,
@@ -173,7 +173,7 @@ void moments_of(
       std::fill_n(samples, kLanes, Sample());
     }
     for_row_blocks(lanes, [&](int64_t begin, int64_t end) {
-      add_rows(x, lanes, begin, end, samples);
+      add_rows<T>(x, lanes, begin, end, samples);
     });
     for (int64_t cell = 0; cell < cells; ++cell) {
       mean[lanes.cell + cell] = static_cast<T>(samples[cell].mean);
@@ -183,11 +183,11 @@ void moments_of(
 }
 
 /// The sums of y, and of y * (x - mean).
-template <class T>
+template <class T, class S>
 void sums_of(
-    const T* x,
+    const S* x,
     const T* mean,
-    const T* y,
+    const S* y,
     int64_t length,
     int64_t width,
     T* values,
@@ -202,13 +202,14 @@ void sums_of(
     }
     const PerLane<T> m(mean + lanes.cell, lanes);
     for_row_blocks(lanes, [&](int64_t begin, int64_t end) {
-      T value[kLanes] = {};
+      T sum[kLanes] = {};
       T product[kLanes] = {};
       for_rows(lanes, begin, end, [&](int64_t i, int64_t lane) {
-        value[lane] += y[i];
-        product[lane] += y[i] * (x[i] - m[lane]);
+        const T value = static_cast<T>(y[i]);
+        sum[lane] += value;
+        product[lane] += value * (static_cast<T>(x[i]) - m[lane]);
       });
-      const auto block_values = by_cell(value, lanes);
+      const auto block_values = by_cell(sum, lanes);
       const auto block_products = by_cell(product, lanes);
       for (int64_t cell = 0; cell < cells; ++cell) {
         total_values[cell] += block_values[cell];
@@ -223,10 +224,10 @@ void sums_of(
 }
 
 /// (x - mean) * scale + bias.
-template <class T>
+template <class T, class S>
 void scale_of(
-    T* __restrict to,
-    const T* __restrict x,
+    S* __restrict to,
+    const S* __restrict x,
     const T* mean,
     const T* scale,
     const T* bias,
@@ -237,17 +238,18 @@ void scale_of(
     const PerLane<T> s(scale + lanes.cell, lanes);
     const PerLane<T> b(bias + lanes.cell, lanes);
     for_rows(lanes, 0, lanes.rows, [&](int64_t i, int64_t lane) {
-      to[i] = (x[i] - m[lane]) * s[lane] + b[lane];
+      to[i] =
+          static_cast<S>((static_cast<T>(x[i]) - m[lane]) * s[lane] + b[lane]);
     });
   });
 }
 
 /// (x - mean) * scale + y * scale_y + bias.
-template <class T>
+template <class T, class S>
 void combine_of(
-    T* __restrict to,
-    const T* __restrict x,
-    const T* __restrict y,
+    S* __restrict to,
+    const S* __restrict x,
+    const S* __restrict y,
     const T* mean,
     const T* scale,
     const T* scale_y,
@@ -260,7 +262,9 @@ void combine_of(
     const PerLane<T> t(scale_y + lanes.cell, lanes);
     const PerLane<T> b(bias + lanes.cell, lanes);
     for_rows(lanes, 0, lanes.rows, [&](int64_t i, int64_t lane) {
-      to[i] = (x[i] - m[lane]) * s[lane] + y[i] * t[lane] + b[lane];
+      to[i] = static_cast<S>(
+          (static_cast<T>(x[i]) - m[lane]) * s[lane] +
+          static_cast<T>(y[i]) * t[lane] + b[lane]);
     });
   });
 }
