@@ -300,6 +300,35 @@ def test_a_view_sees_what_is_written_into_its_base(mesh, inference):
             assert_close(*again)
 
 
+class WritesIntoItsView(torch.nn.Module):
+    """A tensor that needs no gradient gets one by what is written into a view
+    of a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(3.0, dtype=torch.double))
+
+    def forward(self, x):
+        x = x.detach().clone()
+        view = x.view(-1).view(2, 2, -1)
+        view.mul_(self.weight)
+        x.add_(1)
+        assert x.requires_grad and view.requires_grad
+        return (x * x).sum() + view.sum()
+
+
+@ranks(1, 2)
+def test_autograd_knows_the_views_of_what_needs_no_gradient(mesh):
+    x = torch.arange(24.0, dtype=torch.double).reshape(4, 6)
+    check_op(WritesIntoItsView(), sharded(x, [Shard(0)]), mesh=mesh)
+    part = shard(x, mesh, [Shard(0)])
+    with torch.no_grad():
+        view = part.view(2, 2, 6)
+    with pytest.raises(RuntimeError, match="created in no_grad mode"):
+        view.mul_(torch.ones((), dtype=torch.double, requires_grad=True))
+    assert part.view(24)._base is part
+
+
 @ranks(2)
 def test_writing_into_a_view_of_a_partial_sum(mesh):
     x = torch.randn(4, 6)

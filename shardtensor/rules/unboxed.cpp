@@ -41,6 +41,8 @@
 #include <ATen/ops/view_ops.h>
 #include <ATen/ops/where_ops.h>
 
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/view_call.h"
 
@@ -135,6 +137,73 @@ template <class Op>
 c10::KernelFunction function_level() {
   return c10::KernelFunction::makeFromUnboxedRuntimeFunction(
       &FunctionLevel<Op, typename Op::schema>::call);
+}
+
+// ---- views that nothing records ---------------------------------------------
+
+/// Views a tensor anew, after its base was written.
+struct ReplayView : torch::autograd::ViewFunc {
+  explicit ReplayView(at::IntArrayRef sizes) : sizes(sizes) {}
+  at::Tensor operator()(const at::Tensor& base) const override {
+    return base.view(sizes);
+  }
+  std::unique_ptr<ViewFunc> clone_and_set(
+      std::optional<std::vector<c10::SymInt>>,
+      std::optional<std::vector<at::Tensor>>) const override {
+    return std::make_unique<ReplayView>(sizes);
+  }
+  at::DimVector sizes;
+};
+
+/// True where autograd only notes that the result is a view: then one step does
+/// what its two levels would.
+bool is_unrecorded(DispatchKeySet keys, const at::Tensor& self) {
+  using c10::DispatchKey;
+  constexpr DispatchKeySet kModes(
+      {DispatchKey::Python,
+       DispatchKey::PythonTLSSnapshot,
+       DispatchKey::Functionalize,
+       DispatchKey::Tracer,
+       DispatchKey::FuncTorchGradWrapper,
+       DispatchKey::FuncTorchBatched,
+       DispatchKey::FuncTorchDynamicLayerFrontMode,
+       DispatchKey::FuncTorchDynamicLayerBackMode});
+  return is_shard_tensor(self) && !keys.has_any(kModes) &&
+      keys.has(DispatchKey::ADInplaceOrView) &&
+      keys.has_any(c10::autograd_dispatch_keyset) && !self.requires_grad() &&
+      !self.is_inference() && !self._fw_grad(/*level=*/0).defined();
+}
+
+at::Tensor view_function_level(
+    DispatchKeySet keys,
+    const at::Tensor& self,
+    c10::SymIntArrayRef size) {
+  const auto sizes = c10::asIntArrayRefSlowOpt(size);
+  if (!sizes || !is_unrecorded(keys, self)) {
+    return FunctionLevel<at::_ops::view, at::_ops::view::schema>::call(
+        keys, self, size);
+  }
+  at::Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    result = at::_ops::view::redispatch(
+        keys & c10::after_ADInplaceOrView_keyset, self, size);
+  }
+  using torch::autograd::CreationMeta;
+  return torch::autograd::as_view(
+      self,
+      result,
+      /*is_bw_differentiable=*/true,
+      /*is_fw_differentiable=*/true,
+      std::make_unique<ReplayView>(*sizes),
+      nullptr,
+      c10::GradMode::is_enabled() ? CreationMeta::DEFAULT
+                                  : CreationMeta::NO_GRAD_MODE);
+}
+
+c10::KernelFunction view() {
+  return c10::KernelFunction::makeFromUnboxedRuntimeFunction(
+      &view_function_level);
 }
 
 // ---- dispatch level ---------------------------------------------------------
@@ -322,7 +391,7 @@ const std::vector<UnboxedOperator>& unboxed_operators() {
       both<ops::silu_backward>(),
       both<ops::gelu_backward>(),
       both<ops::leaky_relu_backward>(),
-      above<ops::view>(),
+      {{ops::view::name, ops::view::overload_name}, &view, nullptr},
       above<ops::reshape>(),
       above<ops::permute>(),
       above<ops::transpose_int>(),

@@ -13,7 +13,9 @@ namespace shardtensor {
 /// A boxed kernel serves every operator, but each level that a call passes puts
 /// all arguments on a stack and takes them off again. The commonest operators
 /// have typed kernels on both levels. They go straight on where nothing is to
-/// be decided or promoted, else they do what the boxed kernel does.
+/// be decided or promoted, else they do what the boxed kernel does. A view of
+/// what needs no gradient skips autograd's two levels as well, which would note
+/// that it is a view, and does that itself.
 struct UnboxedOperator {
   c10::OperatorName name;
   c10::KernelFunction (*function_level)();
