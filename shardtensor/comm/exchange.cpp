@@ -294,7 +294,6 @@ void run_exchange(
     const std::string& group_name,
     c10::function_ref<void()> meanwhile) {
   const auto& exchange = schedule.code;
-  check_source(x, exchange.source);
   const bool silent = exchange.largest_message == 0;
   if (silent && (group_name.empty() || !check_mode())) {
     meanwhile();
@@ -319,15 +318,23 @@ void run_exchange(
   }
 }
 
+at::Tensor exchange_to_new(
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    const std::string& group_name,
+    c10::function_ref<void()> meanwhile) {
+  const auto schedule = find_schedule(code, x.element_size());
+  check_source(x, schedule->code.source);
+  const at::Tensor target = make_target(x, schedule->code.target);
+  run_exchange(target, x, *schedule, group_name, meanwhile);
+  return target;
+}
+
 at::Tensor exchange_kernel(
     const at::Tensor& x,
     c10::IntArrayRef code,
     std::string group_name) {
-  const auto schedule = find_schedule(code, x.element_size());
-  check_source(x, schedule->code.source);
-  const at::Tensor target = make_target(x, schedule->code.target);
-  run_exchange(target, x, *schedule, group_name, [] {});
-  return target;
+  return exchange_to_new(x, code, group_name, [] {});
 }
 
 at::Tensor exchange_meta(
@@ -440,11 +447,7 @@ at::Tensor exchange_during(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
-  const auto schedule = find_schedule(encoded.code, x.element_size());
-  check_source(x, schedule->code.source);
-  const at::Tensor target = make_target(x, schedule->code.target);
-  run_exchange(target, x, *schedule, encoded.group, meanwhile);
-  return target;
+  return exchange_to_new(x, encoded.code, encoded.group, meanwhile);
 }
 
 void exchange_onto(
@@ -454,6 +457,7 @@ void exchange_onto(
     c10::function_ref<void()> meanwhile) {
   const auto schedule =
       find_schedule(encoded.code, x.element_size(), /*adds=*/true);
+  check_source(x, schedule->code.source);
   run_exchange(target, x, *schedule, encoded.group, meanwhile);
 }
 
