@@ -218,9 +218,12 @@ def check_gradients(model, x):
     return count
 
 
-@ranks(2)
+@ranks(2, 3, "2x2", timeout=300)
 def test_inductor_joins_the_sums_of_gradients(mesh):
-    x = shard(torch.randn(8, 4), mesh, [Shard(0)])
+    """The last rank of the axis has no row."""
+    others = [Replicate()] * (mesh.ndim - 1)
+    cut = [8 - mesh.size(0) + 2, *[1] * (mesh.size(0) - 2), 0]
+    x = shard(torch.randn(8, 4), mesh, [Shard(0), *others], {0: cut})
     for depth in (1, 3):
         layers = (torch.nn.Linear(4, 4) for _ in range(depth))
         assert check_gradients(torch.nn.Sequential(*layers), x) == 1
