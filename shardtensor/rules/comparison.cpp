@@ -32,9 +32,22 @@ bool allclose_rule(
   return at::isclose(self, other, rtol, atol, equal_nan).all().item<bool>();
 }
 
+// What PyTorch asks of a tangent: sizes, and memory, which a wrapper has none
+// of.
+
+bool is_same_size_rule(const at::Tensor& self, const at::Tensor& other) {
+  return self.sizes() == other.sizes();
+}
+
+bool has_same_storage_rule(const at::Tensor&, const at::Tensor&) {
+  return true;
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("is_same_size", is_same_size_rule);
+  m.impl("_has_same_storage_numel", has_same_storage_rule);
   m.impl("equal", equal_rule);
   m.impl("allclose", allclose_rule);
 }

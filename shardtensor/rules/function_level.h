@@ -56,9 +56,12 @@ class ViewReplay {
 
 /// The keys of a call that goes on below the function level: the operator's own
 /// composite kernel, say, whose operators come back to the function level.
+/// Forward mode's zeros count as plain tensors, which promotion fills.
 inline c10::DispatchKeySet below_function_level(c10::DispatchKeySet keys) {
-  return keys &
-      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFunctionKey);
+  constexpr c10::DispatchKeySet below =
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFunctionKey) -
+      c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+  return keys & below;
 }
 
 /// What operators without a function-level rule do: plain tensors are promoted,

@@ -308,8 +308,7 @@ void run_below_function_level(
     }
   }
   ViewReplay replay;
-  op.redispatchBoxed(
-      keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kFunctionKey), stack);
+  op.redispatchBoxed(below_function_level(keys), stack);
 }
 
 void register_rule(const std::string& op, Rule rule) {

@@ -268,12 +268,15 @@ at::Tensor sum_dims(
   }
   if (needs_node(tensor) &&
       (result.is_floating_point() || result.is_complex())) {
-    record<SumBackward>(
+    connect<SumBackward>(
         result,
         tensor,
         SumGeometry{
             without_partial(from), dims, keepdim, tensor.scalar_type()});
   }
+  carry_tangent(result, tensor, [&](const auto& t) {
+    return sum_dims(redistribute(t, from), dims, keepdim, dtype);
+  });
   return result;
 }
 

@@ -12,6 +12,19 @@ namespace shardtensor {
 /// Whether one of these carries a forward-mode tangent.
 bool has_tangent(std::initializer_list<at::Tensor> tensors);
 
+/// Gives `result` the tangent that map(tangent of input) makes, if there is
+/// one.
+template <class Map>
+void carry_tangent(
+    const at::Tensor& result,
+    const at::Tensor& input,
+    const Map& map) {
+  if (has_tangent({input})) {
+    result._set_fw_grad(
+        map(input._fw_grad(/*level=*/0)), /*level=*/0, /*is_inplace_op=*/false);
+  }
+}
+
 /// Raises when a tensor carries a forward-mode tangent: our nodes would drop
 /// it without a word.
 void check_no_tangent(const at::Tensor& tensor);

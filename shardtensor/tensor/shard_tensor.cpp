@@ -1,5 +1,7 @@
 #include "shardtensor/tensor/shard_tensor.h"
 
+#include <algorithm>
+
 #include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
@@ -114,6 +116,19 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
 
 } // namespace
 
+namespace {
+
+/// Every Partial is a sum or an average.
+bool is_linear(const ShardSpec& spec) {
+  const auto& placements = spec.placements();
+  return std::all_of(placements.begin(), placements.end(), [](const auto& p) {
+    return !p.is_partial() || p.reduce == Reduce::Sum ||
+        p.reduce == Reduce::Avg;
+  });
+}
+
+} // namespace
+
 const SpecPtr& spec(const at::Tensor& tensor) {
   return impl_of(tensor)->spec();
 }
@@ -124,7 +139,9 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec) {
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
   auto result = wrap(local.detach(), spec);
-  record<FromLocalBackward>(result, local, spec);
+  connect<FromLocalBackward>(result, local, spec);
+  carry_tangent(
+      result, local, [&](const auto& t) { return from_local(t, spec); });
   return result;
 }
 
@@ -134,8 +151,11 @@ at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
   share_version_counter(tensor, result);
   if (needs_node(tensor)) {
     const auto own = without_partial(impl->spec());
-    record<ToLocalBackward>(result, tensor, grad_spec ? grad_spec : own, own);
+    connect<ToLocalBackward>(result, tensor, grad_spec ? grad_spec : own, own);
   }
+  carry_tangent(result, tensor, [&](const auto& t) {
+    return to_local(redistribute(t, impl->spec()));
+  });
   return result;
 }
 
@@ -154,7 +174,13 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
     }
   }
   auto result = wrap(local, to);
-  record<RedistributeBackward>(result, tensor, without_partial(from));
+  connect<RedistributeBackward>(result, tensor, without_partial(from));
+  if (!is_linear(*from)) {
+    check_no_tangent(tensor);
+  }
+  carry_tangent(result, tensor, [&](const auto& t) {
+    return redistribute(redistribute(t, from), to);
+  });
   return result;
 }
 
@@ -210,8 +236,11 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
     return tensor;
   }
   check_equal_on_all_ranks(tensor, *mesh);
-  auto result =
-      wrap(tensor.detach(), make_replicated(mesh, tensor.sizes().vec()));
+  // Forward mode's zeros have no memory, which a wrapper doesn't show.
+  const auto local = tensor._is_zerotensor()
+      ? at::zeros(tensor.sizes(), tensor.options())
+      : tensor.detach();
+  auto result = wrap(local, make_replicated(mesh, tensor.sizes().vec()));
   record<PromoteBackward>(result, tensor, mesh);
   return result;
 }
