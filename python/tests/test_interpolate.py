@@ -113,6 +113,41 @@ def test_doubling_multiplies_the_cuts(mesh):
     assert F.interpolate(y, scale_factor=0.5)._spec.partition(2).sizes == [6, 3]
 
 
+def nodes(grad_fn):
+    """The names of all nodes of a graph."""
+    found, todo = set(), [grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [parent for parent, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize(
+    "mode, scale", [("linear", 2), ("linear", 4), ("bicubic", 0.5), ("bicubic", 2)]
+)
+def test_owned_rows_give_all_outputs(mesh, mode, scale):
+    """Where none has to be dropped, forward, backward and double backward."""
+    dims = 2 if mode == "bicubic" else 1
+    placements = [Shard(2), Shard(1)][: mesh.ndim]
+    pieces = {2: [8, 4], 3: [8, 4, 6]}[mesh.size(0)]
+
+    def enlarge(x):
+        return F.interpolate(x, scale_factor=scale, **options(mode, dims)).square()
+
+    x = leaf(2, 4, sum(pieces), *[5] * (dims - 1))
+    check_op(
+        enlarge,
+        sharded(x, placements, {2: pieces}),
+        mesh=mesh,
+        second_order=True,
+    )
+    y = enlarge(shard(x, mesh, placements, {2: pieces}))
+    assert "ShardTensorUpsampleBackward" in nodes(y.grad_fn)
+
+
 @ranks(2)
 def test_wrong_arguments_raise_pytorchs_errors(mesh):
     x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])

@@ -97,6 +97,53 @@ StencilCall plan_stencil_call(
 
 namespace {
 
+bool has_empty_pieces(const ShardSpec& spec) {
+  for (const int64_t dim : spec.sharded_dims()) {
+    const auto& partition = spec.partition(dim);
+    for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
+      if (partition.interval(piece).empty()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+int64_t find_gathering(
+    const StencilCall& call,
+    const std::vector<Stencil>& stencils) {
+  int64_t found = -1;
+  for (size_t i = 0; i < stencils.size(); ++i) {
+    if (!call.is_cut[i]) {
+      continue;
+    }
+    const int64_t dim = call.first_dim() + static_cast<int64_t>(i);
+    if (!call.input->is_sharded(dim)) {
+      return -1;
+    }
+    if (!plan_stencil(stencils[i], call.input->partition(dim)).is_local) {
+      if (found >= 0) {
+        return -1;
+      }
+      found = static_cast<int64_t>(i);
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+int64_t find_apart_stencil(
+    const StencilCall& call,
+    const std::vector<Stencil>& stencils) {
+  return call.gathers && call.input->mesh()->contains_this_rank() &&
+          !has_empty_pieces(*call.input) && !has_empty_pieces(*call.output)
+      ? find_gathering(call, stencils)
+      : -1;
+}
+
+namespace {
+
 /// See Note [Same work on every rank].
 at::Tensor with_something(const at::Tensor& local, const StencilCall& call) {
   std::vector<int64_t> pad(2 * local.dim(), 0); // from the last dim backwards

@@ -47,6 +47,13 @@ StencilCall plan_stencil_call(
     std::vector<int64_t> output_sizes,
     const std::vector<bool>& gather_always = {});
 
+/// The only stencil that reads rows of other ranks, where every rank has rows
+/// and outputs and this one is in the mesh; else -1. Such a call can compute
+/// apart: see conv_apart.h and upsample_apart.h.
+int64_t find_apart_stencil(
+    const StencilCall& call,
+    const std::vector<Stencil>& stencils);
+
 // Note [Same work on every rank]
 // A rank without outputs, without samples or without channels computes on one
 // of zeros and keeps nothing. With nothing at all to compute, PyTorch leaves

@@ -19,41 +19,6 @@ using Plan = std::shared_ptr<const ConvApart>;
 
 // ---- planning ---------------------------------------------------------------
 
-bool has_empty_pieces(const ShardSpec& spec) {
-  for (const int64_t dim : spec.sharded_dims()) {
-    const auto& partition = spec.partition(dim);
-    for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-      if (partition.interval(piece).empty()) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-/// The only stencil that reads rows of other ranks, or -1.
-int64_t find_gathering(
-    const StencilCall& call,
-    const std::vector<Stencil>& stencils) {
-  int64_t found = -1;
-  for (size_t i = 0; i < stencils.size(); ++i) {
-    if (!call.is_cut[i]) {
-      continue;
-    }
-    const int64_t dim = call.first_dim() + static_cast<int64_t>(i);
-    if (!call.input->is_sharded(dim)) {
-      return -1;
-    }
-    if (!plan_stencil(stencils[i], call.input->partition(dim)).is_local) {
-      if (found >= 0) {
-        return -1;
-      }
-      found = static_cast<int64_t>(i);
-    }
-  }
-  return found;
-}
-
 /// Every piece's way of computing apart; empty when one has none.
 std::vector<ApartPiece> apart_pieces(
     const Stencil& stencil,
@@ -124,9 +89,8 @@ Plan plan_conv_apart(
     int64_t groups) {
   const auto& input = *joined.input;
   const auto& mesh = *input.mesh();
-  const int64_t gathering = find_gathering(joined, stencils);
-  if (gathering < 0 || !mesh.contains_this_rank() || has_empty_pieces(input) ||
-      has_empty_pieces(*joined.output)) {
+  const int64_t gathering = find_apart_stencil(joined, stencils);
+  if (gathering < 0) {
     return nullptr;
   }
   const int64_t dim = joined.first_dim() + gathering;

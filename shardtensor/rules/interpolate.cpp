@@ -3,23 +3,16 @@
 // nothing (see Note [Shift-invariant interpolation]); elsewhere rows are
 // weighted one tap at a time. Both give PyTorch's numbers.
 #include <ATen/native/UpSample.h>
-#include <ATen/ops/_upsample_nearest_exact1d.h>
-#include <ATen/ops/_upsample_nearest_exact2d.h>
-#include <ATen/ops/_upsample_nearest_exact3d.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/upsample_bicubic2d.h>
-#include <ATen/ops/upsample_bilinear2d.h>
-#include <ATen/ops/upsample_linear1d.h>
-#include <ATen/ops/upsample_nearest1d.h>
-#include <ATen/ops/upsample_nearest2d.h>
-#include <ATen/ops/upsample_nearest3d.h>
-#include <ATen/ops/upsample_trilinear3d.h>
 #include <torch/library.h>
 
 #include "shardtensor/rules/constants.h"
 #include "shardtensor/rules/stencil_rule.h"
+#include "shardtensor/rules/upsample_apart.h"
+#include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
 namespace {
@@ -27,74 +20,9 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 using Mode = Resample::Mode;
-using Scale = std::optional<double>;
-
-struct Upsample {
-  const char* op;
-  Mode mode;
-  std::vector<int64_t> size;
-  bool align_corners;
-  std::vector<Scale> scales;
-
-  int64_t dims() const {
-    return static_cast<int64_t>(size.size());
-  }
-};
 
 bool is_nearest(const Upsample& u) {
   return u.mode == Mode::Nearest || u.mode == Mode::NearestExact;
-}
-
-Tensor plain_nearest(const Upsample& u, const Tensor& x) {
-  const auto& s = u.scales;
-  switch (u.dims()) {
-    case 1:
-      return at::upsample_nearest1d(x, u.size, s[0]);
-    case 2:
-      return at::upsample_nearest2d(x, u.size, s[0], s[1]);
-    default:
-      return at::upsample_nearest3d(x, u.size, s[0], s[1], s[2]);
-  }
-}
-
-Tensor plain_nearest_exact(const Upsample& u, const Tensor& x) {
-  const auto& s = u.scales;
-  switch (u.dims()) {
-    case 1:
-      return at::_upsample_nearest_exact1d(x, u.size, s[0]);
-    case 2:
-      return at::_upsample_nearest_exact2d(x, u.size, s[0], s[1]);
-    default:
-      return at::_upsample_nearest_exact3d(x, u.size, s[0], s[1], s[2]);
-  }
-}
-
-Tensor plain_linear(const Upsample& u, const Tensor& x) {
-  const auto& s = u.scales;
-  const bool corners = u.align_corners;
-  switch (u.dims()) {
-    case 1:
-      return at::upsample_linear1d(x, u.size, corners, s[0]);
-    case 2:
-      return at::upsample_bilinear2d(x, u.size, corners, s[0], s[1]);
-    default:
-      return at::upsample_trilinear3d(x, u.size, corners, s[0], s[1], s[2]);
-  }
-}
-
-Tensor plain_upsample(const Upsample& u, const Tensor& x) {
-  switch (u.mode) {
-    case Mode::Nearest:
-      return plain_nearest(u, x);
-    case Mode::NearestExact:
-      return plain_nearest_exact(u, x);
-    case Mode::Linear:
-      return plain_linear(u, x);
-    case Mode::Cubic:
-      return at::upsample_bicubic2d(
-          x, u.size, u.align_corners, u.scales[0], u.scales[1]);
-  }
-  TORCH_INTERNAL_ASSERT(false);
 }
 
 /// For one dim, this rank's outputs as sums of weighted input rows: output i is
@@ -110,6 +38,7 @@ struct UpsamplePlan {
   std::vector<Scale> scales;
   bool calls_plain = false; // or every dim is weighted or unchanged
   std::vector<std::optional<WeightedRows>> weighted; // per dim
+  std::shared_ptr<const UpsampleApart> apart; // if that is possible
 };
 
 WeightedRows weigh(
@@ -175,7 +104,8 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
       u.size,
       u.scales,
       false,
-      std::vector<std::optional<WeightedRows>>(u.size.size())};
+      std::vector<std::optional<WeightedRows>>(u.size.size()),
+      nullptr};
   for (size_t i = 0; i < stencils.size(); ++i) {
     if (!plan.call.is_cut[i]) {
       plan.calls_plain = true;
@@ -193,6 +123,12 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
     const auto dim = plan.call.first_dim() + static_cast<int64_t>(i);
     plan.weighted[i] =
         weigh(stencils[i], piece, plan.call.output->interval(dim));
+  }
+  if (!is_nearest(u)) {
+    plan.apart = plan_upsample_apart(
+        plan.call,
+        stencils,
+        {u.op, u.mode, plan.size, u.align_corners, plan.scales});
   }
   return plan;
 }
@@ -263,6 +199,15 @@ Tensor local_upsample(
   return y.to(rows.scalar_type());
 }
 
+/// A compiler has its own way with the local operator; its parts are fused.
+bool computes_apart(const UpsamplePlan& plan, const Tensor& x) {
+  const auto& local = impl_of(x)->local();
+  const bool wide =
+      local.scalar_type() == at::kFloat || local.scalar_type() == at::kDouble;
+  return plan.apart && wide && !local.is_meta() && !is_traced(local) &&
+      !has_tangent({x});
+}
+
 Tensor upsample_rule(const Upsample& u, const Tensor& x) {
   if (is_transformed({x})) {
     BelowFunctionLevel below;
@@ -277,6 +222,10 @@ Tensor upsample_rule(const Upsample& u, const Tensor& x) {
       IntArrayRef(u.size));
   CommScope scope(u.op);
   const auto plan = find_plan(u, x);
+  if (computes_apart(*plan, x)) {
+    const auto local = to_local(redistribute(x, plan->call.input));
+    return from_local(upsample_apart(local, plan->apart), plan->call.output);
+  }
   return run_stencil(x, plan->call, [&](const Tensor& rows) {
     return local_upsample(u, *plan, rows);
   });
