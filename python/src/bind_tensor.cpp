@@ -13,13 +13,27 @@ namespace {
 
 PyTypeObject* tensor_class = nullptr;
 
+/// As py::gil_scoped_acquire, without its own bookkeeping per thread.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() {
+    PyGILState_Release(state_);
+  }
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
 /// Gives a new wrapper its Python class. A Python kernel (of a custom
 /// operator) may have met the tensor first and made it a plain Tensor.
 void type_at_birth(const at::Tensor& tensor) {
   if (!Py_IsInitialized()) {
     return;
   }
-  py::gil_scoped_acquire gil;
+  const WithGil gil;
   PyObject* known = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   if (known == nullptr) {
     Py_XDECREF(THPVariable_Wrap(tensor, tensor_class));
