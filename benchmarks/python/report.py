@@ -16,17 +16,18 @@ class Table:
     """rows: {what: {variant: [seconds per round]}}."""
 
     title: str
-    base: str  # the variant that ratios refer to
+    base: str | None  # the variant that ratios refer to
     rows: dict
     note: str = ""
 
     def text(self):
         names = list(dict.fromkeys(n for times in self.rows.values() for n in times))
-        head = ["", *names, *(f"{n} / {self.base}" for n in names if n != self.base)]
+        compared = [n for n in names if self.base and n != self.base]
+        head = ["", *names, *(f"{n} / {self.base}" for n in compared)]
         lines = [f"### {self.title}", "", row(head), row(["---"] * len(head))]
         for what, times in self.rows.items():
             cells = [duration(times.get(n)) for n in names]
-            cells += [ratio(times, n, self.base) for n in names if n != self.base]
+            cells += [ratio(times, n, self.base) for n in compared]
             lines.append(row([what, *cells]))
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
