@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/distributed/backends.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
@@ -64,8 +65,12 @@ TEST_F(Manager, SaysWhatIsWrong) {
   EXPECT_THROW(DistributedManager::initialize(), c10::ValueError);
   setenv("SHARDTENSOR_DISTRIBUTED_TIMEOUT", "9", 1);
   EXPECT_THROW(DistributedManager::initialize("pigeon"), c10::ValueError);
-  EXPECT_THROW(
-      DistributedManager::initialize("nccl"), c10::NotImplementedError);
+  if (!has_nccl()) {
+    EXPECT_THROW(
+        DistributedManager::initialize("nccl"), c10::NotImplementedError);
+  } else if (!at::hasCUDA()) {
+    EXPECT_THROW(DistributedManager::initialize("nccl"), c10::ValueError);
+  }
   unsetenv("RANK");
   DistributedManager::initialize();
   EXPECT_THROW(DistributedManager::initialize(), c10::Error);
