@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
-from ranks import assert_close, ranks, shard
+from ranks import assert_close, from_spec, ranks, shard
 from torch.distributed.tensor import Replicate, Shard
 
 from shardtensor import ShardTensor
@@ -80,6 +80,30 @@ def test_tangents_change_layout_with_their_tensors(mesh):
         tangent_of(OPERATORS["sum"], value, elsewhere),
         1.5 * whole.sum(),
     )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", ["conv", "interpolate", "pool", "sum", "group norm"])
+def test_tangents_pass_through_backward(mesh, name, create_graph):
+    """Forward over reverse. The gradient is linear in what comes back to it."""
+    norm = {"group norm": lambda x: F.group_norm(x, 2)}
+    fn = {**OPERATORS, **norm}[name]
+    (whole, _), _ = sample(mesh)
+    pieces = {2: {2: [8, 4], 3: [6, 2, 4]}[mesh.size()]}
+    seed = torch.randn_like(fn(whole))
+    layout = fn(shard(whole, mesh, [Shard(2)], pieces))._spec
+
+    def gradient(x, seed):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(fn(x), x, seed, create_graph=create_graph)[0]
+
+    expected = gradient(whole, 2 * seed)
+    seeds = [from_spec(v, layout) for v in (seed, 2 * seed)]
+    part = shard(whole, mesh, [Shard(2)], pieces)
+    actual = tangent_of(partial(gradient, part), *seeds)
+    assert actual is not None
+    assert_close(actual, expected)
 
 
 @ranks(2)

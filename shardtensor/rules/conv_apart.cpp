@@ -177,7 +177,9 @@ struct ConvApartBackward : Node {
         task_should_compute_output(1),
         task_should_compute_output(2)};
     const CommScope scope(backward_of(scope_));
-    const auto result = at::GradMode::is_enabled()
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto result = differentiable
         ? joined_gradients(grads[0], x, weight, wanted, *plan_)
         : convolve_apart_backward(
               grads[0], x, slab, weight, wanted, plan_->work);

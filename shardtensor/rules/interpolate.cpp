@@ -11,7 +11,6 @@
 #include "shardtensor/rules/constants.h"
 #include "shardtensor/rules/stencil_rule.h"
 #include "shardtensor/rules/upsample_apart.h"
-#include "shardtensor/tensor/node.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
@@ -204,8 +203,7 @@ bool computes_apart(const UpsamplePlan& plan, const Tensor& x) {
   const auto& local = impl_of(x)->local();
   const bool wide =
       local.scalar_type() == at::kFloat || local.scalar_type() == at::kDouble;
-  return plan.apart && wide && !local.is_meta() && !is_traced(local) &&
-      !has_tangent({x});
+  return plan.apart && wide && !local.is_meta() && !is_traced(local);
 }
 
 Tensor upsample_rule(const Upsample& u, const Tensor& x) {

@@ -238,7 +238,9 @@ struct NormBackward : Node {
         task_should_compute_output(1),
         task_should_compute_output(2)};
     const CommScope scope("backward of a norm");
-    const auto result = at::GradMode::is_enabled()
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto result = differentiable
         ? composed_gradients(
               grads[0],
               x,

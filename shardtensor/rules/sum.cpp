@@ -210,7 +210,10 @@ at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
       local.expand(spec->local_sizes()),
       spec,
       expanded_strides(spec->sizes(), geometry.dims));
-  record<ExpandSumBackward>(result, source, geometry);
+  connect<ExpandSumBackward>(result, source, geometry);
+  carry_tangent(result, source, [&](const auto& tangent) {
+    return expand_sum(tangent, geometry);
+  });
   return result;
 }
 

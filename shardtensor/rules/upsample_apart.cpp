@@ -7,8 +7,8 @@
 #include <ATen/record_function.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/node.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/tensor/node.h"
 
 namespace shardtensor {
 namespace {
@@ -313,26 +313,29 @@ struct UpsampleNode : Node {
   Plan plan_;
 };
 
-Tensor apply_adjoint(const Tensor& grad, const Plan& plan) {
+/// value(x, plan), which is linear in x.
+template <class Backward, class Value>
+Tensor apply_linear(const Tensor& x, const Plan& plan, const Value& value) {
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    result = backward(grad, *plan);
+    result = value(x, *plan);
   }
-  connect<UpsampleNode<upsample_apart>>(result, grad, plan);
+  connect<Backward>(result, x, plan);
+  carry_tangent(result, x, [&](const Tensor& tangent) {
+    return apply_linear<Backward>(tangent, plan, value);
+  });
   return result;
+}
+
+Tensor apply_adjoint(const Tensor& grad, const Plan& plan) {
+  return apply_linear<UpsampleNode<upsample_apart>>(grad, plan, backward);
 }
 
 } // namespace
 
 Tensor upsample_apart(const Tensor& x, const Plan& plan) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    result = forward(x, *plan);
-  }
-  connect<UpsampleNode<apply_adjoint>>(result, x, plan);
-  return result;
+  return apply_linear<UpsampleNode<apply_adjoint>>(x, plan, forward);
 }
 
 } // namespace shardtensor
