@@ -38,11 +38,15 @@ OPERATORS = {
 }
 
 
-def sample(mesh):
+PIECES = {2: [8, 4], 3: [6, 2, 4]}
+
+
+def sample(mesh, pieces=None):
     """A value and its tangent, whole and in pieces."""
     pair = torch.randn(2, 1, 2, 12, dtype=torch.float64)
-    sizes = {2: {2: [8, 4], 3: [6, 2, 4]}[mesh.size()]}
-    return pair, [shard(v, mesh, [Shard(2)], sizes) for v in pair]
+    placements = [Shard(2), Shard(1)][: mesh.ndim]
+    sizes = {2: pieces or PIECES[mesh.size(0)]}
+    return pair, [shard(v, mesh, placements, sizes) for v in pair]
 
 
 def tangent_of(fn, value, tangent):
@@ -50,10 +54,12 @@ def tangent_of(fn, value, tangent):
         return fwAD.unpack_dual(fn(fwAD.make_dual(value, tangent))).tangent
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_tangents(mesh, name):
-    whole, parts = sample(mesh)
+def test_tangents(mesh, name, empty):
+    pieces = {2: [0, 12], 3: [7, 0, 5]}[mesh.size(0)] if empty else None
+    whole, parts = sample(mesh, pieces)
     fn = OPERATORS[name]
     actual = tangent_of(fn, *parts)
     assert actual is not None
@@ -75,11 +81,10 @@ def test_tangents_change_layout_with_their_tensors(mesh):
         move = partial(ShardTensor.redistribute, placements=placements)
         assert_close(tangent_of(move, value, tangent), whole)
     assert_close(tangent_of(ShardTensor.to_local, value, tangent), tangent.to_local())
-    elsewhere = tangent.redistribute(mesh, [Shard(1)])
-    assert_close(
-        tangent_of(OPERATORS["sum"], value, elsewhere),
-        1.5 * whole.sum(),
-    )
+    for elsewhere in [tangent.redistribute(mesh, [Shard(1)]), whole]:
+        for name in ["sum", "conv", "scale"]:
+            expected = OPERATORS[name](whole)
+            assert_close(tangent_of(OPERATORS[name], value, elsewhere), expected)
 
 
 @ranks(2, 3)
@@ -90,7 +95,7 @@ def test_tangents_pass_through_backward(mesh, name, create_graph):
     norm = {"group norm": lambda x: F.group_norm(x, 2)}
     fn = {**OPERATORS, **norm}[name]
     (whole, _), _ = sample(mesh)
-    pieces = {2: {2: [8, 4], 3: [6, 2, 4]}[mesh.size()]}
+    pieces = {2: PIECES[mesh.size()]}
     seed = torch.randn_like(fn(whole))
     layout = fn(shard(whole, mesh, [Shard(2)], pieces))._spec
 

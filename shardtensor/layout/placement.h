@@ -48,6 +48,13 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
+/// False for what only a maximum, a minimum or a product of the terms makes
+/// whole.
+inline bool is_linear(const Placement& placement) {
+  return !placement.is_partial() || placement.reduce == Reduce::Sum ||
+      placement.reduce == Reduce::Avg;
+}
+
 /// "Shard(dim=2)", "Replicate()", "Partial(sum)".
 std::string to_string(const Placement& placement);
 std::ostream& operator<<(std::ostream& out, const Placement& placement);

@@ -226,8 +226,7 @@ at::Tensor without_nonlinear_partial(const at::Tensor& tensor) {
   auto placements = spec(tensor)->placements();
   bool changed = false;
   for (auto& placement : placements) {
-    if (placement.is_partial() && placement.reduce != Reduce::Sum &&
-        placement.reduce != Reduce::Avg) {
+    if (!is_linear(placement)) {
       placement = Placement::replicate();
       changed = true;
     }
@@ -278,7 +277,7 @@ at::Tensor sum_dims(
             without_partial(from), dims, keepdim, tensor.scalar_type()});
   }
   carry_tangent(result, tensor, [&](const auto& t) {
-    return sum_dims(redistribute(t, from), dims, keepdim, dtype);
+    return sum_dims(tangent_as(t, from), dims, keepdim, dtype);
   });
   return result;
 }

@@ -117,18 +117,9 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
 
 } // namespace
 
-namespace {
-
-/// Every Partial is a sum or an average.
-bool is_linear(const ShardSpec& spec) {
-  const auto& placements = spec.placements();
-  return std::all_of(placements.begin(), placements.end(), [](const auto& p) {
-    return !p.is_partial() || p.reduce == Reduce::Sum ||
-        p.reduce == Reduce::Avg;
-  });
+at::Tensor tangent_as(const at::Tensor& tangent, const SpecPtr& spec) {
+  return redistribute(promote(tangent, spec->mesh()), spec);
 }
-
-} // namespace
 
 const SpecPtr& spec(const at::Tensor& tensor) {
   return impl_of(tensor)->spec();
@@ -155,7 +146,7 @@ at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
     connect<ToLocalBackward>(result, tensor, grad_spec ? grad_spec : own, own);
   }
   carry_tangent(result, tensor, [&](const auto& t) {
-    return to_local(redistribute(t, impl->spec()));
+    return to_local(tangent_as(t, impl->spec()));
   });
   return result;
 }
@@ -176,11 +167,12 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
   }
   auto result = wrap(local, to);
   connect<RedistributeBackward>(result, tensor, without_partial(from));
-  if (!is_linear(*from)) {
+  const auto& placements = from->placements();
+  if (!std::all_of(placements.begin(), placements.end(), is_linear)) {
     check_no_tangent(tensor);
   }
   carry_tangent(result, tensor, [&](const auto& t) {
-    return redistribute(redistribute(t, from), to);
+    return redistribute(tangent_as(t, from), to);
   });
   return result;
 }

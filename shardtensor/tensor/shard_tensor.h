@@ -39,6 +39,10 @@ at::Tensor redistribute(
     const std::vector<Placement>& placements,
     const ShardSpec::Partitions& partitions = {});
 
+/// A tangent, which may be plain or lie differently, in the layout of its
+/// tensor. Communication: that of redistribute.
+at::Tensor tangent_as(const at::Tensor& tangent, const SpecPtr& spec);
+
 /// The whole tensor, plain, on every rank: redistribute to Replicate, then
 /// to_local.
 at::Tensor full_tensor(
