@@ -29,4 +29,5 @@
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
+#include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/rule.h"

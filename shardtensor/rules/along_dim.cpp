@@ -1,6 +1,5 @@
 #include <numeric>
 
-#include "shardtensor/rules/families.h"
 #include "shardtensor/rules/labels.h"
 
 // Operators that work along one dim, with all others as batch. That dim is made
@@ -52,6 +51,15 @@ Decision along_dim_rule(Call& call) {
       call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
 }
 
+/// renorm scales each row of `dim` by its norm over all other dims.
+Decision renorm_rule(Call& call) {
+  const auto dims = call.operand(0).dim();
+  const auto dim = call.argument("dim").toInt();
+  std::vector<int64_t> own(dims, kPrivate);
+  own.at(dim < 0 ? dim + dims : dim) = 0;
+  return rule_by_labels(call, {{own}, {own}}, Linearity::None);
+}
+
 // ---- looking values up ------------------------------------------------------
 
 std::vector<int64_t> numbered(int64_t dims) {
@@ -96,59 +104,65 @@ Decision lookup_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
+const RegisterRules along_one_dim{
+    along_dim_rule,
+    {
+        "aten::cumsum",
+        "aten::cumsum_",
+        "aten::cumprod",
+        "aten::cumprod_",
+        "aten::_logcumsumexp",
+        "aten::logcumsumexp",
+        "aten::cummax",
+        "aten::cummin",
+        "aten::sort",
+        "aten::sort.stable",
+        "aten::topk",
+        "aten::kthvalue",
+        "aten::mode",
+        "aten::median.dim",
+        "aten::nanmedian.dim",
+        "aten::gather",
+        "aten::scatter.src",
+        "aten::scatter.value",
+        "aten::scatter.reduce",
+        "aten::scatter.value_reduce",
+        "aten::scatter_.src",
+        "aten::scatter_.value",
+        "aten::scatter_.reduce",
+        "aten::scatter_.value_reduce",
+        "aten::scatter_add",
+        "aten::scatter_add_",
+        "aten::scatter_reduce.two",
+        "aten::scatter_reduce_.two",
+        "aten::index_select",
+        "aten::index_add",
+        "aten::index_add_",
+        "aten::index_copy",
+        "aten::index_copy_",
+        "aten::index_fill.int_Scalar",
+        "aten::index_fill_.int_Scalar",
+        "aten::index_reduce",
+        "aten::index_reduce_",
+    }};
+const RegisterRules renorms{
+    renorm_rule,
+    {
+        "aten::renorm",
+        "aten::renorm_",
+    }};
+const RegisterRules searches{
+    searchsorted_rule,
+    {
+        "aten::searchsorted.Tensor",
+        "aten::searchsorted.Scalar",
+    }};
+const RegisterRules lookups{
+    lookup_rule,
+    {
+        "aten::bucketize.Tensor",
+        "aten::isin.Tensor_Tensor",
+    }};
+
 } // namespace
-
-void add_along_dim_rules(RuleTable& table) {
-  for (const char* op : {
-           "aten::cumsum",
-           "aten::cumsum_",
-           "aten::cumprod",
-           "aten::cumprod_",
-           "aten::_logcumsumexp",
-           "aten::logcumsumexp",
-           "aten::cummax",
-           "aten::cummin",
-           "aten::sort",
-           "aten::sort.stable",
-           "aten::topk",
-           "aten::kthvalue",
-           "aten::mode",
-           "aten::median.dim",
-           "aten::nanmedian.dim",
-           "aten::gather",
-           "aten::scatter.src",
-           "aten::scatter.value",
-           "aten::scatter.reduce",
-           "aten::scatter.value_reduce",
-           "aten::scatter_.src",
-           "aten::scatter_.value",
-           "aten::scatter_.reduce",
-           "aten::scatter_.value_reduce",
-           "aten::scatter_add",
-           "aten::scatter_add_",
-           "aten::scatter_reduce.two",
-           "aten::scatter_reduce_.two",
-           "aten::index_select",
-           "aten::index_add",
-           "aten::index_add_",
-           "aten::index_copy",
-           "aten::index_copy_",
-           "aten::index_fill.int_Scalar",
-           "aten::index_fill_.int_Scalar",
-           "aten::index_reduce",
-           "aten::index_reduce_",
-           "aten::renorm",
-       }) {
-    table.push_back({op, along_dim_rule});
-  }
-  for (const char* op :
-       {"aten::searchsorted.Tensor", "aten::searchsorted.Scalar"}) {
-    table.push_back({op, searchsorted_rule});
-  }
-  for (const char* op :
-       {"aten::bucketize.Tensor", "aten::isin.Tensor_Tensor"}) {
-    table.push_back({op, lookup_rule});
-  }
-}
-
 } // namespace shardtensor

@@ -12,7 +12,6 @@
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/norm_arguments.h"
 #include "shardtensor/rules/promotion.h"
-#include "shardtensor/rules/reduction.h"
 
 // Norms of each channel at the function level, with running statistics.
 

@@ -1,3 +1,5 @@
+#include "shardtensor/rules/call.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
@@ -5,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/rules/labels.h"
-#include "shardtensor/rules/rule.h"
 
 namespace shardtensor {
 namespace {

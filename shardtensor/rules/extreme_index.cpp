@@ -11,9 +11,9 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/rules/reduction.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/terms.h"
 
 // argmax and argmin: every rank's best element, then the best of those.
 

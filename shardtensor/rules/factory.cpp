@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "shardtensor/rules/families.h"
 #include "shardtensor/rules/labels.h"
 
 namespace shardtensor {
@@ -64,22 +63,18 @@ Decision new_empty_strided_rule(Call& call) {
   return decision;
 }
 
-} // namespace
+const RegisterRules factories{
+    {"aten::zeros_like", like_rule},
+    {"aten::ones_like", like_rule},
+    {"aten::empty_like", like_rule},
+    {"aten::full_like", like_rule},
+    {"aten::new_zeros", new_rule},
+    {"aten::new_ones", new_rule},
+    {"aten::new_empty", new_rule},
+    {"aten::new_full", new_rule},
+    {"aten::new_empty_strided", new_empty_strided_rule},
+};
 
-void add_factory_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::zeros_like", like_rule},
-          {"aten::ones_like", like_rule},
-          {"aten::empty_like", like_rule},
-          {"aten::full_like", like_rule},
-          {"aten::new_zeros", new_rule},
-          {"aten::new_ones", new_rule},
-          {"aten::new_empty", new_rule},
-          {"aten::new_full", new_rule},
-          {"aten::new_empty_strided", new_empty_strided_rule},
-      });
-}
+} // namespace
 
 } // namespace shardtensor

@@ -4,13 +4,14 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/index_rows.h"
-#include "shardtensor/rules/reduction.h"
 #include "shardtensor/rules/view_plan.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/terms.h"
 
 // x[...] with tensors along sharded dims, and with masks.
 

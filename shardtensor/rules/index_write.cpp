@@ -1,8 +1,8 @@
 #include <torch/library.h>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/families.h"
 #include "shardtensor/rules/index_rows.h"
-#include "shardtensor/rules/reduction.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
 

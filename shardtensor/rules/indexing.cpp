@@ -170,13 +170,13 @@ Decision index_put_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
-void add_indexing_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::embedding", embedding_rule},
-          {"aten::embedding_dense_backward", embedding_backward_rule},
-      });
-}
+namespace {
+
+const RegisterRules embeddings{
+    {"aten::embedding", embedding_rule},
+    {"aten::embedding_dense_backward", embedding_backward_rule},
+};
+
+} // namespace
 
 } // namespace shardtensor

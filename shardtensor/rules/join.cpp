@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/view_plan.h"
@@ -443,22 +442,18 @@ Decision triangle_rule(Call& call) {
   return decision;
 }
 
-} // namespace
+const RegisterRules joins{
+    {"aten::cat", cat_rule},
+    {"aten::cat.out", cat_rule},
+    {"aten::stack", stack_rule},
+    {"aten::repeat", repeat_rule},
+    {"aten::tril", triangle_rule},
+    {"aten::triu", triangle_rule},
+    {"aten::tril_", triangle_rule},
+    {"aten::triu_", triangle_rule},
+};
 
-void add_join_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::cat", cat_rule},
-          {"aten::cat.out", cat_rule},
-          {"aten::stack", stack_rule},
-          {"aten::repeat", repeat_rule},
-          {"aten::tril", triangle_rule},
-          {"aten::triu", triangle_rule},
-          {"aten::tril_", triangle_rule},
-          {"aten::triu_", triangle_rule},
-      });
-}
+} // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("roll", roll_kernel);

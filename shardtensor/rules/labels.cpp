@@ -305,4 +305,8 @@ Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole) {
   return labels;
 }
 
+Decision pointwise_rule(Call& call) {
+  return rule_by_labels(call, broadcast_labels(call), Linearity::None);
+}
+
 } // namespace shardtensor

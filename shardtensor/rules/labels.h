@@ -44,6 +44,10 @@ Decision rule_by_labels(
 /// their last dims. `whole` lists output dims that must not be sharded.
 Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole = {});
 
+/// Output element i depends on the elements i of the inputs (broadcast). For
+/// operators of other libraries, too: see register_rule.
+Decision pointwise_rule(Call& call);
+
 /// True for the out= arguments of an operator.
 bool is_out_argument(const Call& call, const Operand& operand);
 

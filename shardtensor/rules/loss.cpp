@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/function_level.h"
 
 // Losses that are a pointwise function and then a reduction. The function level
@@ -60,25 +60,21 @@ void loss_rule(
                                             : at::sum(result.toTensor());
 }
 
-} // namespace
+const RegisterRules elementwise_losses{
+    {"aten::mse_loss", elementwise_loss_rule},
+    {"aten::mse_loss_backward", elementwise_loss_rule},
+    {"aten::smooth_l1_loss", elementwise_loss_rule},
+    {"aten::smooth_l1_loss_backward", elementwise_loss_rule},
+    {"aten::huber_loss", elementwise_loss_rule},
+    {"aten::huber_loss_backward", elementwise_loss_rule},
+    {"aten::soft_margin_loss", elementwise_loss_rule},
+    {"aten::soft_margin_loss_backward", elementwise_loss_rule},
+    {"aten::binary_cross_entropy", elementwise_loss_rule},
+    {"aten::binary_cross_entropy_backward", elementwise_loss_rule},
+    {"aten::binary_cross_entropy_with_logits", elementwise_loss_rule},
+};
 
-void add_loss_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::mse_loss", elementwise_loss_rule},
-          {"aten::mse_loss_backward", elementwise_loss_rule},
-          {"aten::smooth_l1_loss", elementwise_loss_rule},
-          {"aten::smooth_l1_loss_backward", elementwise_loss_rule},
-          {"aten::huber_loss", elementwise_loss_rule},
-          {"aten::huber_loss_backward", elementwise_loss_rule},
-          {"aten::soft_margin_loss", elementwise_loss_rule},
-          {"aten::soft_margin_loss_backward", elementwise_loss_rule},
-          {"aten::binary_cross_entropy", elementwise_loss_rule},
-          {"aten::binary_cross_entropy_backward", elementwise_loss_rule},
-          {"aten::binary_cross_entropy_with_logits", elementwise_loss_rule},
-      });
-}
+} // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   for (const char* op :

@@ -1,4 +1,3 @@
-#include "shardtensor/rules/families.h"
 #include "shardtensor/rules/labels.h"
 
 namespace shardtensor {
@@ -81,22 +80,18 @@ Decision addr_rule(Call& call) {
   return add_product_rule(call, kOuter);
 }
 
-} // namespace
+const RegisterRules products{
+    {"aten::mm", mm_rule},
+    {"aten::bmm", bmm_rule},
+    {"aten::mv", mv_rule},
+    {"aten::dot", dot_rule},
+    {"aten::vdot", dot_rule},
+    {"aten::addmm", addmm_rule},
+    {"aten::baddbmm", baddbmm_rule},
+    {"aten::addmv", addmv_rule},
+    {"aten::addr", addr_rule},
+};
 
-void add_matmul_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::mm", mm_rule},
-          {"aten::bmm", bmm_rule},
-          {"aten::mv", mv_rule},
-          {"aten::dot", dot_rule},
-          {"aten::vdot", dot_rule},
-          {"aten::addmm", addmm_rule},
-          {"aten::baddbmm", baddbmm_rule},
-          {"aten::addmv", addmv_rule},
-          {"aten::addr", addr_rule},
-      });
-}
+} // namespace
 
 } // namespace shardtensor

@@ -7,12 +7,12 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/autocast.h"
 #include "shardtensor/rules/fallback.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/norm_arguments.h"
 #include "shardtensor/rules/promotion.h"
-#include "shardtensor/rules/reduction.h"
 
 // Norms of each sample at the function level. Where no covered dim is sharded,
 // PyTorch's own norm runs on the shards. Otherwise the ranks merge their

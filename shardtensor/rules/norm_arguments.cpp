@@ -2,10 +2,10 @@
 
 #include <numeric>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/autocast.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/promotion.h"
-#include "shardtensor/rules/reduction.h"
 
 namespace shardtensor {
 

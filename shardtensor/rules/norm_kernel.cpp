@@ -13,9 +13,9 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/rules/norm.h"
 #include "shardtensor/rules/norm_passes.h"
-#include "shardtensor/rules/reduction.h"
 #include "shardtensor/tensor/node.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/terms.h"
 
 namespace shardtensor {
 namespace {

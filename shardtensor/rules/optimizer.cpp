@@ -1,4 +1,4 @@
-#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/rule.h"
 
 namespace shardtensor {
 namespace {
@@ -34,19 +34,17 @@ Decision fused_step_rule(Call& call) {
   return decision;
 }
 
-} // namespace
-
-void add_optimizer_rules(RuleTable& table) {
-  for (const char* op :
-       {"aten::_fused_adam_",
+const RegisterRules fused_steps{
+    fused_step_rule,
+    {
+        "aten::_fused_adam_",
         "aten::_fused_adam_.tensor_lr",
         "aten::_fused_adamw_",
         "aten::_fused_adamw_.tensor_lr",
         "aten::_fused_sgd_",
         "aten::_fused_sgd_.tensor_lr",
-        "aten::_fused_adagrad_"}) {
-    table.push_back({op, fused_step_rule});
-  }
-}
+        "aten::_fused_adagrad_",
+    }};
 
+} // namespace
 } // namespace shardtensor

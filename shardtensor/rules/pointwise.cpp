@@ -4,16 +4,11 @@
 #include <ATen/ops/sgn.h>
 #include <torch/library.h>
 
-#include "shardtensor/rules/families.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/labels.h"
 #include "shardtensor/tensor/node.h"
 
 namespace shardtensor {
-
-Decision pointwise_rule(Call& call) {
-  return rule_by_labels(call, broadcast_labels(call), Linearity::None);
-}
 
 namespace {
 
@@ -46,13 +41,13 @@ Decision overwrite_rule(Call& call) {
   return decision;
 }
 
-const RuleTable& linear_rules() {
+const std::vector<RuleEntry>& linear_rules() {
   constexpr auto copy = linear_rule<Linearity::Copy>;
   constexpr auto unary = linear_rule<Linearity::Unary>;
   constexpr auto additive = linear_rule<Linearity::Additive>;
   constexpr auto product = linear_rule<Linearity::Product>;
   constexpr auto first = linear_rule<Linearity::First>;
-  static const RuleTable table = {
+  static const std::vector<RuleEntry> table = {
       {"aten::alias", copy},
       {"aten::detach", copy},
       {"aten::clone", copy},
@@ -114,38 +109,42 @@ constexpr const char* kUntagged[] = {
     "aten::_fused_dropout",
 };
 
+/// Tagged, too, but not pointwise: equal gives one bool, renorm scales rows by
+/// their norm.
+bool is_mistagged(const std::string& name) {
+  return name == "aten::equal" || name.rfind("aten::renorm", 0) == 0;
+}
+
 bool is_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) &&
       !op.hasTag(at::Tag::nondeterministic_seeded) &&
-      op.operator_name().name != "aten::equal"; // tagged, but gives a bool
+      !is_mistagged(op.operator_name().name);
 }
 
-} // namespace
-
-void add_pointwise_rules(RuleTable& table) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  std::unordered_set<std::string> listed;
+const bool registered = [] {
+  std::unordered_set<std::string> seen;
+  const auto add = [&](const std::string& op, Rule rule) {
+    if (seen.insert(op).second) {
+      register_rule(op, rule);
+    }
+  };
   for (const auto& entry : linear_rules()) {
-    table.push_back(entry);
-    listed.insert(entry.op);
+    add(entry.op, entry.rule);
   }
-  static std::vector<std::string> names; // the table keeps pointers
-  for (const char* name : kUntagged) {
-    names.emplace_back(name);
+  for (const char* op : kUntagged) {
+    add(op, pointwise_rule);
   }
+  auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (op && name.name.rfind("aten::", 0) == 0 && is_pointwise(*op)) {
-      names.push_back(c10::toString(name));
+      add(c10::toString(name), pointwise_rule);
     }
   }
-  std::unordered_set<std::string_view> seen;
-  for (const auto& name : names) {
-    if (!listed.count(name) && seen.insert(name).second) {
-      table.push_back({name.c_str(), pointwise_rule});
-    }
-  }
-}
+  return true;
+}();
+
+} // namespace
 
 // Note [Zero gradients]
 // Where a derivative is zero, some of PyTorch's formulas return a plain tensor

@@ -1,5 +1,3 @@
-#include "shardtensor/rules/reduction.h"
-
 #include <cmath>
 #include <limits>
 
@@ -22,9 +20,11 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/rules/families.h"
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/rule.h"
 #include "shardtensor/rules/moments.h"
 #include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/terms.h"
 
 // Reductions that are not linear: each rank reduces its shard, the terms are
 // gathered (they are small) and reduced once more by the same ATen operator,
@@ -429,16 +429,12 @@ Decision whole_rule(Call& call) {
   return decision;
 }
 
-} // namespace
+const RegisterRules whole_numbers{
+    {"aten::_local_scalar_dense", whole_rule},
+    {"aten::is_nonzero", whole_rule},
+};
 
-void add_reduction_rules(RuleTable& table) {
-  table.insert(
-      table.end(),
-      {
-          {"aten::_local_scalar_dense", whole_rule},
-          {"aten::is_nonzero", whole_rule},
-      });
-}
+} // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("amax", amax_kernel);

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "shardtensor/layout/transfer.h"
 #include "shardtensor/rules/view_plan.h"
-#include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
 namespace {
@@ -204,7 +204,7 @@ class Reshape {
       const bool lopsided = largest * pieces > 2 * flat.period() &&
           largest * flat.repeat() > largest_piece(dims);
       const Score score{
-          lopsided, redistribute_cost(wanted_, spec), flat.repeat()};
+          lopsided, moved_elements(wanted_, spec), flat.repeat()};
       const bool hopeless = pieces > 1 && largest == flat.period();
       if (score < best && !(hopeless && lopsided) &&
           !(lopsided && elsewhere != replicated(wanted_))) {

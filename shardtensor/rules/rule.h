@@ -7,9 +7,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/SmallVector.h>
 
-#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/rules/call.h"
 
 namespace shardtensor {
 
@@ -17,69 +16,6 @@ namespace shardtensor {
 // local call needs its inputs and in which layout its outputs are then. It is
 // a pure function, its answer is cached. ATen's own derivative formulas run
 // above it, so rules have no backward of their own.
-
-/// One tensor among the arguments of a call, in argument order; the elements of
-/// a tensor list one after the other.
-struct Operand {
-  size_t argument; // its place in the schema
-  at::Tensor tensor;
-  SpecPtr spec; // null: a plain 0-d tensor, the same on all ranks
-  bool written = false; // an in-place or out= argument
-
-  int64_t dim() const {
-    return spec ? spec->dim() : 0;
-  }
-};
-
-/// An operator call below autograd, as a rule sees it. At least one operand
-/// has a spec; plain operands with dims count as Replicate.
-class Call {
- public:
-  Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
-  const c10::OperatorHandle& op() const {
-    return op_;
-  }
-  /// "aten::add.Tensor".
-  std::string name() const;
-  const MeshPtr& mesh() const {
-    return mesh_;
-  }
-  const c10::SmallVector<Operand, 4>& operands() const {
-    return operands_;
-  }
-  const Operand& operand(size_t index) const {
-    return operands_[index];
-  }
-  size_t arguments() const {
-    return arguments_.size();
-  }
-  const c10::IValue& argument(size_t index) const {
-    return arguments_[index];
-  }
-  /// Raises when the schema has no such argument.
-  const c10::IValue& argument(const char* name) const;
-  size_t argument_index(const char* name) const;
-  bool has_argument(const char* name) const;
-
-  /// The global sizes of the tensor outputs, one after the other, by running
-  /// the operator on meta tensors of the global sizes; without a Meta kernel by
-  /// broadcasting (pointwise operators) or on zeros (others of PyTorch's).
-  /// PyTorch's own shape errors come from here, with global sizes, the same on
-  /// every rank.
-  const std::vector<std::vector<int64_t>>& output_sizes();
-
- private:
-  torch::jit::Stack run_on_meta() const;
-  torch::jit::Stack run_on_zeros() const;
-
-  const c10::OperatorHandle& op_;
-  at::ArrayRef<c10::IValue> arguments_;
-  c10::SmallVector<Operand, 4> operands_;
-  MeshPtr mesh_;
-  std::vector<std::vector<int64_t>> output_sizes_;
-  bool inferred_ = false;
-};
 
 /// What a rule decides.
 struct Decision {
@@ -102,10 +38,19 @@ struct RuleEntry {
   const char* op; // "aten::add.Tensor"
   Rule rule;
 };
-using RuleTable = std::vector<RuleEntry>;
 
-/// Gives an operator a dispatch-level rule: one of the families below, or your
-/// own. For operators outside this library, at any time, once per operator.
+/// The twin of TORCH_LIBRARY_IMPL for these rules. At namespace scope:
+///   const RegisterRules products{{"aten::mm", mm_rule}, ...};
+///   const RegisterRules scans{along_dim_rule, {"aten::cumsum", ...}};
+struct RegisterRules {
+  RegisterRules(std::initializer_list<RuleEntry> entries);
+  RegisterRules(Rule rule, std::initializer_list<const char*> operators);
+};
+
+/// Gives an operator a dispatch-level rule: pointwise_rule (labels.h),
+/// index_rule (rules/index/rules.h), or your own. For operators outside this
+/// library, at any time. Raises for an operator that does not exist or has a
+/// rule already.
 /// Function-level rules need no call of ours: TORCH_LIBRARY_IMPL(my_library,
 /// SHARDTENSOR_FUNCTION_KEY, m) { m.impl("op", rule); }
 void register_rule(const std::string& op, Rule rule);

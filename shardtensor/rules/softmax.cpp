@@ -18,10 +18,11 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/rules/reduction.h"
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/terms.h"
 
 // softmax, log_softmax and logsumexp below autograd; ATen's derivative formulas
 // run above. Along a sharded dim every rank tells the others its largest value

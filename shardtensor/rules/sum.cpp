@@ -1,12 +1,10 @@
 #include <algorithm>
-#include <numeric>
-#include <set>
 
 #include <ATen/ops/div.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/moments.h"
 #include "shardtensor/rules/promotion.h"
@@ -20,121 +18,6 @@
 // is expanded shard by shard, and the gradient of that expansion is a sum.
 
 namespace shardtensor {
-
-std::vector<int64_t> reduced_dims(
-    const char* op,
-    int64_t ndim,
-    at::OptionalIntArrayRef dims) {
-  std::vector<int64_t> result;
-  if (!dims || dims->empty()) {
-    result.resize(ndim);
-    std::iota(result.begin(), result.end(), 0);
-    return result;
-  }
-  const auto bound = std::max<int64_t>(ndim, 1);
-  for (const int64_t dim : *dims) {
-    TORCH_CHECK_INDEX(
-        dim >= -bound && dim < bound,
-        op,
-        ": expected dims in [",
-        -bound,
-        ", ",
-        bound - 1,
-        "], got ",
-        dim);
-    if (ndim > 0) {
-      result.push_back(dim < 0 ? dim + ndim : dim);
-    }
-  }
-  std::sort(result.begin(), result.end());
-  TORCH_CHECK(
-      std::adjacent_find(result.begin(), result.end()) == result.end(),
-      op,
-      ": a dim appears twice in ",
-      *dims);
-  return result;
-}
-
-std::vector<int64_t> axes_of_dims(
-    const ShardSpec& spec,
-    const std::vector<int64_t>& dims) {
-  std::set<int64_t> axes;
-  for (const int64_t dim : dims) {
-    const auto of_dim = spec.axes(dim);
-    axes.insert(of_dim.begin(), of_dim.end());
-  }
-  return {axes.begin(), axes.end()};
-}
-
-SpecPtr reduced_spec(
-    const SpecPtr& spec,
-    const std::vector<int64_t>& dims,
-    bool keepdim,
-    Placement on_reduced_axes) {
-  std::vector<int64_t> sizes;
-  ShardSpec::Partitions partitions;
-  std::vector<int64_t> new_dim(spec->dim(), -1);
-  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
-    const bool reduced = std::binary_search(dims.begin(), dims.end(), dim);
-    if (!reduced || keepdim) {
-      new_dim[dim] = reduced ? -1 : static_cast<int64_t>(sizes.size());
-      sizes.push_back(reduced ? 1 : spec->size(dim));
-      partitions.push_back(reduced ? std::nullopt : spec->partitions()[dim]);
-    }
-  }
-  auto placements = spec->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard()) {
-      placement = new_dim[placement.dim] < 0
-          ? on_reduced_axes
-          : Placement::shard(new_dim[placement.dim]);
-    }
-  }
-  return make_spec(
-      spec->mesh(), std::move(sizes), placements, std::move(partitions));
-}
-
-at::Tensor gather_terms(
-    const at::Tensor& local,
-    const SpecPtr& spec,
-    const std::vector<int64_t>& axes) {
-  int64_t terms = 1;
-  for (const int64_t axis : axes) {
-    terms *= spec->mesh()->ranks(axis);
-  }
-  auto sizes = spec->sizes();
-  sizes.insert(sizes.begin(), terms);
-  auto partitions = spec->partitions();
-  partitions.insert(partitions.begin(), std::nullopt);
-  auto placements = spec->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard()) {
-      placement.dim += 1;
-    }
-  }
-  auto stacked = placements;
-  for (const int64_t axis : axes) {
-    stacked[axis] = Placement::shard(0);
-    placements[axis] = Placement::replicate();
-  }
-  return redistribute_local(
-      local.unsqueeze(0),
-      make_spec(spec->mesh(), sizes, stacked, partitions),
-      make_spec(spec->mesh(), sizes, placements, partitions));
-}
-
-std::vector<at::Tensor> gather_terms(
-    const std::vector<at::Tensor>& locals,
-    const SpecPtr& spec,
-    const std::vector<int64_t>& axes) {
-  auto sizes = spec->sizes();
-  sizes.push_back(static_cast<int64_t>(locals.size()));
-  auto partitions = spec->partitions();
-  partitions.emplace_back();
-  const auto together =
-      make_spec(spec->mesh(), std::move(sizes), spec->placements(), partitions);
-  return gather_terms(at::stack(locals, -1), together, axes).unbind(-1);
-}
 
 namespace {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <vector>
+#include <initializer_list>
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/operator_name.h>
@@ -23,8 +23,10 @@ struct UnboxedOperator {
   c10::KernelFunction (*dispatch_level)(Rule);
 };
 
-const std::vector<UnboxedOperator>& unboxed_operators();
-/// Null for an operator that is not among them.
-const UnboxedOperator* find_unboxed(const c10::OperatorName& name);
+/// At namespace scope: `const RegisterUnboxed mine{{...}};`. An operator's rule
+/// may be registered before or after.
+struct RegisterUnboxed {
+  RegisterUnboxed(std::initializer_list<UnboxedOperator> operators);
+};
 
 } // namespace shardtensor

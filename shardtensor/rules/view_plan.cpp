@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "shardtensor/rules/reduction.h"
+#include "shardtensor/layout/reduced_spec.h"
+
 
 namespace shardtensor {
 

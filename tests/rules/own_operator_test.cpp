@@ -7,7 +7,7 @@
 #include "../comm/thread_ranks.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/halo/halo_exchange.h"
-#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/rule.h"
 

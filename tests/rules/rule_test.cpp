@@ -7,7 +7,7 @@
 
 #include "../layout/support.h"
 #include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/families.h"
+#include "shardtensor/rules/labels.h"
 #include "shardtensor/rules/function_level.h"
 #include "shardtensor/rules/promotion.h"
 

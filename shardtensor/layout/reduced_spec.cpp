@@ -1,0 +1,84 @@
+#include "shardtensor/layout/reduced_spec.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <c10/util/Exception.h>
+
+namespace shardtensor {
+
+std::vector<int64_t> reduced_dims(
+    const char* op,
+    int64_t ndim,
+    at::OptionalIntArrayRef dims) {
+  std::vector<int64_t> result;
+  if (!dims || dims->empty()) {
+    result.resize(ndim);
+    std::iota(result.begin(), result.end(), 0);
+    return result;
+  }
+  const auto bound = std::max<int64_t>(ndim, 1);
+  for (const int64_t dim : *dims) {
+    TORCH_CHECK_INDEX(
+        dim >= -bound && dim < bound,
+        op,
+        ": expected dims in [",
+        -bound,
+        ", ",
+        bound - 1,
+        "], got ",
+        dim);
+    if (ndim > 0) {
+      result.push_back(dim < 0 ? dim + ndim : dim);
+    }
+  }
+  std::sort(result.begin(), result.end());
+  TORCH_CHECK(
+      std::adjacent_find(result.begin(), result.end()) == result.end(),
+      op,
+      ": a dim appears twice in ",
+      *dims);
+  return result;
+}
+
+std::vector<int64_t> axes_of_dims(
+    const ShardSpec& spec,
+    const std::vector<int64_t>& dims) {
+  std::set<int64_t> axes;
+  for (const int64_t dim : dims) {
+    const auto of_dim = spec.axes(dim);
+    axes.insert(of_dim.begin(), of_dim.end());
+  }
+  return {axes.begin(), axes.end()};
+}
+
+SpecPtr reduced_spec(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& dims,
+    bool keepdim,
+    Placement on_reduced_axes) {
+  std::vector<int64_t> sizes;
+  ShardSpec::Partitions partitions;
+  std::vector<int64_t> new_dim(spec->dim(), -1);
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    const bool reduced = std::binary_search(dims.begin(), dims.end(), dim);
+    if (!reduced || keepdim) {
+      new_dim[dim] = reduced ? -1 : static_cast<int64_t>(sizes.size());
+      sizes.push_back(reduced ? 1 : spec->size(dim));
+      partitions.push_back(reduced ? std::nullopt : spec->partitions()[dim]);
+    }
+  }
+  auto placements = spec->placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard()) {
+      placement = new_dim[placement.dim] < 0
+          ? on_reduced_axes
+          : Placement::shard(new_dim[placement.dim]);
+    }
+  }
+  return make_spec(
+      spec->mesh(), std::move(sizes), placements, std::move(partitions));
+}
+
+} // namespace shardtensor
