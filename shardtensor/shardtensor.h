@@ -16,9 +16,9 @@
 #include "shardtensor/layout/shard_spec.h"
 
 // Sharded tensors: operators of PyTorch work on them as on any tensor.
+#include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/scatter.h"
 #include "shardtensor/tensor/shard_tensor.h"
-#include "shardtensor/tensor/shared_weight.h"
 
 // Communication on local tensors, differentiable.
 #include "shardtensor/comm/collectives.h"
@@ -26,8 +26,8 @@
 #include "shardtensor/halo/halo_exchange.h"
 
 // Rules for operators of your own.
-#include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/families.h"
-#include "shardtensor/rules/function_level.h"
-#include "shardtensor/rules/labels.h"
-#include "shardtensor/rules/rule.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/rules/index/rules.h"

@@ -6,7 +6,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings.h"
-#include "shardtensor/rules/handlers.h"
+#include "shardtensor/dispatch/handlers.h"
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor::python {

@@ -1,9 +1,9 @@
 #include <string>
 
 #include "bindings.h"
-#include "shardtensor/rules/fallback.h"
-#include "shardtensor/rules/promotion.h"
-#include "shardtensor/tensor/shared_weight.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/tensor/parameter_gradients.h"
 
 namespace shardtensor::python {
 

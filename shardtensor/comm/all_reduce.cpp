@@ -8,10 +8,10 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
-#include "shardtensor/comm/node.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 

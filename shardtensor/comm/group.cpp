@@ -233,7 +233,7 @@ bool is_gloo(const ProcessGroup& group, const at::Tensor& x) {
 }
 
 /// A tensor for each rank.
-using Messages = std::vector<at::Tensor>;
+using RankTensors = std::vector<at::Tensor>;
 
 // Note [Tags over gloo]
 // gloo takes a shorter message than expected for a good one, and a longer one
@@ -249,10 +249,10 @@ int tag_of(const at::Tensor& message) {
 /// One message to and from each other rank that gets or sends something.
 Works start_messages(
     c10d::ProcessGroup& group,
-    const Messages& out,
-    const Messages& in) {
+    const RankTensors& out,
+    const RankTensors& in) {
   Works works;
-  const auto start = [&](const Messages& messages, const auto& start_one) {
+  const auto start = [&](const RankTensors& messages, const auto& start_one) {
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       const auto peer = static_cast<int>(rank);
       if (messages[rank].numel() > 0 && peer != group.getRank()) {
@@ -272,7 +272,7 @@ Works start_messages(
 
 /// x becomes the reduction of the rows, in the order of the ranks: every rank
 /// gets the same bits.
-void reduce_rows(const at::Tensor& x, const Messages& rows, Reduce reduce) {
+void reduce_rows(const at::Tensor& x, const RankTensors& rows, Reduce reduce) {
   at::Tensor result = x;
   result.copy_(rows[0]);
   for (size_t rank = 1; rank < rows.size(); ++rank) {
@@ -380,7 +380,7 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
   if (is_gloo(process_group, x) &&
       static_cast<int64_t>(x.nbytes()) <= kSmallBytes && ranks_ <= kFewRanks) {
     auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
-    const Messages copies(ranks_, x.view({-1}));
+    const RankTensors copies(ranks_, x.view({-1}));
     rows[rank_].copy_(copies[rank_]);
     run(
         *this,

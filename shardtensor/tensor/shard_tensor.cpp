@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/tensor/node.h"
+#include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shared_weight.h"
+#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {
 namespace {

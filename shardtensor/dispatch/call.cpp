@@ -1,0 +1,219 @@
+#include "shardtensor/dispatch/call.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/dispatch/labels.h"
+
+namespace shardtensor {
+namespace {
+
+/// Calls visit(tensor) for every defined tensor in an argument.
+template <class Visit>
+void visit_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      visit(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (tensor.defined()) {
+        visit(tensor);
+      }
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      if (tensor && tensor->defined()) {
+        visit(*tensor);
+      }
+    }
+  }
+}
+
+/// The Meta kernel of masked_fill is a Python one and wants its value on the
+/// same device; all others take plain 0-d tensors beside any, and may read
+/// them.
+bool wants_one_device(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name == "aten::masked_fill" || name == "aten::masked_fill_";
+}
+
+at::Tensor meta_like(const at::Tensor& tensor, bool one_device) {
+  if (tensor.dim() == 0 && !is_shard_tensor(tensor) && !one_device) {
+    return tensor;
+  }
+  return at::empty_strided(
+      tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+}
+
+/// For operators without a Meta kernel: zeros of the same sizes that take no
+/// memory, unless they are written to.
+at::Tensor zeros_like(const at::Tensor& tensor, bool written) {
+  const auto options = tensor.options();
+  return written ? at::zeros(tensor.sizes(), options)
+                 : at::zeros({}, options).expand(tensor.sizes());
+}
+
+/// The argument with every tensor replaced by make(tensor).
+template <class Make>
+c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? make(value.toTensor()) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(tensor.defined() ? make(tensor) : tensor);
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      list.push_back(tensor && tensor->defined() ? make(*tensor) : tensor);
+    }
+    return list;
+  }
+  return value;
+}
+
+c10::IValue meta_value(const c10::IValue& value, bool one_device) {
+  if (value.isDevice()) {
+    return c10::Device(at::kMeta);
+  }
+  return with_tensors(value, [&](const at::Tensor& tensor) {
+    return meta_like(tensor, one_device);
+  });
+}
+
+// Note [Meta kernels in Python]
+// Some of PyTorch's Meta kernels are written in Python (relu's, say), so a C++
+// program is without them. Pointwise operators broadcast instead; other ones of
+// PyTorch's run once on zeros, which is slow, but only until the decision is
+// cached.
+
+bool has_meta_kernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::Meta) ||
+      op.hasKernelForDispatchKey(
+          DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
+std::vector<int64_t> broadcast_sizes(const Call& call) {
+  std::vector<int64_t> sizes;
+  for (const auto& operand : call.operands()) {
+    if (!is_out_argument(call, operand)) {
+      sizes = at::infer_size(sizes, operand.tensor.sizes());
+    }
+  }
+  return sizes;
+}
+
+} // namespace
+
+Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
+    : op_(op) {
+  const auto& schema = op.schema();
+  const auto count = schema.arguments().size();
+  arguments_ = at::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const bool written = alias && alias->isWrite();
+    visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
+      Operand operand{i, tensor, nullptr, written};
+      if (is_shard_tensor(tensor)) {
+        operand.spec = spec(tensor);
+        TORCH_CHECK_VALUE(
+            !mesh_ || mesh_ == operand.spec->mesh(),
+            name(),
+            ": expected all ShardTensors on one mesh, got ",
+            *mesh_,
+            " and ",
+            *operand.spec->mesh());
+        mesh_ = operand.spec->mesh();
+      }
+      operands_.push_back(std::move(operand));
+    });
+  }
+  TORCH_INTERNAL_ASSERT(mesh_, name(), " was called without a ShardTensor");
+  for (auto& operand : operands_) {
+    if (!operand.spec && operand.tensor.dim() > 0) {
+      operand.spec = make_replicated(mesh_, operand.tensor.sizes().vec());
+    }
+  }
+}
+
+std::string Call::name() const {
+  return c10::toString(op_.operator_name());
+}
+
+size_t Call::argument_index(const char* name) const {
+  const auto index = op_.schema().argumentIndexWithName(name);
+  TORCH_INTERNAL_ASSERT(index, this->name(), " has no argument ", name);
+  return *index;
+}
+
+bool Call::has_argument(const char* name) const {
+  return op_.schema().argumentIndexWithName(name).has_value();
+}
+
+const c10::IValue& Call::argument(const char* name) const {
+  return arguments_[argument_index(name)];
+}
+
+torch::jit::Stack Call::run_on_meta() const {
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments_) {
+    stack.push_back(meta_value(argument, wants_one_device(op_)));
+  }
+  op_.callBoxed(&stack);
+  return stack;
+}
+
+torch::jit::Stack Call::run_on_zeros() const {
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const auto* alias = op_.schema().arguments()[i].alias_info();
+    const bool written = alias && alias->isWrite();
+    stack.push_back(with_tensors(arguments_[i], [&](const at::Tensor& tensor) {
+      return zeros_like(tensor, written);
+    }));
+  }
+  op_.callBoxed(&stack);
+  return stack;
+}
+
+const std::vector<std::vector<int64_t>>& Call::output_sizes() {
+  if (inferred_) {
+    return output_sizes_;
+  }
+  if (op_.hasTag(at::Tag::pointwise) && !has_meta_kernel(op_)) {
+    output_sizes_.assign(op_.schema().returns().size(), broadcast_sizes(*this));
+    inferred_ = true;
+    return output_sizes_;
+  }
+  torch::jit::Stack stack;
+  try {
+    stack = run_on_meta();
+  } catch (const c10::NotImplementedError&) {
+    if (op_.schema().name().rfind("aten::", 0) != 0) {
+      throw; // it may do more than compute
+    }
+    stack = run_on_zeros(); // see Note [Meta kernels in Python]
+  }
+  for (const auto& value : stack) {
+    visit_tensors(value, [&](const at::Tensor& tensor) {
+      output_sizes_.push_back(tensor.sizes().vec());
+    });
+  }
+  inferred_ = true;
+  return output_sizes_;
+}
+
+} // namespace shardtensor

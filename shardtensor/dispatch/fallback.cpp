@@ -1,0 +1,135 @@
+#include "shardtensor/dispatch/fallback.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/tensor/redistribute.h"
+
+namespace shardtensor {
+namespace {
+
+std::atomic<FallbackMode> mode{FallbackMode::Warn};
+
+struct Counts {
+  std::mutex mutex;
+  std::map<std::string, FallbackCount> by_op;
+  std::set<std::string> said;
+};
+
+Counts& counts() {
+  static Counts instance;
+  return instance;
+}
+
+/// Counts; true when this operator and layout were not seen before.
+bool count(const std::string& op, const SpecPtr& spec, int64_t elements) {
+  auto& state = counts();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  auto& entry = state.by_op[op];
+  entry.op = op;
+  entry.calls += 1;
+  entry.elements += elements;
+  return state.said.insert(op + to_string(*spec)).second;
+}
+
+Decision replicate_rule(Call& call) {
+  Decision decision;
+  for (const auto& operand : call.operands()) {
+    decision.inputs.push_back(
+        operand.spec ? replicated(operand.spec) : nullptr);
+  }
+  return decision;
+}
+
+} // namespace
+
+void set_fallback_mode(FallbackMode value) {
+  mode = value;
+}
+
+FallbackMode fallback_mode() {
+  return mode;
+}
+
+const char* to_string(FallbackMode value) {
+  switch (value) {
+    case FallbackMode::Error:
+      return "error";
+    case FallbackMode::Warn:
+      return "warn";
+    case FallbackMode::Silent:
+      return "silent";
+  }
+  return "unknown";
+}
+
+FallbackMode parse_fallback_mode(const std::string& name) {
+  for (auto value :
+       {FallbackMode::Error, FallbackMode::Warn, FallbackMode::Silent}) {
+    if (name == to_string(value)) {
+      return value;
+    }
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "fallback mode: expected 'error', 'warn' or 'silent', got '",
+      name,
+      "'");
+}
+
+std::vector<FallbackCount> fallback_counts() {
+  auto& state = counts();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  std::vector<FallbackCount> result;
+  for (const auto& item : state.by_op) {
+    result.push_back(item.second);
+  }
+  return result;
+}
+
+void reset_fallback_counts() {
+  auto& state = counts();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.by_op.clear();
+  state.said.clear();
+}
+
+void note_fallback(
+    const std::string& op,
+    const SpecPtr& spec,
+    const SpecPtr& wanted) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      fallback_mode() != FallbackMode::Error,
+      op,
+      " has no rule for ",
+      to_string(*spec),
+      " and would gather it (fallback mode 'error')");
+  const auto elements = redistribute_cost(spec, wanted);
+  if (count(op, spec, elements) && fallback_mode() == FallbackMode::Warn) {
+    TORCH_WARN(
+        op,
+        " has no rule for ",
+        to_string(*spec),
+        ": redistributing it to ",
+        to_string(*wanted),
+        ", ",
+        elements,
+        " elements over all ranks. The result is right, but costs "
+        "communication and memory. Said once.");
+  }
+}
+
+void run_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Call call(op, *stack);
+  for (const auto& operand : call.operands()) {
+    if (operand.spec && operand.spec->is_sharded()) {
+      note_fallback(call.name(), operand.spec, replicated(operand.spec));
+    }
+  }
+  run_rule(op, replicate_rule, stack);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+// What function-level rules are made of. Such a rule is an ordinary function
+// with the operator's C++ signature, registered on SHARDTENSOR_FUNCTION_KEY. It
+// runs above autograd: to_local() -> communication -> plain ATen ->
+// from_local(), or a composition of operators on ShardTensors; gradients of any
+// order follow from the parts.
+
+/// The mesh of the first ShardTensor among the arguments. Raises when there is
+/// none, or when two are on different meshes.
+MeshPtr common_mesh(const char* op, at::ArrayRef<at::Tensor> tensors);
+
+/// The operator's other path for tensors that need no rule of ours: inside
+/// this scope calls skip the function level and go on to autograd. Plain
+/// tensors with dims must have been promoted before.
+class BelowFunctionLevel {
+ public:
+  BelowFunctionLevel() : guard_(c10::DispatchKeySet(kFunctionKey)) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+/// In-place changes of a view are replayed on its base by the view's own
+/// operator: as_strided has no meaning on a shard.
+class ViewReplay {
+ public:
+  ViewReplay() : before_(state().get_view_replay_enabled()) {
+    state().set_view_replay_enabled(true);
+  }
+  ~ViewReplay() {
+    state().set_view_replay_enabled(before_);
+  }
+  ViewReplay(const ViewReplay&) = delete;
+  ViewReplay& operator=(const ViewReplay&) = delete;
+
+ private:
+  static c10::AutogradState& state() {
+    return c10::AutogradState::get_tls_state();
+  }
+  bool before_;
+};
+
+/// The keys of a call that goes on below the function level: the operator's own
+/// composite kernel, say, whose operators come back to the function level.
+/// Forward mode's zeros count as plain tensors, which promotion fills.
+inline c10::DispatchKeySet below_function_level(c10::DispatchKeySet keys) {
+  constexpr c10::DispatchKeySet below =
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFunctionKey) -
+      c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+  return keys & below;
+}
+
+/// What operators without a function-level rule do: plain tensors are promoted,
+/// the call goes on to autograd. For boxed rules that change arguments.
+void run_below_function_level(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack);
+
+/// Whether one of these is a tensor of a torch.func transform. A function-level
+/// rule then steps aside, with BelowFunctionLevel: the transform calls the
+/// operator again on what is inside.
+inline bool is_transformed(std::initializer_list<at::Tensor> tensors) {
+  const c10::DispatchKeySet transforms{
+      c10::DispatchKey::FuncTorchGradWrapper,
+      c10::DispatchKey::FuncTorchBatched};
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.key_set().has_any(transforms)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor ? *tensor : at::Tensor();
+}
+
+} // namespace shardtensor

@@ -1,0 +1,312 @@
+#include "shardtensor/dispatch/labels.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace shardtensor {
+namespace {
+
+/// Which label each mesh axis cuts, and how.
+struct Assignment {
+  explicit Assignment(int64_t axes) : placements(axes), label(axes, kPrivate) {}
+
+  std::vector<Placement> placements; // Replicate, or Partial where kept
+  std::vector<int64_t> label; // per axis; kPrivate: none
+  std::map<int64_t, Partition> partitions; // by label
+};
+
+int64_t numel_of(const Operand& operand) {
+  return operand.spec ? operand.spec->numel() : 0;
+}
+
+/// The operands that have a say, strongest first.
+std::vector<size_t> by_weight(const Call& call) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    if (call.operand(i).spec && !is_out_argument(call, call.operand(i))) {
+      order.push_back(i);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const auto& left = call.operand(a);
+    const auto& right = call.operand(b);
+    return left.written != right.written ? left.written
+                                         : numel_of(left) > numel_of(right);
+  });
+  return order;
+}
+
+void adopt(
+    Assignment& assignment,
+    const ShardSpec& spec,
+    const std::vector<int64_t>& labels) {
+  for (const int64_t dim : spec.sharded_dims()) {
+    const auto label = labels[dim];
+    const auto axes = spec.axes(dim);
+    const bool free = std::all_of(axes.begin(), axes.end(), [&](int64_t axis) {
+      return assignment.label[axis] == kPrivate;
+    });
+    if (label == kPrivate || !free || assignment.partitions.count(label)) {
+      continue;
+    }
+    for (const int64_t axis : axes) {
+      assignment.label[axis] = label;
+    }
+    assignment.partitions.emplace(label, spec.partition(dim));
+  }
+}
+
+/// Operators need a private dim whole. The axes that cut one go to the longest
+/// output dim that no axis cuts: each rank keeps its share of the memory.
+void spread(
+    Assignment& assignment,
+    const ShardSpec& spec,
+    const std::vector<int64_t>& labels,
+    const std::vector<int64_t>& output,
+    const std::vector<int64_t>& sizes) {
+  for (const int64_t dim : spec.sharded_dims()) {
+    const auto& axes = spec.axes(dim);
+    const bool free = std::all_of(axes.begin(), axes.end(), [&](int64_t axis) {
+      return assignment.label[axis] == kPrivate;
+    });
+    if (labels[dim] != kPrivate || spec.size(dim) <= 1 || !free) {
+      continue;
+    }
+    std::vector<int64_t> ranks;
+    int64_t extent = 1;
+    for (const int64_t axis : axes) {
+      ranks.push_back(spec.mesh()->ranks(axis));
+      extent *= ranks.back();
+    }
+    int64_t target = kPrivate;
+    for (size_t i = 0; i < output.size(); ++i) {
+      const bool longer =
+          target == kPrivate ? sizes[i] >= extent : sizes[i] > extent;
+      if (longer && output[i] != kPrivate &&
+          !assignment.partitions.count(output[i])) {
+        extent = sizes[i];
+        target = output[i];
+      }
+    }
+    if (target != kPrivate) {
+      for (const int64_t axis : axes) {
+        assignment.label[axis] = target;
+      }
+      assignment.partitions.emplace(target, Partition::chunked(extent, ranks));
+    }
+  }
+}
+
+bool is_scalar_operand(const Operand& operand) {
+  return !operand.spec;
+}
+
+/// The reduction that the result may keep on this axis, if any.
+std::optional<Reduce> kept_partial(
+    const Call& call,
+    int64_t axis,
+    Linearity linearity) {
+  if (linearity == Linearity::None) {
+    return {};
+  }
+  std::optional<Reduce> reduce;
+  size_t partials = 0;
+  size_t values = 0;
+  for (const auto& operand : call.operands()) {
+    if (is_out_argument(call, operand)) {
+      continue;
+    }
+    values += 1;
+    if (!is_scalar_operand(operand) &&
+        operand.spec->placement(axis).is_partial()) {
+      const auto found = operand.spec->placement(axis).reduce;
+      if (reduce && *reduce != found) {
+        return {};
+      }
+      reduce = found;
+      partials += 1;
+    }
+  }
+  if (!reduce || call.operands().empty()) {
+    return {};
+  }
+  const auto& first = call.operand(0);
+  const bool first_is_partial =
+      !is_scalar_operand(first) && first.spec->placement(axis).is_partial();
+  const bool linear_reduce = *reduce == Reduce::Sum || *reduce == Reduce::Avg;
+  switch (linearity) {
+    case Linearity::Copy:
+      return values == 1 ? reduce : std::nullopt;
+    case Linearity::Unary:
+      return values == 1 && linear_reduce ? reduce : std::nullopt;
+    case Linearity::Additive:
+      return partials == values && linear_reduce ? reduce : std::nullopt;
+    case Linearity::Product:
+      return partials == 1 && linear_reduce ? reduce : std::nullopt;
+    case Linearity::First:
+      return partials == 1 && first_is_partial && linear_reduce ? reduce
+                                                                : std::nullopt;
+    case Linearity::None:
+      break;
+  }
+  return {};
+}
+
+SpecPtr laid_out(
+    const Assignment& assignment,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& labels,
+    const std::vector<Placement>& otherwise) {
+  auto placements = otherwise;
+  ShardSpec::Partitions partitions(sizes.size());
+  for (size_t dim = 0; dim < labels.size(); ++dim) {
+    const auto found = assignment.partitions.find(labels[dim]);
+    if (labels[dim] == kPrivate || found == assignment.partitions.end()) {
+      continue;
+    }
+    for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
+      if (assignment.label[axis] == labels[dim]) {
+        placements[axis] = Placement::shard(static_cast<int64_t>(dim));
+      }
+    }
+    partitions[dim] = found->second;
+  }
+  return make_spec(mesh, sizes, std::move(placements), std::move(partitions));
+}
+
+/// Where the contraction leaves terms: axes whose label is in no output.
+std::vector<Placement> output_placements(
+    const Assignment& assignment,
+    const std::vector<int64_t>& labels) {
+  auto placements = assignment.placements;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    const auto label = assignment.label[axis];
+    if (label != kPrivate &&
+        std::find(labels.begin(), labels.end(), label) == labels.end()) {
+      placements[axis] = Placement::partial();
+    }
+  }
+  return placements;
+}
+
+/// What an operand is on axes that do not cut it.
+std::vector<Placement> input_placements(
+    const Assignment& assignment,
+    const Operand& operand,
+    bool is_addend,
+    const std::vector<Placement>& output) {
+  if (is_addend) {
+    return output;
+  }
+  std::vector<Placement> placements(assignment.placements.size());
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    const auto own = operand.spec->placement(static_cast<int64_t>(axis));
+    if (own.is_partial() && assignment.placements[axis].is_partial()) {
+      placements[axis] = own;
+    }
+  }
+  return placements;
+}
+
+} // namespace
+
+bool is_out_argument(const Call& call, const Operand& operand) {
+  return operand.written &&
+      call.op().schema().arguments()[operand.argument].kwarg_only();
+}
+
+Decision rule_by_labels(
+    Call& call,
+    const Labels& labels,
+    Linearity linearity,
+    std::optional<size_t> addend) {
+  const auto& mesh = call.mesh();
+  Assignment assignment(mesh->axes());
+  for (const size_t i : by_weight(call)) {
+    if (i != addend) {
+      adopt(assignment, *call.operand(i).spec, labels.operands[i]);
+    }
+  }
+  const auto& sizes = call.output_sizes();
+  for (const size_t i : by_weight(call)) {
+    if (i != addend && !sizes.empty()) {
+      spread(
+          assignment,
+          *call.operand(i).spec,
+          labels.operands[i],
+          labels.outputs[0],
+          sizes[0]);
+    }
+  }
+  for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
+    if (assignment.label[axis] == kPrivate) {
+      if (auto reduce = kept_partial(call, axis, linearity)) {
+        assignment.placements[axis] = Placement::partial(*reduce);
+      }
+    }
+  }
+  Decision decision;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    decision.outputs.push_back(laid_out(
+        assignment,
+        mesh,
+        sizes[i],
+        labels.outputs[i],
+        output_placements(assignment, labels.outputs[i])));
+  }
+  size_t out = 0;
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    const auto& operand = call.operand(i);
+    if (is_out_argument(call, operand)) {
+      decision.inputs.push_back(decision.outputs.at(out++));
+      continue;
+    }
+    decision.inputs.push_back(
+        operand.spec
+            ? laid_out(
+                  assignment,
+                  mesh,
+                  operand.spec->sizes(),
+                  labels.operands[i],
+                  input_placements(
+                      assignment,
+                      operand,
+                      i == addend,
+                      output_placements(assignment, labels.outputs[0])))
+            : nullptr);
+  }
+  return decision;
+}
+
+Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole) {
+  Labels labels;
+  const auto& outputs = call.output_sizes();
+  TORCH_INTERNAL_ASSERT(!outputs.empty(), call.name(), " has no output");
+  const auto& sizes = outputs[0];
+  const auto dims = static_cast<int64_t>(sizes.size());
+  std::vector<int64_t> of_output(dims);
+  std::iota(of_output.begin(), of_output.end(), 0);
+  for (const int64_t dim : whole) {
+    of_output[dim] = kPrivate;
+  }
+  for (const auto& operand : call.operands()) {
+    std::vector<int64_t> of_operand(operand.dim(), kPrivate);
+    const auto shift = dims - operand.dim();
+    for (int64_t dim = 0; dim < operand.dim(); ++dim) {
+      if (dim + shift >= 0 && operand.spec->size(dim) == sizes[dim + shift]) {
+        of_operand[dim] = of_output[dim + shift];
+      }
+    }
+    labels.operands.push_back(std::move(of_operand));
+  }
+  labels.outputs.assign(outputs.size(), of_output);
+  return labels;
+}
+
+Decision pointwise_rule(Call& call) {
+  return rule_by_labels(call, broadcast_labels(call), Linearity::None);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,222 @@
+#include "shardtensor/dispatch/registry.h"
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/dispatch/unboxed.h"
+#include "shardtensor/tensor/keys.h"
+
+namespace shardtensor {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using c10::OperatorName;
+
+/// Explicit composite operators whose own kernel is written in terms of other
+/// operators on tensors: better than gathering.
+bool decomposes(const OperatorName& name) {
+  return name.name.rfind("aten::_foreach_", 0) == 0;
+}
+
+// ---- dispatch level ---------------------------------------------------------
+
+void dispatch_fallback(
+    const OperatorHandle& op,
+    DispatchKeySet,
+    torch::jit::Stack* stack) {
+  run_fallback(op, stack);
+}
+
+/// The kernel of an operator with a rule.
+class RuleKernel : public c10::OperatorKernel {
+ public:
+  explicit RuleKernel(Rule rule) : rule_(rule) {}
+  void operator()(
+      const OperatorHandle& op,
+      DispatchKeySet,
+      torch::jit::Stack* stack) {
+    run_rule(op, rule_, stack);
+  }
+
+ private:
+  Rule rule_;
+};
+
+/// Everything that we registered operator by operator, kept for the life of
+/// the process.
+class Registry {
+ public:
+  static Registry& instance() {
+    static auto* registry = new Registry();
+    return *registry;
+  }
+
+  void add_rule(const std::string& op, Rule rule) {
+    const auto name = parse_operator_name(op);
+    TORCH_CHECK_VALUE(
+        c10::Dispatcher::singleton().findSchema(name),
+        "register_rule: there is no operator ",
+        op);
+    TORCH_CHECK_VALUE(
+        rules_.emplace(name, rule).second,
+        "register_rule: ",
+        op,
+        " has a rule already");
+    place_rule(name);
+  }
+
+  void add_unboxed(const UnboxedOperator& unboxed) {
+    function_level_.emplace_back(
+        registered(unboxed.name, kFunctionKey, unboxed.function_level()));
+    unboxed_.emplace(unboxed.name, unboxed);
+    if (rules_.count(unboxed.name)) {
+      place_rule(unboxed.name);
+    }
+  }
+
+  bool has_unboxed(const OperatorName& name) const {
+    return unboxed_.count(name) > 0;
+  }
+
+  /// A composite kernel that is explicit about autograd hides the backend
+  /// fallback. Where it is implicit we must not register: its decomposition is
+  /// what reaches us.
+  void add_fallback_if_hidden(const OperatorName& name) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    const auto has = [&](DispatchKey key) {
+      return op->hasKernelForDispatchKey(key);
+    };
+    if (!op || has(kDispatchKey) || decomposes(name) ||
+        has(DispatchKey::CompositeImplicitAutograd) ||
+        !(has(DispatchKey::CompositeExplicitAutograd) ||
+          has(DispatchKey::CompositeExplicitAutogradNonFunctional))) {
+      return;
+    }
+    dispatch_level_.emplace(
+        name,
+        registered(
+            name,
+            kDispatchKey,
+            c10::KernelFunction::makeFromBoxedFunction<&dispatch_fallback>()));
+  }
+
+ private:
+  /// Rule and typed kernel come in any order; the second to come replaces what
+  /// the first put here.
+  void place_rule(const OperatorName& name) {
+    const auto rule = rules_.at(name);
+    const auto unboxed = unboxed_.find(name);
+    const bool typed =
+        unboxed != unboxed_.end() && unboxed->second.dispatch_level;
+    dispatch_level_.erase(name);
+    dispatch_level_.emplace(
+        name,
+        registered(
+            name,
+            kDispatchKey,
+            typed ? unboxed->second.dispatch_level(rule)
+                  : c10::KernelFunction::makeFromBoxedFunctor<RuleKernel>(
+                        std::make_unique<RuleKernel>(rule))));
+  }
+
+  static c10::RegistrationHandleRAII registered(
+      const OperatorName& name,
+      DispatchKey key,
+      c10::KernelFunction kernel) {
+    return c10::Dispatcher::singleton().registerImpl(
+        name, key, std::move(kernel), std::nullopt, nullptr, "shardtensor");
+  }
+
+  std::unordered_map<OperatorName, Rule> rules_;
+  std::unordered_map<OperatorName, UnboxedOperator> unboxed_;
+  std::unordered_map<OperatorName, c10::RegistrationHandleRAII> dispatch_level_;
+  std::vector<c10::RegistrationHandleRAII> function_level_;
+};
+
+std::mutex pending_mutex;
+std::vector<OperatorName> pending_names;
+std::atomic<bool> has_pending{false};
+
+class LateOperators : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const OperatorHandle& op) override {
+    std::lock_guard<std::mutex> lock(pending_mutex);
+    pending_names.push_back(op.operator_name());
+    has_pending = true;
+  }
+  void onOperatorDeregistered(const OperatorHandle&) override {}
+};
+
+void register_pending() {
+  std::vector<OperatorName> names;
+  {
+    std::lock_guard<std::mutex> lock(pending_mutex);
+    names.swap(pending_names);
+    has_pending = false;
+  }
+  for (const auto& name : names) {
+    Registry::instance().add_fallback_if_hidden(name);
+  }
+}
+
+// Existing operators are told to the listener at once; they are registered at
+// the first call, when every file has registered its own kernels.
+const auto listening = c10::Dispatcher::singleton().addRegistrationListener(
+    std::make_unique<LateOperators>());
+
+} // namespace
+
+OperatorName parse_operator_name(const std::string& op) {
+  const auto dot = op.find('.');
+  return {
+      op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)};
+}
+
+bool has_unboxed_kernel(const OperatorName& name) {
+  return Registry::instance().has_unboxed(name);
+}
+
+void register_late_operators() {
+  if (has_pending) {
+    register_pending();
+  }
+}
+
+void register_rule(const std::string& op, Rule rule) {
+  Registry::instance().add_rule(op, rule);
+}
+
+RegisterRules::RegisterRules(std::initializer_list<RuleEntry> entries) {
+  for (const auto& entry : entries) {
+    register_rule(entry.op, entry.rule);
+  }
+}
+
+RegisterRules::RegisterRules(
+    Rule rule,
+    std::initializer_list<const char*> operators) {
+  for (const char* op : operators) {
+    register_rule(op, rule);
+  }
+}
+
+RegisterUnboxed::RegisterUnboxed(
+    std::initializer_list<UnboxedOperator> operators) {
+  for (const auto& unboxed : operators) {
+    Registry::instance().add_unboxed(unboxed);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_fallback>());
+}
+
+} // namespace shardtensor

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/operator_name.h>
+
+namespace shardtensor {
+
+/// "aten::add.Tensor" taken apart.
+c10::OperatorName parse_operator_name(const std::string& op);
+
+/// See Note [Unboxed kernels].
+bool has_unboxed_kernel(const c10::OperatorName& name);
+
+/// Note [Operators registered later]
+/// An operator that another library defines after us may have an explicit
+/// composite kernel, which would hide our fallback. A listener notes its name;
+/// the function level, which every call passes first, calls this to register
+/// what is pending. Costs one atomic load where nothing is.
+void register_late_operators();
+
+} // namespace shardtensor

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include "shardtensor/dispatch/call.h"
+
+namespace shardtensor {
+
+// A dispatch-level rule says, from layouts alone, in which layout an operator's
+// local call needs its inputs and in which layout its outputs are then. It is
+// a pure function, its answer is cached. ATen's own derivative formulas run
+// above it, so rules have no backward of their own.
+
+/// What a rule decides.
+struct Decision {
+  /// One per operand: the layout the local call needs it in; null leaves it as
+  /// it is.
+  std::vector<SpecPtr> inputs;
+  /// One per output tensor, one after the other. None at all: Replicate, of the
+  /// sizes that the local call gives.
+  std::vector<SpecPtr> outputs;
+  /// Arguments to replace in the local call: global sizes made local, say.
+  std::vector<std::pair<size_t, c10::IValue>> arguments;
+  /// The inputs move because the operator cannot work in their layout: counted
+  /// and said as a fallback is.
+  bool is_repair = false;
+};
+
+using Rule = Decision (*)(Call& call);
+
+struct RuleEntry {
+  const char* op; // "aten::add.Tensor"
+  Rule rule;
+};
+
+/// The twin of TORCH_LIBRARY_IMPL for these rules. At namespace scope:
+///   const RegisterRules products{{"aten::mm", mm_rule}, ...};
+///   const RegisterRules scans{along_dim_rule, {"aten::cumsum", ...}};
+struct RegisterRules {
+  RegisterRules(std::initializer_list<RuleEntry> entries);
+  RegisterRules(Rule rule, std::initializer_list<const char*> operators);
+};
+
+/// Gives an operator a dispatch-level rule: pointwise_rule (labels.h),
+/// index_rule (rules/index/rules.h), or your own. For operators outside this
+/// library, at any time. Raises for an operator that does not exist or has a
+/// rule already.
+/// Function-level rules need no call of ours: TORCH_LIBRARY_IMPL(my_library,
+/// SHARDTENSOR_FUNCTION_KEY, m) { m.impl("op", rule); }
+void register_rule(const std::string& op, Rule rule);
+
+/// Runs a call on the stack by a rule: redistributes the inputs, calls the
+/// operator on local tensors, wraps what comes back.
+void run_rule(
+    const c10::OperatorHandle& op,
+    Rule rule,
+    torch::jit::Stack* stack);
+
+} // namespace shardtensor

@@ -1,0 +1,400 @@
+#include <string>
+
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/MemoryFormat.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/tensor/redistribute.h"
+
+namespace shardtensor {
+namespace {
+
+// ---- decisions are cached by operator, specs and plain arguments ------------
+
+/// Appends a plain argument; false when it cannot be part of a key.
+bool append(PlanKey& key, const c10::IValue& value) {
+  const auto add = [&](int64_t tag) -> PlanKey& { return key.add(tag); };
+  if (value.isNone()) {
+    add(0);
+  } else if (value.isInt()) {
+    add(1).add(value.toInt());
+  } else if (value.isBool()) {
+    add(2).add(static_cast<int64_t>(value.toBool()));
+  } else if (value.isDouble()) {
+    add(3).add(value.toDouble());
+  } else if (value.isIntList()) {
+    add(4).add(value.toDimVector());
+  } else if (value.isBoolList()) {
+    const auto list = value.toBoolList();
+    add(5).add(std::vector<int64_t>(list.begin(), list.end()));
+  } else if (value.isString()) {
+    const auto& text = value.toStringRef();
+    add(6).add(std::vector<int64_t>(text.begin(), text.end()));
+  } else if (value.isDevice()) {
+    add(7)
+        .add(static_cast<int64_t>(value.toDevice().type()))
+        .add(static_cast<int64_t>(value.toDevice().index()));
+  } else if (value.isTensor()) {
+    add(8).add(static_cast<int64_t>(value.toTensor().defined()));
+  } else if (value.isTensorList()) {
+    add(9).add(static_cast<int64_t>(value.toTensorList().size()));
+  } else if (value.isOptionalTensorList()) {
+    // x[i] and x[:, i] differ in what is left out.
+    add(10);
+    for (const std::optional<at::Tensor> tensor :
+         value.toOptionalTensorList()) {
+      add(tensor && tensor->defined());
+    }
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/// The positions of undefined tensors and of list ends count, too.
+bool make_key(const Call& call, Rule rule, PlanKey& key) {
+  key.add(reinterpret_cast<int64_t>(rule))
+      .add(reinterpret_cast<int64_t>(&call.op().schema()))
+      .add(reinterpret_cast<int64_t>(call.mesh().get()));
+  for (const auto& operand : call.operands()) {
+    // Masks and numbers index differently: the dtype counts.
+    key.add(
+           static_cast<int64_t>(operand.argument) * 256 +
+           static_cast<int64_t>(operand.tensor.scalar_type()))
+        .add(operand.spec);
+  }
+  for (size_t i = 0; i < call.arguments(); ++i) {
+    if (!append(key, call.argument(i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+struct Kept {
+  Decision decision;
+  std::vector<SpecPtr> alive; // the key's addresses stay taken
+  MeshPtr mesh;
+};
+
+std::shared_ptr<const Decision> decide(Call& call, Rule rule) {
+  static auto* decisions = new PlanCache<Kept>();
+  PlanKey key;
+  if (!make_key(call, rule, key)) {
+    return std::make_shared<const Decision>(rule(call));
+  }
+  const auto kept = decisions->find(key, [&] {
+    Kept made{rule(call), {}, call.mesh()};
+    for (const auto& operand : call.operands()) {
+      made.alive.push_back(operand.spec);
+    }
+    return made;
+  });
+  return {kept, &kept->decision};
+}
+
+// ---- local arguments --------------------------------------------------------
+
+at::Tensor local_of(const Operand& operand) {
+  return is_shard_tensor(operand.tensor) ? impl_of(operand.tensor)->local()
+                                         : operand.tensor;
+}
+
+at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
+  if (operand.written && is_shard_tensor(operand.tensor)) {
+    impl_of(operand.tensor)->separate_elements();
+  }
+  const auto local = local_of(operand);
+  if (!operand.spec || !wanted || operand.spec == wanted) {
+    return local;
+  }
+  if (operand.spec->sizes() != wanted->sizes()) {
+    // An out= argument of another size: the operator makes it anew.
+    TORCH_INTERNAL_ASSERT(operand.written);
+    return at::empty({0}, local.options());
+  }
+  auto moved = redistribute_local(local, operand.spec, wanted);
+  return operand.written && moved.is_alias_of(local) ? moved.clone() : moved;
+}
+
+/// Puts the local tensors in the place of the operands, list by list.
+void replace_operands(
+    torch::jit::Stack& stack,
+    size_t base,
+    const Call& call,
+    const std::vector<at::Tensor>& locals) {
+  size_t next = 0;
+  for (size_t i = 0; i < call.arguments(); ++i) {
+    auto& value = stack[base + i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) {
+        value = locals[next++];
+      }
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(tensor.defined() ? locals[next++] : tensor);
+      }
+      value = std::move(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor> tensor :
+           value.toOptionalTensorList()) {
+        list.push_back(tensor && tensor->defined() ? locals[next++] : tensor);
+      }
+      value = std::move(list);
+    }
+  }
+}
+
+// ---- results ----------------------------------------------------------------
+
+/// Brings what the local call wrote back into the wrapper that it was for.
+void write_back(
+    const Operand& operand,
+    const at::Tensor& local,
+    const SpecPtr& wanted,
+    const SpecPtr& output) {
+  if (!is_shard_tensor(operand.tensor)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        local.is_same(operand.tensor),
+        "cannot write a sharded result into a plain tensor of sizes ",
+        operand.tensor.sizes(),
+        "; write into a ShardTensor or use full_tensor()");
+    return;
+  }
+  auto* impl = impl_of(operand.tensor);
+  const auto& result = output ? output : wanted ? wanted : impl->spec();
+  const bool takes_layout = impl->spec()->has_partial() &&
+      impl->spec() != result && !impl->shares_memory();
+  if (impl->spec()->sizes() != result->sizes() || takes_layout ||
+      (local.is_same(impl->local()) && impl->spec() != result)) {
+    impl->set(
+        local,
+        result,
+        impl->spec()->sizes() == result->sizes() ? operand.tensor.strides()
+                                                 : at::IntArrayRef());
+  } else if (!local.is_same(impl->local())) {
+    impl->local().copy_(redistribute_local(local, result, impl->spec()));
+  } else if (impl->local().sizes() != at::IntArrayRef(result->local_sizes())) {
+    impl->set(local, result);
+  }
+  note_written(operand.tensor);
+}
+
+/// The operand that a view operator looks at; null for other operators.
+const Operand* viewed_operand(const Call& call) {
+  const auto& returns = call.op().schema().returns();
+  const auto* returned = returns.empty() ? nullptr : returns[0].alias_info();
+  if (!returned || returned->isWrite()) {
+    return nullptr;
+  }
+  for (const auto& operand : call.operands()) {
+    const auto& argument = call.op().schema().arguments()[operand.argument];
+    if (argument.alias_info() && is_shard_tensor(operand.tensor)) {
+      return &operand;
+    }
+  }
+  return nullptr;
+}
+
+/// What a call works on: one local tensor per operand.
+struct Locals {
+  std::vector<at::Tensor> tensors;
+  const Operand* viewed = nullptr;
+  ViewSource source; // of `viewed`
+};
+
+/// Channels-last if that is what the call asks for, or what a ShardTensor among
+/// the operands is: see Note [Nominal strides].
+at::MemoryFormat nominal_format(const Call& call) {
+  const auto& arguments = call.op().schema().arguments();
+  if (!arguments.empty() && arguments.back().name() == "memory_format" &&
+      !call.argument(arguments.size() - 1).isNone()) {
+    const auto asked = static_cast<at::MemoryFormat>(
+        call.argument(arguments.size() - 1).toInt());
+    if (asked != at::MemoryFormat::Preserve) {
+      return asked;
+    }
+  }
+  for (const auto& operand : call.operands()) {
+    if (!operand.tensor.is_contiguous() && is_shard_tensor(operand.tensor)) {
+      for (const auto format :
+           {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
+        if (operand.tensor.is_contiguous(format)) {
+          return format;
+        }
+      }
+    }
+  }
+  return at::MemoryFormat::Contiguous;
+}
+
+std::vector<int64_t> nominal_strides(
+    at::MemoryFormat format,
+    const std::vector<int64_t>& sizes) {
+  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
+    return c10::get_channels_last_strides_2d(sizes);
+  }
+  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
+    return c10::get_channels_last_strides_3d(sizes);
+  }
+  return {};
+}
+
+class Outputs {
+ public:
+  Outputs(const Call& call, const Decision& decision, const Locals& locals)
+      : call_(call), decision_(decision), locals_(locals) {}
+
+  c10::IValue wrapped(const c10::IValue& value) {
+    if (value.isTensor()) {
+      return value.toTensor().defined() ? wrapped(value.toTensor()) : value;
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(tensor.defined() ? wrapped(tensor) : tensor);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  /// The spec of the next output, or null.
+  SpecPtr take() {
+    const auto index = next_++;
+    return index < decision_.outputs.size() ? decision_.outputs[index]
+                                            : nullptr;
+  }
+
+ private:
+  at::Tensor wrapped(const at::Tensor& local) {
+    auto spec = take();
+    if (!spec) {
+      spec = make_replicated(call_.mesh(), local.sizes().vec());
+    }
+    if (!locals_.viewed) {
+      return wrap(
+          local, spec, nominal_strides(nominal_format(call_), spec->sizes()));
+    }
+    const auto& tensor = locals_.viewed->tensor;
+    const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())
+        ? tensor.strides()
+        : at::IntArrayRef();
+    return wrap_view(local, spec, strides, tensor, locals_.source);
+  }
+
+  const Call& call_;
+  const Decision& decision_;
+  const Locals& locals_;
+  size_t next_ = 0;
+};
+
+/// The operand that a written return value stands for.
+const Operand* written_operand(
+    const Call& call,
+    const c10::AliasInfo& returned) {
+  const auto& arguments = call.op().schema().arguments();
+  for (const auto& operand : call.operands()) {
+    const auto* alias = arguments[operand.argument].alias_info();
+    if (alias && alias->isWrite() &&
+        alias->beforeSets() == returned.beforeSets()) {
+      return &operand;
+    }
+  }
+  return nullptr;
+}
+
+SpecPtr wanted_of(const Decision& decision, size_t operand) {
+  return decision.inputs.empty() ? nullptr : decision.inputs[operand];
+}
+
+void finish(
+    const Call& call,
+    const Decision& decision,
+    const Locals& locals,
+    torch::jit::Stack& stack) {
+  const auto& returns = call.op().schema().returns();
+  const auto first = stack.size() - returns.size();
+  Outputs outputs(call, decision, locals);
+  std::vector<bool> handled(call.operands().size());
+  for (size_t i = 0; i < returns.size(); ++i) {
+    auto& value = stack[first + i];
+    const auto* alias = returns[i].alias_info();
+    const auto* target =
+        alias && alias->isWrite() ? written_operand(call, *alias) : nullptr;
+    if (!target || !value.isTensor()) {
+      value = outputs.wrapped(value);
+      continue;
+    }
+    const auto index = static_cast<size_t>(target - call.operands().data());
+    write_back(
+        *target, value.toTensor(), wanted_of(decision, index), outputs.take());
+    handled[index] = true;
+    value = target->tensor;
+  }
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    if (call.operand(i).written && !handled[i]) {
+      write_back(
+          call.operand(i), locals.tensors[i], wanted_of(decision, i), nullptr);
+    }
+  }
+}
+
+Locals local_operands(const Call& call, const Decision& decision) {
+  Locals locals;
+  locals.viewed = viewed_operand(call);
+  locals.tensors.reserve(call.operands().size());
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    const auto& operand = call.operand(i);
+    const auto wanted = wanted_of(decision, i);
+    if (&operand == locals.viewed) {
+      locals.source = view_source(operand.tensor, wanted);
+      locals.tensors.push_back(locals.source.local);
+    } else {
+      locals.tensors.push_back(local_operand(operand, wanted));
+    }
+  }
+  return locals;
+}
+
+void note_repairs(const Call& call, const Decision& decision) {
+  for (size_t i = 0; i < decision.inputs.size(); ++i) {
+    const auto& operand = call.operand(i);
+    if (operand.spec && decision.inputs[i] &&
+        decision.inputs[i] != operand.spec && operand.spec->is_sharded()) {
+      note_fallback(call.name(), operand.spec, decision.inputs[i]);
+    }
+  }
+}
+
+} // namespace
+
+void run_rule(
+    const c10::OperatorHandle& op,
+    Rule rule,
+    torch::jit::Stack* stack) {
+  const auto base = stack->size() - op.schema().arguments().size();
+  // The call keeps its own view of the arguments while the stack changes.
+  const torch::jit::Stack arguments(
+      stack->begin() + static_cast<int64_t>(base), stack->end());
+  Call call(op, arguments);
+  const auto decision = decide(call, rule);
+  if (decision->is_repair) {
+    note_repairs(call, *decision);
+  }
+  const auto locals = local_operands(call, *decision);
+  replace_operands(*stack, base, call, locals.tensors);
+  for (const auto& [index, value] : decision->arguments) {
+    (*stack)[base + index] = value;
+  }
+  op.callBoxed(stack);
+  finish(call, *decision, locals, *stack);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,207 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/dispatch/unboxed.h"
+
+// The typed kernels that Note [Unboxed kernels] tells of, made from an
+// operator's at::_ops struct.
+
+namespace shardtensor {
+
+template <class Op>
+const c10::OperatorHandle& handle_of() {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
+      Op::name, Op::overload_name);
+  return handle;
+}
+
+/// Calls a boxed function with typed arguments.
+template <class Op, class Result, class Boxed, class... Args>
+Result boxed_call(const Boxed& boxed, Args... args) {
+  auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
+  boxed(handle_of<Op>(), stack);
+  return c10::impl::PopResult<Result>::call(stack);
+}
+
+// ---- function level ---------------------------------------------------------
+
+/// Looks at all arguments: nothing to promote, no transform.
+class Ready {
+ public:
+  explicit Ready(c10::DispatchKeySet keys)
+      : holds_(!keys.has_any(
+            c10::DispatchKeySet(
+                {c10::DispatchKey::FuncTorchGradWrapper,
+                 c10::DispatchKey::FuncTorchBatched}))) {}
+
+  void see(const at::Tensor& tensor) {
+    if (is_shard_tensor(tensor)) {
+      if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
+        keep_gradient_layout(tensor);
+      }
+    } else {
+      holds_ = holds_ && tensor.defined() && tensor.dim() == 0 &&
+          !tensor.requires_grad();
+    }
+  }
+  void see(const at::ITensorListRef& tensors) {
+    for (const auto& tensor : tensors) {
+      see(tensor);
+    }
+  }
+  void see(const std::optional<at::Tensor>& tensor) {
+    if (tensor && tensor->defined()) {
+      see(*tensor);
+    }
+  }
+  template <class Other>
+  void see(const Other&) {}
+
+  bool holds() const {
+    return holds_;
+  }
+
+ private:
+  bool holds_;
+};
+
+template <class Op, class Signature>
+struct FunctionLevel;
+
+template <class Op, class Result, class... Args>
+struct FunctionLevel<Op, Result(Args...)> {
+  static Result call(c10::DispatchKeySet keys, Args... args) {
+    Ready ready(keys);
+    (ready.see(args), ...);
+    if (ready.holds()) {
+      const ViewReplay replay;
+      return Op::redispatch(
+          below_function_level(keys), std::forward<Args>(args)...);
+    }
+    return boxed_call<Op, Result, Boxed, Args...>(
+        Boxed{keys}, std::forward<Args>(args)...);
+  }
+
+  struct Boxed {
+    c10::DispatchKeySet keys;
+    void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+        const {
+      run_below_function_level(op, keys, &stack);
+    }
+  };
+};
+
+template <class Op>
+c10::KernelFunction function_level() {
+  return c10::KernelFunction::makeFromUnboxedRuntimeFunction(
+      &FunctionLevel<Op, typename Op::schema>::call);
+}
+
+// ---- dispatch level ---------------------------------------------------------
+
+/// Looks at all arguments: contiguous tensors of one layout without a Partial,
+/// and plain numbers. A pointwise result then has that layout.
+class Alike {
+ public:
+  void see(const at::Tensor& tensor) {
+    if (!is_shard_tensor(tensor)) {
+      all_sharded_ = false;
+      holds_ = holds_ && tensor.defined() && tensor.dim() == 0;
+      return;
+    }
+    const auto& own = spec(tensor);
+    if (!spec_) {
+      spec_ = &own;
+      holds_ = holds_ && !own->has_partial();
+    }
+    holds_ = holds_ && own == *spec_ && tensor.is_contiguous();
+  }
+  template <class Other>
+  void see(const Other&) {}
+
+  bool holds() const {
+    return holds_ && spec_;
+  }
+  bool all_sharded() const {
+    return all_sharded_;
+  }
+  const SpecPtr& layout() const {
+    return *spec_;
+  }
+
+ private:
+  bool holds_ = true;
+  bool all_sharded_ = true;
+  const SpecPtr* spec_ = nullptr;
+};
+
+inline const at::Tensor& local_argument(const at::Tensor& tensor) {
+  return is_shard_tensor(tensor) ? impl_of(tensor)->local() : tensor;
+}
+template <class Other>
+const Other& local_argument(const Other& other) {
+  return other;
+}
+
+struct RunRule {
+  Rule rule;
+  void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      const {
+    run_rule(op, rule, &stack);
+  }
+};
+
+template <class Op, class Signature>
+class Pointwise;
+
+template <class Op, class... Args>
+class Pointwise<Op, at::Tensor(Args...)> : public c10::OperatorKernel {
+ public:
+  explicit Pointwise(Rule rule) : rule_(rule) {}
+
+  at::Tensor operator()(Args... args) {
+    Alike alike;
+    (alike.see(args), ...);
+    if (alike.holds()) {
+      return wrap(Op::call(local_argument(args)...), alike.layout());
+    }
+    return boxed_call<Op, at::Tensor, RunRule, Args...>(
+        RunRule{rule_}, std::forward<Args>(args)...);
+  }
+
+ private:
+  Rule rule_;
+};
+
+template <class Op>
+c10::KernelFunction pointwise(Rule rule) {
+  using Kernel = Pointwise<Op, typename Op::schema>;
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(
+      std::make_unique<Kernel>(rule));
+}
+
+// ---- entries of a table -----------------------------------------------------
+
+/// A pointwise operator, typed on both levels.
+template <class Op>
+UnboxedOperator unboxed_pointwise() {
+  return {{Op::name, Op::overload_name}, &function_level<Op>, &pointwise<Op>};
+}
+
+/// Typed at the function level.
+template <class Op>
+UnboxedOperator unboxed_above() {
+  return {{Op::name, Op::overload_name}, &function_level<Op>, nullptr};
+}
+
+} // namespace shardtensor

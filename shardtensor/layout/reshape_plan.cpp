@@ -1,0 +1,365 @@
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "shardtensor/layout/transfer.h"
+#include "shardtensor/layout/view_plan.h"
+
+namespace shardtensor {
+namespace {
+
+/// Consecutive input and output dims with equal products.
+struct Group {
+  int64_t in_begin;
+  int64_t in_end;
+  int64_t out_begin;
+  int64_t out_end;
+};
+
+/// Sizes are all positive and have equal products.
+std::vector<Group> factor(
+    const std::vector<int64_t>& in,
+    const std::vector<int64_t>& out) {
+  const auto in_dims = static_cast<int64_t>(in.size());
+  const auto out_dims = static_cast<int64_t>(out.size());
+  std::vector<Group> groups;
+  int64_t i = 0;
+  int64_t o = 0;
+  while (i < in_dims || o < out_dims) {
+    Group group{i, i, o, o};
+    int64_t left = i < in_dims ? in[i++] : 1;
+    int64_t right = o < out_dims ? out[o++] : 1;
+    while (left != right) {
+      if (left < right) {
+        left *= in[i++];
+      } else {
+        right *= out[o++];
+      }
+    }
+    group.in_end = i;
+    group.out_end = o;
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+/// The dims of one side of a group.
+struct Side {
+  Side(const std::vector<int64_t>& sizes, int64_t begin, int64_t end)
+      : first(begin), sizes(sizes.begin() + begin, sizes.begin() + end) {}
+
+  int64_t inner(size_t dim) const {
+    return std::accumulate(
+        sizes.begin() + static_cast<int64_t>(dim) + 1,
+        sizes.end(),
+        int64_t{1},
+        std::multiplies<>());
+  }
+  int64_t numel() const {
+    return sizes.empty() ? 1 : sizes[0] * inner(0);
+  }
+
+  int64_t first; // the tensor dim of sizes[0]
+  std::vector<int64_t> sizes;
+};
+
+/// A cut of one dim as a cut of the flattened side.
+Partition flatten(const Side& side, size_t dim, const Partition& partition) {
+  const auto inner = side.inner(dim);
+  const auto outer = side.numel() / (inner * side.sizes[dim]);
+  return partition.scaled(inner).repeated(outer);
+}
+
+/// The cut of one dim that flattens to `flat`, if there is one.
+std::optional<Partition> unflatten(
+    const Side& side,
+    size_t dim,
+    const Partition& flat) {
+  const auto inner = side.inner(dim);
+  const auto extent = inner * side.sizes[dim];
+  if (extent % flat.period() != 0) {
+    return {};
+  }
+  auto sizes = flat.sizes();
+  for (auto& size : sizes) {
+    if (size % inner != 0) {
+      return {};
+    }
+    size /= inner;
+  }
+  return Partition(sizes, extent / flat.period());
+}
+
+struct Placed {
+  int64_t dim; // of the tensor
+  Partition partition;
+};
+
+/// Where on this side a flat cut fits best: rather contiguous, rather on a
+/// large dim.
+std::optional<Placed> place(const Side& side, const Partition& flat) {
+  std::optional<Placed> best;
+  for (size_t dim = 0; dim < side.sizes.size(); ++dim) {
+    auto found = unflatten(side, dim, flat);
+    if (found &&
+        (!best || found->repeat() < best->partition.repeat() ||
+         (found->repeat() == best->partition.repeat() &&
+          found->extent() > best->partition.extent()))) {
+      best = Placed{side.first + static_cast<int64_t>(dim), *found};
+    }
+  }
+  return best;
+}
+
+/// How one group is cut before and after.
+struct Cut {
+  Placed in;
+  Placed out;
+};
+
+/// A plan under way: the layouts of input and output, dim by dim.
+class Reshape {
+ public:
+  Reshape(const SpecPtr& spec, const std::vector<int64_t>& sizes)
+      : wanted_(spec), sizes_(sizes), out_dims_(spec->mesh()->axes(), -1) {
+    groups_ = factor(spec->sizes(), sizes);
+    partitions_.resize(sizes.size());
+  }
+
+  ViewPlan plan() {
+    for (const auto& group : groups_) {
+      repair(group);
+    }
+    for (const auto& group : groups_) {
+      follow(group);
+    }
+    auto placements = wanted_->placements();
+    for (size_t axis = 0; axis < placements.size(); ++axis) {
+      if (placements[axis].is_shard()) {
+        placements[axis] = Placement::shard(out_dims_[axis]);
+      }
+    }
+    return {
+        wanted_, make_spec(wanted_->mesh(), sizes_, placements, partitions_)};
+  }
+
+ private:
+  Side in_side(const Group& group) const {
+    return {wanted_->sizes(), group.in_begin, group.in_end};
+  }
+  Side out_side(const Group& group) const {
+    return {sizes_, group.out_begin, group.out_end};
+  }
+  std::vector<int64_t> sharded_dims(const Group& group) const {
+    std::vector<int64_t> dims;
+    for (int64_t dim = group.in_begin; dim < group.in_end; ++dim) {
+      if (wanted_->is_sharded(dim)) {
+        dims.push_back(dim);
+      }
+    }
+    return dims;
+  }
+
+  std::optional<Placed> placed(const Group& group, int64_t dim) const {
+    const auto side = in_side(group);
+    return place(
+        out_side(group),
+        flatten(side, dim - side.first, wanted_->partition(dim)));
+  }
+
+  /// Redistributes the group when its cut has no place in the output.
+  void repair(const Group& group) {
+    const auto dims = sharded_dims(group);
+    if (dims.empty() || (dims.size() == 1 && placed(group, dims[0]))) {
+      return;
+    }
+    wanted_ = repaired(group, dims);
+  }
+
+  void follow(const Group& group) {
+    for (const int64_t dim : sharded_dims(group)) {
+      const auto found = placed(group, dim);
+      TORCH_INTERNAL_ASSERT(found);
+      for (const int64_t axis : wanted_->axes(dim)) {
+        out_dims_[axis] = found->dim;
+      }
+      partitions_[found->dim] = found->partition;
+    }
+  }
+
+  SpecPtr repaired(const Group& group, const std::vector<int64_t>& dims) const {
+    const auto axes = axes_of(dims);
+    const auto elsewhere = whole_dims(wanted_, dims, free_dims(group));
+    using Score = std::tuple<bool, int64_t, int64_t>;
+    Score best{
+        true, std::numeric_limits<int64_t>::max(), elsewhere->is_sharded()};
+    SpecPtr result = elsewhere;
+    for (const auto& [flat, in] : candidates(group, dims, axes)) {
+      const auto spec = with_cut(dims, axes, in);
+      const auto sizes = flat.sizes();
+      const auto largest = *std::max_element(sizes.begin(), sizes.end());
+      const auto pieces = static_cast<int64_t>(sizes.size());
+      const bool lopsided = largest * pieces > 2 * flat.period() &&
+          largest * flat.repeat() > largest_piece(dims);
+      const Score score{lopsided, moved_elements(wanted_, spec), flat.repeat()};
+      const bool hopeless = pieces > 1 && largest == flat.period();
+      if (score < best && !(hopeless && lopsided) &&
+          !(lopsided && elsewhere != replicated(wanted_))) {
+        best = score;
+        result = spec;
+      }
+    }
+    return result;
+  }
+
+  std::vector<int64_t> axes_of(const std::vector<int64_t>& dims) const {
+    std::vector<int64_t> axes;
+    for (const int64_t dim : dims) {
+      const auto& of_dim = wanted_->axes(dim);
+      axes.insert(axes.end(), of_dim.begin(), of_dim.end());
+    }
+    std::sort(axes.begin(), axes.end());
+    return axes;
+  }
+
+  /// Dims that the view leaves as they are, where a mesh axis can go.
+  std::vector<int64_t> free_dims(const Group& group) const {
+    std::vector<int64_t> dims;
+    for (const auto& other : groups_) {
+      if (other.in_begin != group.in_begin &&
+          other.in_end - other.in_begin == 1 &&
+          other.out_end - other.out_begin == 1) {
+        dims.push_back(other.in_begin);
+      }
+    }
+    return dims;
+  }
+
+  /// The most that one rank holds of the group now, in flattened rows.
+  int64_t largest_piece(const std::vector<int64_t>& dims) const {
+    int64_t largest = std::numeric_limits<int64_t>::max();
+    if (dims.size() == 1) {
+      const auto& partition = wanted_->partition(dims[0]);
+      largest = 0;
+      for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
+        largest = std::max(largest, partition.local_extent(piece));
+      }
+    }
+    return largest;
+  }
+
+  SpecPtr with_cut(
+      const std::vector<int64_t>& dims,
+      const std::vector<int64_t>& axes,
+      const Placed& in) const {
+    auto placements = wanted_->placements();
+    auto partitions = wanted_->partitions();
+    for (const int64_t dim : dims) {
+      partitions[dim].reset();
+    }
+    for (const int64_t axis : axes) {
+      placements[axis] = Placement::shard(in.dim);
+    }
+    partitions[in.dim] = in.partition;
+    return make_spec(wanted_->mesh(), wanted_->sizes(), placements, partitions);
+  }
+
+  using Candidate = std::pair<Partition, Placed>;
+
+  /// Cuts of the group by `axes` that have a place on both sides.
+  std::vector<Candidate> candidates(
+      const Group& group,
+      const std::vector<int64_t>& dims,
+      const std::vector<int64_t>& axes) const {
+    const auto in = in_side(group);
+    const auto out = out_side(group);
+    std::vector<Candidate> result;
+    for (size_t i = 0; i < in.sizes.size(); ++i) {
+      for (size_t o = 0; o < out.sizes.size(); ++o) {
+        const auto unit = std::lcm(in.inner(i), out.inner(o));
+        for (const int64_t period :
+             {in.sizes[i] * in.inner(i), out.sizes[o] * out.inner(o)}) {
+          if (period % unit == 0) {
+            add_cuts(result, group, dims, axes, i, o, unit, period);
+          }
+        }
+      }
+    }
+    return result;
+  }
+
+  /// The old cut points rounded, and an even cut.
+  void add_cuts(
+      std::vector<Candidate>& result,
+      const Group& group,
+      const std::vector<int64_t>& dims,
+      const std::vector<int64_t>& axes,
+      size_t in_dim,
+      size_t out_dim,
+      int64_t unit,
+      int64_t period) const {
+    const auto in = in_side(group);
+    const auto out = out_side(group);
+    const auto repeat = in.numel() / period;
+    const auto add = [&](const Partition& flat) {
+      auto partition = unflatten(in, in_dim, flat);
+      if (partition && unflatten(out, out_dim, flat)) {
+        const auto dim = in.first + static_cast<int64_t>(in_dim);
+        result.emplace_back(flat, Placed{dim, std::move(*partition)});
+      }
+    };
+    std::vector<int64_t> ranks;
+    for (const int64_t axis : axes) {
+      ranks.push_back(wanted_->mesh()->ranks(axis));
+    }
+    add(Partition::chunked(period / unit, ranks).scaled(unit).repeated(repeat));
+    if (dims.size() == 1) {
+      const auto own =
+          flatten(in, dims[0] - in.first, wanted_->partition(dims[0]));
+      if (own.period() == period) {
+        add(rounded(own, unit));
+      }
+    }
+  }
+
+  static Partition rounded(const Partition& flat, int64_t unit) {
+    std::vector<int64_t> sizes;
+    int64_t before = 0;
+    for (const int64_t offset : flat.offsets()) {
+      const auto nearest = (offset + unit / 2) / unit * unit;
+      sizes.push_back(nearest - before);
+      before = nearest;
+    }
+    sizes.erase(sizes.begin()); // the first offset, 0
+    return Partition(sizes, flat.repeat());
+  }
+
+  SpecPtr wanted_;
+  const std::vector<int64_t>& sizes_;
+  std::vector<Group> groups_;
+  std::vector<int64_t> out_dims_; // per mesh axis
+  ShardSpec::Partitions partitions_; // of the output
+};
+
+} // namespace
+
+ViewPlan plan_reshape(const SpecPtr& spec, const std::vector<int64_t>& sizes) {
+  if (spec->sizes() == sizes) {
+    return {spec, spec};
+  }
+  if (spec->numel() == 0) {
+    // No element, so nothing moves; factors of zero are not unique.
+    auto placements = spec->placements();
+    for (auto& placement : placements) {
+      placement = placement.is_shard() ? Placement::replicate() : placement;
+    }
+    return {
+        make_spec(spec->mesh(), spec->sizes(), placements),
+        make_spec(spec->mesh(), sizes, placements)};
+  }
+  return Reshape(spec, sizes).plan();
+}
+
+} // namespace shardtensor

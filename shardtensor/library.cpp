@@ -1,0 +1,42 @@
+// Every operator that the library adds to PyTorch. Kernels are registered in
+// the files that define them.
+#include <torch/library.h>
+
+TORCH_LIBRARY(shardtensor, m) {
+  // Moves boxes between ranks. `code`: see comm/exchange_code.h.
+  m.def(
+      "exchange(Tensor x, int[] code, str group) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  // `reduce`: sum, avg, product, max or min.
+  m.def(
+      "all_reduce(Tensor x, str reduce, str group) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+
+  // Uneven collectives, in terms of exchange: see comm/collectives_v.h.
+  m.def("all_gather_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
+  m.def(
+      "reduce_scatter_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
+  m.def(
+      "all_to_all_v(Tensor x, int dim, int[] in_splits, int[] out_splits, "
+      "str group) -> Tensor");
+
+  // A convolution that computes while its messages travel, and its gradients,
+  // those that are wanted: see rules/stencil/conv_overlap_op.h. `code` holds
+  // parameters and edges, the others the exchange.
+  m.def(
+      "conv_apart(Tensor x, Tensor weight, Tensor? bias, int[] code, "
+      "int[] bring_slab, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_apart_backward(Tensor grad, Tensor x, Tensor slab, Tensor weight, "
+      "bool[3] wanted, int[] code, int[] return_slab, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+
+  // Values that a plan knows, as a tensor on like's device.
+  m.def(
+      "index_tensor(int[] values, Tensor like) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "weight_tensor(float[] values, Tensor like) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}

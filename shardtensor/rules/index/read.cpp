@@ -1,0 +1,226 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/rows.h"
+#include "shardtensor/rules/index/rules.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/terms.h"
+
+// x[...] with tensors along sharded dims, and with masks.
+
+namespace shardtensor {
+namespace {
+
+/// The mask of the index's dims beside the other dims of a result.
+at::Tensor beside(const at::Tensor& mask, const Index& index, int64_t dims) {
+  auto sizes = mask.sizes().vec();
+  const auto after = dims - index.position - mask.dim();
+  sizes.insert(sizes.end(), after, 1);
+  return mask.reshape(sizes);
+}
+
+/// Every rank takes the rows that it has; their sum is the result.
+at::Tensor partial_index(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const Index& index) {
+  const auto own = own_index(spec, index);
+  const auto result = result_spec(
+      spec,
+      index,
+      std::vector<Placement>(spec->mesh()->axes(), Placement::partial()));
+  for (const auto& [dim, rows] : index.dims) {
+    if (local.size(dim) == 0) {
+      return wrap(at::zeros(result->local_sizes(), local.options()), result);
+    }
+  }
+  const auto rows = at::index(local, own.index.list(local.dim()));
+  const auto mask = beside(own.mask, index, rows.dim());
+  return wrap(rows.masked_fill(mask.logical_not(), 0), result);
+}
+
+/// How many rows each piece of a cut has; the same list on every rank.
+/// Communication: one exchange of a number.
+Partition count_pieces(
+    const SpecPtr& spec,
+    int64_t dim,
+    int64_t count,
+    at::Device device) {
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  const auto terms = gather_terms(
+      at::zeros({}, options).fill_(count),
+      make_replicated(spec->mesh(), {}),
+      spec->axes(dim));
+  const auto counts = terms.cpu();
+  std::vector<int64_t> sizes;
+  for (int64_t piece = 0; piece < counts.numel(); ++piece) {
+    sizes.push_back(counts.select(0, piece).item<int64_t>());
+  }
+  return Partition(sizes);
+}
+
+/// A mask whose only cut dim is its first, cut like self's: every rank selects
+/// among its own rows, and the results stand in rank order.
+bool fits_mask(const SpecPtr& spec, int64_t place, const at::Tensor& mask) {
+  if (!spec->is_sharded(place) || !spec->partition(place).is_contiguous()) {
+    return false;
+  }
+  for (int64_t k = 0; k < mask.dim(); ++k) {
+    if (place + k >= spec->dim() || mask.size(k) != spec->size(place + k) ||
+        (k > 0 && spec->is_sharded(place + k))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// The mask, cut like the dims of `spec` that it stands for.
+at::Tensor local_mask(
+    const at::Tensor& mask,
+    const SpecPtr& spec,
+    int64_t place) {
+  std::vector<Placement> placements(spec->mesh()->axes());
+  ShardSpec::Partitions partitions(mask.dim());
+  partitions[0] = spec->partition(place);
+  for (const int64_t axis : spec->axes(place)) {
+    placements[axis] = Placement::shard(0);
+  }
+  const auto wanted = make_spec(
+      spec->mesh(), mask.sizes().vec(), placements, std::move(partitions));
+  return is_shard_tensor(mask)
+      ? redistribute_local(
+            impl_of(mask)->local(), shardtensor::spec(mask), wanted)
+      : redistribute_local(mask, replicated(wanted), wanted);
+}
+
+at::Tensor masked_rows(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    int64_t place,
+    const at::Tensor& mask) {
+  Indices indices;
+  for (int64_t dim = 0; dim < place; ++dim) {
+    indices.push_back(std::nullopt);
+  }
+  indices.push_back(local_mask(mask, spec, place));
+  const auto rows = at::index(local, indices);
+  const auto partition =
+      count_pieces(spec, place, rows.size(place), local.device());
+  auto sizes = spec->sizes();
+  auto partitions = spec->partitions();
+  sizes.erase(sizes.begin() + place, sizes.begin() + place + mask.dim());
+  partitions.erase(
+      partitions.begin() + place, partitions.begin() + place + mask.dim());
+  sizes.insert(sizes.begin() + place, partition.extent());
+  partitions.insert(partitions.begin() + place, partition);
+  auto placements = spec->placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard() && placement.dim > place) {
+      placement.dim -= mask.dim() - 1;
+    }
+  }
+  return wrap(
+      rows, make_spec(spec->mesh(), sizes, placements, std::move(partitions)));
+}
+
+at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
+  const auto self = is_shard_tensor(self_or_plain) ? self_or_plain : [&] {
+    for (const std::optional<at::Tensor> index : given) {
+      if (index && is_shard_tensor(*index)) {
+        return promote(self_or_plain, spec(*index)->mesh());
+      }
+    }
+    TORCH_INTERNAL_ASSERT(false, "index without a ShardTensor");
+  }();
+  if (const auto indices = without_scalar_mask(given)) {
+    return index_kernel(self.unsqueeze(0), *indices);
+  }
+  const auto own = without_partial(spec(self));
+  const auto local =
+      redistribute_local(impl_of(self)->local(), spec(self), own);
+  if (const auto place = only_mask(given)) {
+    const std::optional<at::Tensor> mask = given.get(*place);
+    if (fits_mask(own, *place, *mask)) {
+      return masked_rows(local, own, *place, *mask);
+    }
+  }
+  if (indexes_whole_dims(own, given)) {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("aten::index", "Tensor");
+    torch::jit::Stack stack{self, given};
+    run_rule(op, index_rule, &stack);
+    return stack.back().toTensor();
+  }
+  const auto index = read_indices(self, given);
+  const auto indexed = index.indexed();
+  const auto result = whole_result_spec(own, index);
+  if (axes_of_dims(*own, indexed).empty()) {
+    return wrap(at::index(local, index.list(self.dim())), result);
+  }
+  if (result->numel() < own->numel() && self.scalar_type() != at::kBool) {
+    const auto contiguous = contiguous_dims(own, index);
+    return partial_index(
+        redistribute_local(local, own, contiguous), contiguous, index);
+  }
+  const auto wanted = whole_dims(own, indexed);
+  note_fallback("aten::index", own, wanted);
+  return wrap(
+      at::index(redistribute_local(local, own, wanted), index.list(self.dim())),
+      whole_result_spec(wanted, index));
+}
+
+at::Tensor masked_select_kernel(
+    const at::Tensor& self,
+    const at::Tensor& mask) {
+  TORCH_CHECK(
+      mask.scalar_type() == at::kBool,
+      "masked_select: expected a bool mask, got ",
+      mask.scalar_type());
+  const auto sizes = at::infer_size(self.sizes(), mask.sizes());
+  Indices indices;
+  indices.push_back(mask.expand(sizes));
+  return index_kernel(self.expand(sizes), indices);
+}
+
+/// Ranks that cut the first dim alone find their rows in order.
+at::Tensor nonzero_kernel(const at::Tensor& self) {
+  const auto own = without_partial(spec(self));
+  const auto dims = own->sharded_dims();
+  const auto local =
+      redistribute_local(impl_of(self)->local(), spec(self), own);
+  if (dims != std::vector<int64_t>{0} || !own->is_contiguous()) {
+    if (!dims.empty()) {
+      note_fallback("aten::nonzero", own, replicated(own));
+    }
+    const auto rows =
+        at::nonzero(redistribute_local(local, own, replicated(own)));
+    return wrap(rows, make_replicated(own->mesh(), rows.sizes().vec()));
+  }
+  auto rows = at::nonzero(local);
+  rows.select(1, 0).add_(own->interval(0).begin);
+  const auto partition = count_pieces(own, 0, rows.size(0), local.device());
+  return wrap(
+      rows,
+      make_spec(
+          own->mesh(),
+          {partition.extent(), rows.size(1)},
+          own->placements(),
+          {partition, std::nullopt}));
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("index.Tensor", index_kernel);
+  m.impl("masked_select", masked_select_kernel);
+  m.impl("nonzero", nonzero_kernel);
+}
+
+} // namespace shardtensor

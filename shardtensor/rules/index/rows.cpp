@@ -1,0 +1,217 @@
+#include "shardtensor/rules/index/rows.h"
+
+#include <algorithm>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+namespace {
+
+/// The whole tensor, plain, on this rank.
+at::Tensor whole(const at::Tensor& tensor) {
+  return is_shard_tensor(tensor)
+      ? redistribute_local(
+            impl_of(tensor)->local(), spec(tensor), replicated(spec(tensor)))
+      : tensor;
+}
+
+void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
+  if (rows.numel() == 0) {
+    return;
+  }
+  const auto low = rows.min().item<int64_t>();
+  const auto high = rows.max().item<int64_t>();
+  TORCH_CHECK_INDEX(
+      low >= -size && high < size,
+      "index ",
+      low < -size ? low : high,
+      " is out of bounds for dim ",
+      dim,
+      " of size ",
+      size);
+}
+
+} // namespace
+
+bool is_mask(const at::Tensor& index) {
+  return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+}
+
+Index read_indices(const at::Tensor& self, const Indices& indices) {
+  Index result;
+  int64_t dim = 0;
+  std::vector<int64_t> places;
+  const auto add = [&](const at::Tensor& rows) {
+    TORCH_CHECK_INDEX(
+        dim < self.dim(),
+        "too many indices for a tensor of sizes ",
+        self.sizes());
+    result.dims.push_back({dim++, rows});
+  };
+  for (const std::optional<at::Tensor> index : indices) {
+    if (!index || !index->defined()) {
+      ++dim;
+      continue;
+    }
+    TORCH_CHECK_INDEX(
+        at::isIntegralType(index->scalar_type(), true),
+        "tensors used as indices must be integers or masks, got ",
+        index->scalar_type());
+    if (is_mask(*index) && is_shard_tensor(*index) &&
+        spec(*index)->is_sharded()) {
+      note_fallback("aten::index", spec(*index), replicated(spec(*index)));
+    }
+    const auto plain = whole(*index);
+    if (!is_mask(plain)) {
+      add(plain.to(at::kLong));
+      continue;
+    }
+    for (int64_t k = 0; k < plain.dim(); ++k) {
+      TORCH_CHECK_INDEX(
+          dim + k < self.dim() && plain.size(k) == self.size(dim + k),
+          "the mask of sizes ",
+          plain.sizes(),
+          " does not match the indexed tensor of sizes ",
+          self.sizes(),
+          " at dim ",
+          dim);
+    }
+    const auto rows = plain.nonzero();
+    for (int64_t k = 0; k < plain.dim(); ++k) {
+      add(rows.select(1, k));
+    }
+  }
+  for (const auto& index : result.dims) {
+    result.sizes = at::infer_size(result.sizes, index.rows.sizes());
+  }
+  for (auto& index : result.dims) {
+    const auto size = self.size(index.dim);
+    check_rows(index.rows, index.dim, size);
+    index.rows = at::where(index.rows.lt(0), index.rows + size, index.rows)
+                     .expand(result.sizes);
+  }
+  const auto first = result.dims.empty() ? 0 : result.dims.front().dim;
+  const bool adjacent = result.dims.empty() ||
+      result.dims.back().dim - first + 1 ==
+          static_cast<int64_t>(result.dims.size());
+  result.position = adjacent ? first : 0;
+  return result;
+}
+
+SpecPtr result_spec(
+    const SpecPtr& self,
+    const Index& index,
+    const std::vector<Placement>& on_indexed) {
+  std::vector<int64_t> sizes;
+  ShardSpec::Partitions partitions;
+  std::vector<int64_t> new_dim(self->dim(), -1);
+  for (int64_t dim = 0; dim < self->dim(); ++dim) {
+    if (!index.has(dim)) {
+      const auto place = static_cast<int64_t>(sizes.size());
+      new_dim[dim] = place +
+          (place >= index.position ? static_cast<int64_t>(index.sizes.size())
+                                   : 0);
+      sizes.push_back(self->size(dim));
+      partitions.push_back(self->partitions()[dim]);
+    }
+  }
+  sizes.insert(
+      sizes.begin() + index.position, index.sizes.begin(), index.sizes.end());
+  partitions.insert(
+      partitions.begin() + index.position, index.sizes.size(), std::nullopt);
+  auto placements = self->placements();
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    auto& placement = placements[axis];
+    if (placement.is_shard()) {
+      placement = new_dim[placement.dim] < 0
+          ? on_indexed[axis]
+          : Placement::shard(new_dim[placement.dim]);
+    }
+  }
+  return make_spec(self->mesh(), sizes, placements, std::move(partitions));
+}
+
+SpecPtr whole_result_spec(const SpecPtr& self, const Index& index) {
+  return result_spec(self, index, std::vector<Placement>(self->mesh()->axes()));
+}
+
+SpecPtr contiguous_dims(SpecPtr spec, const Index& index) {
+  for (const auto& [dim, rows] : index.dims) {
+    if (spec->is_sharded(dim) && !spec->partition(dim).is_contiguous()) {
+      spec = contiguous_dim(spec, dim);
+    }
+  }
+  return spec;
+}
+
+OwnIndex own_index(const SpecPtr& spec, const Index& index) {
+  OwnIndex own{{}, index};
+  const auto device = index.dims.front().rows.options();
+  own.mask = at::ones(index.sizes, device.dtype(at::kBool));
+  for (auto& [dim, rows] : own.index.dims) {
+    if (spec->is_sharded(dim)) {
+      const auto interval = spec->interval(dim);
+      own.mask = own.mask.logical_and(rows.ge(interval.begin))
+                     .logical_and_(rows.lt(interval.end));
+      rows = rows - interval.begin;
+    }
+  }
+  for (auto& dim : own.index.dims) {
+    dim.rows = dim.rows.masked_fill(own.mask.logical_not(), 0);
+  }
+  return own;
+}
+
+std::optional<Indices> without_scalar_mask(const Indices& indices) {
+  for (const std::optional<at::Tensor> index : indices) {
+    if (index && index->defined() && is_mask(*index) && index->dim() == 0) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          indices.size() == 1,
+          "a mask without dims beside other indices is not supported for "
+          "ShardTensors, got ",
+          indices.size(),
+          " indices; index in two steps");
+      Indices result;
+      result.push_back(index->unsqueeze(0));
+      return result;
+    }
+  }
+  return {};
+}
+
+std::optional<int64_t> only_mask(const Indices& indices) {
+  std::optional<int64_t> found;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (index && index->defined()) {
+      if (found || !is_mask(*index) || index->dim() == 0) {
+        return {};
+      }
+      found = static_cast<int64_t>(i);
+    }
+  }
+  return found;
+}
+
+bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
+  for (size_t dim = 0; dim < indices.size(); ++dim) {
+    const std::optional<at::Tensor> index = indices.get(dim);
+    if (index && index->defined() &&
+        (is_mask(*index) || static_cast<int64_t>(dim) >= spec->dim() ||
+         !at::isIntegralType(index->scalar_type(), false) ||
+         spec->is_sharded(static_cast<int64_t>(dim)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,181 @@
+#include <torch/library.h>
+
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/index/rows.h"
+#include "shardtensor/rules/index/rules.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+// x[...] = values with tensors along sharded dims, and with masks.
+
+namespace shardtensor {
+namespace {
+
+/// The local tensor of `self` in the layout `wanted`, to be written, and its
+/// way back.
+class Writing {
+ public:
+  Writing(const at::Tensor& self, SpecPtr wanted)
+      : self_(self), impl_(impl_of(self)), wanted_(std::move(wanted)) {
+    local_ = redistribute_local(impl_->local(), impl_->spec(), wanted_);
+    if (wanted_ != impl_->spec() && local_.is_alias_of(impl_->local())) {
+      local_ = local_.clone();
+    }
+  }
+
+  const at::Tensor& local() const {
+    return local_;
+  }
+  void finish() const {
+    if (wanted_ != impl_->spec()) {
+      if (impl_->spec()->has_partial() && !impl_->shares_memory()) {
+        impl_->set(local_, wanted_);
+      } else {
+        impl_->local().copy_(
+            redistribute_local(local_, wanted_, impl_->spec()));
+      }
+    }
+    note_written(self_);
+  }
+
+ private:
+  const at::Tensor& self_;
+  ShardTensorImpl* impl_;
+  SpecPtr wanted_;
+  at::Tensor local_;
+};
+
+/// values broadcast to self[index], cut like it.
+at::Tensor local_values(
+    const at::Tensor& values,
+    const SpecPtr& result,
+    at::ScalarType dtype) {
+  TORCH_CHECK(
+      values.scalar_type() == dtype,
+      "index_put_: expected values of dtype ",
+      dtype,
+      ", got ",
+      values.scalar_type());
+  if (!is_shard_tensor(values)) {
+    return values; // a number
+  }
+  const auto expanded = values.expand(result->sizes());
+  return redistribute_local(impl_of(expanded)->local(), spec(expanded), result);
+}
+
+/// x[mask] = number.
+std::optional<at::Tensor> fill_mask(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate) {
+  const auto place = only_mask(given);
+  if (!place || accumulate || values.numel() != 1) {
+    return {};
+  }
+  const std::optional<at::Tensor> mask = given.get(*place);
+  const auto after = self.dim() - *place - mask->dim();
+  if (after < 0) {
+    return {};
+  }
+  for (int64_t k = 0; k < mask->dim(); ++k) {
+    if (mask->size(k) != self.size(*place + k)) {
+      return {};
+    }
+  }
+  auto sizes = mask->sizes().vec();
+  sizes.insert(sizes.end(), after, 1);
+  return mask->to(at::kBool).reshape(sizes);
+}
+
+/// Every rank writes into the rows that it has, one index dim for all.
+void write_own_rows(
+    at::Tensor local,
+    const SpecPtr& spec,
+    const Index& index,
+    at::Tensor values,
+    bool accumulate) {
+  const auto own = own_index(spec, index);
+  const auto chosen = own.mask.flatten().nonzero().select(1, 0);
+  auto flat = own.index;
+  for (auto& dim : flat.dims) {
+    dim.rows = dim.rows.flatten().index_select(0, chosen);
+  }
+  const auto at = index.position;
+  const auto dims = static_cast<int64_t>(index.sizes.size());
+  values = values.expand(whole_result_spec(spec, index)->local_sizes());
+  values = dims == 0 ? values.unsqueeze(at) : values.flatten(at, at + dims - 1);
+  local.index_put_(
+      flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
+}
+
+at::Tensor& index_put_in_place(
+    at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate) {
+  TORCH_CHECK_TYPE(
+      is_shard_tensor(self),
+      "index_put_: cannot write a ShardTensor into a plain tensor; use "
+      "full_tensor() or to_local()");
+  if (const auto indices = without_scalar_mask(given)) {
+    auto rows = self.unsqueeze(0);
+    index_put_in_place(rows, *indices, values, accumulate);
+    return self;
+  }
+  if (const auto mask = fill_mask(self, given, values, accumulate)) {
+    return self.masked_fill_(*mask, values.reshape({}));
+  }
+  if (indexes_whole_dims(without_partial(spec(self)), given)) {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put_", "");
+    torch::jit::Stack stack{self, given, values, accumulate};
+    run_rule(op, index_put_rule, &stack);
+    return self;
+  }
+  const auto index = read_indices(self, given);
+  if (index.dims.empty()) {
+    return accumulate ? self.add_(values) : self.copy_(values);
+  }
+  const auto wanted = contiguous_dims(without_partial(spec(self)), index);
+  const Writing writing(self, wanted);
+  const auto source = local_values(
+      values, whole_result_spec(wanted, index), self.scalar_type());
+  if (axes_of_dims(*wanted, index.indexed()).empty()) {
+    auto target = writing.local();
+    target.index_put_(index.list(self.dim()), source, accumulate);
+    writing.finish();
+    return self;
+  }
+  write_own_rows(writing.local(), wanted, index, source, accumulate);
+  writing.finish();
+  return self;
+}
+
+at::Tensor& index_put_impl_in_place(
+    at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate,
+    bool) {
+  return index_put_in_place(self, given, values, accumulate);
+}
+
+at::Tensor index_put_kernel(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate) {
+  auto result = self.clone();
+  return index_put_in_place(result, given, values, accumulate);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("index_put", index_put_kernel);
+  m.impl("index_put_", index_put_in_place);
+  m.impl("_index_put_impl_", index_put_impl_in_place);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,96 @@
+#include "shardtensor/rules/norm/arguments.h"
+
+#include <numeric>
+
+#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/layout/reduced_spec.h"
+
+namespace shardtensor {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+Tensor norm_input(const char* op, const Tensor& input, const MeshPtr& mesh) {
+  auto x = is_shard_tensor(input) ? input : promote_operand(input, mesh, op);
+  x = redistribute(x, without_partial(spec(x)));
+  return autocast_to_float(op, x);
+}
+
+Tensor cut_like(Tensor tensor, const ShardSpec& spec, int64_t first) {
+  for (int64_t dim = first; tensor.defined() && dim < first + tensor.dim();
+       ++dim) {
+    if (!spec.is_sharded(dim)) {
+      continue;
+    }
+    const auto& partition = spec.partition(dim);
+    const auto own = spec.interval(dim);
+    const auto at = dim - first;
+    if (partition.is_contiguous()) {
+      tensor = tensor.narrow(at, own.begin, own.extent());
+    } else {
+      tensor = tensor.unflatten(at, {partition.repeat(), partition.period()})
+                   .narrow(at + 1, own.begin, own.extent())
+                   .flatten(at, at + 1);
+    }
+  }
+  return tensor;
+}
+
+Affine local_affine(
+    const char* op,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const ShardSpec& x,
+    int64_t first) {
+  const auto shared = shared_weights(
+      {autocast_to_float(op, value_or_undefined(weight)),
+       autocast_to_float(op, value_or_undefined(bias))},
+      x.mesh(),
+      x.sharded_axes());
+  return {cut_like(shared[0], x, first), cut_like(shared[1], x, first)};
+}
+
+Tensor per_channel(const Tensor& tensor, int64_t dims) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  std::vector<int64_t> sizes(dims - 1, 1);
+  sizes[0] = tensor.numel();
+  return tensor.reshape(sizes);
+}
+
+void check_channels(
+    const char* op,
+    const char* what,
+    const OptionalTensor& tensor,
+    int64_t channels) {
+  TORCH_CHECK(
+      !tensor || !tensor->defined() ||
+          (tensor->dim() == 1 && tensor->size(0) == channels),
+      op,
+      ": expected ",
+      what,
+      " of sizes [",
+      channels,
+      "], got ",
+      tensor->sizes());
+}
+
+std::vector<int64_t> dims_from(int64_t first, int64_t end) {
+  std::vector<int64_t> dims(std::max<int64_t>(end - first, 0));
+  std::iota(dims.begin(), dims.end(), first);
+  return dims;
+}
+
+NormGeometry geometry_of(const SpecPtr& x, std::vector<int64_t> dims) {
+  NormGeometry geometry;
+  geometry.statistics = reduced_spec(x, dims, false, Placement::replicate());
+  geometry.axes = axes_of_dims(*x, dims);
+  geometry.count = count_over(x->sizes(), dims);
+  geometry.dims = std::move(dims);
+  return geometry;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,286 @@
+#include <string>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/instance_norm.h>
+#include <ATen/ops/mean.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/norm/arguments.h"
+
+// Norms of each channel at the function level, with running statistics.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// Running statistics: plain, equal on all ranks. Of a ShardTensor the local
+/// tensor, which must be whole.
+Tensor running_buffer(const char* op, const OptionalTensor& running) {
+  if (!running || !running->defined() || !is_shard_tensor(*running)) {
+    return value_or_undefined(running);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec(*running)->is_replicated(),
+      op,
+      ": expected running statistics that are plain or Replicate, got ",
+      to_string(*spec(*running)));
+  return to_local(running->detach());
+}
+
+struct Running {
+  Tensor mean;
+  Tensor var;
+};
+
+/// running = (1 - momentum) * running + momentum * (what the input has), with
+/// the unbiased variance. The statistics of instance norm are averaged over
+/// the samples. Communication: only where channels or samples are sharded.
+void update_running(
+    const Running& running,
+    double momentum,
+    const Moments& moments,
+    const NormGeometry& geometry) {
+  const at::NoGradGuard no_grad;
+  const auto update = [&](const Tensor& buffer, const Tensor& local) {
+    if (!buffer.defined()) {
+      return;
+    }
+    const auto& layout = geometry.statistics;
+    auto found = wrap(local.view(layout->local_sizes()), layout);
+    if (found.dim() == 2) {
+      found = at::mean(found, at::IntArrayRef{0});
+    }
+    const auto whole = full_tensor(found).to(buffer.scalar_type());
+    buffer.mul_(1 - momentum).add_(whole, momentum);
+  };
+  update(running.mean, moments.mean);
+  update(
+      running.var,
+      moments.squares / at::Scalar(static_cast<double>(geometry.count - 1)));
+}
+
+/// With running statistics. PyTorch's own does not take an empty shard.
+Tensor evaluated_norm(
+    const Tensor& local,
+    const Affine& affine,
+    const Running& running,
+    double eps,
+    bool cudnn_enabled) {
+  if (local.numel() > 0) {
+    return at::batch_norm(
+        local,
+        affine.weight,
+        affine.bias,
+        running.mean,
+        running.var,
+        false,
+        0.0,
+        eps,
+        cudnn_enabled);
+  }
+  const auto dims = local.dim();
+  auto result = local * per_channel((running.var + eps).rsqrt(), dims);
+  if (affine.weight.defined()) {
+    result = result * per_channel(affine.weight, dims);
+  }
+  if (affine.bias.defined()) {
+    result = result + per_channel(affine.bias, dims);
+  }
+  return result.to(local.scalar_type());
+}
+
+/// The arguments of a norm of each channel, checked, as this rank needs them.
+struct ChannelNorm {
+  SpecPtr layout;
+  Tensor local;
+  Affine affine;
+  Running running;
+};
+
+/// `op` is "aten::batch_norm"; `when` says when running statistics are needed.
+ChannelNorm channel_norm(
+    const std::string& op,
+    const Tensor& x,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool uses_input,
+    const char* when) {
+  const auto name = op.substr(op.find("::") + 2);
+  TORCH_CHECK(
+      x.dim() >= 2,
+      name,
+      ": expected an input of at least 2 dims, got sizes ",
+      x.sizes());
+  const auto check = [&](const char* what, const OptionalTensor& tensor) {
+    check_channels(name.c_str(), what, tensor, x.size(1));
+  };
+  check("weight", weight);
+  check("bias", bias);
+  check("running_mean", running_mean);
+  check("running_var", running_var);
+  const Running running{
+      running_buffer(op.c_str(), running_mean),
+      running_buffer(op.c_str(), running_var)};
+  TORCH_CHECK(
+      uses_input || (running.mean.defined() && running.var.defined()),
+      name,
+      ": expected running_mean and running_var when ",
+      when);
+  const auto layout = spec(x);
+  return {
+      layout,
+      to_local(x),
+      local_affine(op.c_str(), weight, bias, *layout, 1),
+      running};
+}
+
+/// With running statistics.
+Tensor evaluated(const ChannelNorm& norm, double eps, bool cudnn_enabled) {
+  const Running own{
+      cut_like(norm.running.mean, *norm.layout, 1),
+      cut_like(norm.running.var, *norm.layout, 1)};
+  return from_local(
+      evaluated_norm(norm.local, norm.affine, own, eps, cudnn_enabled),
+      norm.layout);
+}
+
+/// With the statistics of the input over `dims`, which the running ones learn.
+Tensor normalized(
+    const ChannelNorm& norm,
+    std::vector<int64_t> dims,
+    double momentum,
+    double eps) {
+  const auto count = norm.local.dim();
+  const auto geometry = geometry_of(norm.layout, std::move(dims));
+  const auto moments = norm_moments(norm.local, geometry);
+  update_running(norm.running, momentum, moments, geometry);
+  return from_local(
+      normalize(
+          norm.local,
+          per_channel(norm.affine.weight, count),
+          per_channel(norm.affine.bias, count),
+          moments,
+          eps,
+          geometry),
+      norm.layout);
+}
+
+Tensor batch_norm_rule(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool training,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::batch_norm(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        cudnn_enabled);
+  }
+  constexpr auto op = "aten::batch_norm";
+  const CommScope scope(op);
+  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  const auto norm = channel_norm(
+      op,
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      training,
+      "it is not in training");
+  if (!training) {
+    return evaluated(norm, eps, cudnn_enabled);
+  }
+  if (norm.layout->is_replicated() || x.numel() == 0) {
+    return from_local(
+        at::batch_norm(
+            norm.local,
+            norm.affine.weight,
+            norm.affine.bias,
+            norm.running.mean,
+            norm.running.var,
+            true,
+            momentum,
+            eps,
+            cudnn_enabled),
+        norm.layout);
+  }
+  auto dims = dims_from(1, x.dim());
+  dims[0] = 0;
+  return normalized(norm, dims, momentum, eps);
+}
+
+Tensor instance_norm_rule(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool use_input_stats,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::instance_norm(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        use_input_stats,
+        momentum,
+        eps,
+        cudnn_enabled);
+  }
+  constexpr auto op = "aten::instance_norm";
+  const CommScope scope(op);
+  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  const auto norm = channel_norm(
+      op,
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      use_input_stats,
+      "use_input_stats is false");
+  return use_input_stats
+      ? normalized(norm, dims_from(2, x.dim()), momentum, eps)
+      : evaluated(norm, eps, cudnn_enabled);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("batch_norm", batch_norm_rule);
+  m.impl("instance_norm", instance_norm_rule);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,294 @@
+#include <algorithm>
+#include <mutex>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/rules/norm/normalize.h"
+#include "shardtensor/rules/norm/passes.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/terms.h"
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// ---- statistics over ranks --------------------------------------------------
+
+/// Of all ranks together.
+Moments merge_ranks(
+    const Moments& own,
+    int64_t count,
+    const NormGeometry& geometry) {
+  const auto sizes = own.mean.sizes().vec();
+  const auto counts = at::full_like(own.mean, at::Scalar(count));
+  const auto flat = at::IntArrayRef(geometry.statistics->local_sizes());
+  const auto terms = gather_terms(
+      {own.mean.view(flat), own.squares.view(flat), counts.view(flat)},
+      geometry.statistics,
+      geometry.axes);
+  const auto all = merge_moments({terms[0], terms[1]}, terms[2], {0});
+  return {all.mean.view(sizes), all.squares.view(sizes)};
+}
+
+} // namespace
+
+Moments norm_moments(const Tensor& input, const NormGeometry& geometry) {
+  const at::NoGradGuard no_grad;
+  const auto x = input.detach();
+  if (!geometry.centered) {
+    return {
+        Tensor(),
+        all_reduce(
+            own_squares(x, geometry.dims),
+            Reduce::Sum,
+            *geometry.statistics->mesh(),
+            geometry.axes)};
+  }
+  const auto own = own_moments(x, geometry.dims);
+  const auto count = count_over(x.sizes(), geometry.dims);
+  return geometry.axes.empty() ? own : merge_ranks(own, count, geometry);
+}
+
+// ---- normalization and its gradient -----------------------------------------
+
+namespace {
+
+NormStatistics statistics_of(
+    const Moments& moments,
+    double eps,
+    const NormGeometry& geometry) {
+  const at::Scalar count(static_cast<double>(geometry.count));
+  return {moments.mean, (moments.squares / count + eps).rsqrt()};
+}
+
+/// The same as a differentiable function of x. Communication: two all-reduces.
+NormStatistics differentiable_statistics(
+    const Tensor& x,
+    double eps,
+    const NormGeometry& geometry) {
+  const at::Scalar count(static_cast<double>(geometry.count));
+  const auto total = [&](const Tensor& values) {
+    return all_reduce(
+        kept_sum(values, geometry.dims),
+        Reduce::Sum,
+        *geometry.statistics->mesh(),
+        geometry.axes);
+  };
+  const auto x_wide = wide(x);
+  if (!geometry.centered) {
+    return {Tensor(), (total(at::square(x_wide)) / count + eps).rsqrt()};
+  }
+  const auto mean = total(x_wide) / count;
+  return {mean, (total(at::square(x_wide - mean)) / count + eps).rsqrt()};
+}
+
+Tensor centered(const Tensor& x, const NormStatistics& statistics) {
+  return statistics.mean.defined() ? wide(x) - statistics.mean : wide(x);
+}
+
+/// Sums over all ranks of the gradient, and of the gradient times the
+/// normalized value, for each statistic: one message.
+std::pair<Tensor, Tensor> total_pair(
+    const Tensor& sum,
+    const Tensor& product,
+    const NormGeometry& geometry) {
+  const auto& mesh = *geometry.statistics->mesh();
+  if (!geometry.centered) {
+    return {Tensor(), all_reduce(product, Reduce::Sum, mesh, geometry.axes)};
+  }
+  const auto total =
+      all_reduce(at::stack({sum, product}), Reduce::Sum, mesh, geometry.axes);
+  return {total.select(0, 0), total.select(0, 1)};
+}
+
+struct Gradients {
+  Tensor x;
+  Tensor weight;
+  Tensor bias;
+};
+
+struct Wanted {
+  bool x;
+  bool weight;
+  bool bias;
+};
+
+/// By differentiable operators, for double backward.
+Gradients composed_gradients(
+    const Tensor& grad_output,
+    const Tensor& x,
+    const Tensor& weight,
+    const std::vector<int64_t>& bias_sizes,
+    const NormStatistics& statistics,
+    const Wanted& wanted,
+    const NormGeometry& geometry) {
+  const auto grad = wide(grad_output);
+  const auto normalized = centered(x, statistics) * statistics.rstd;
+  Gradients result;
+  if (wanted.x) {
+    const at::Scalar count(static_cast<double>(geometry.count));
+    const auto scaled = weight.defined() ? grad * weight : grad;
+    const auto [sum, product] = total_pair(
+        kept_sum(scaled, geometry.dims),
+        kept_sum(scaled * normalized, geometry.dims),
+        geometry);
+    auto inner = scaled - normalized * (product / count);
+    if (geometry.centered) {
+      inner = inner - sum / count;
+    }
+    result.x = (inner * statistics.rstd).to(x.scalar_type());
+  }
+  if (wanted.weight) {
+    result.weight =
+        at::sum_to(grad * normalized, weight.sizes()).to(weight.scalar_type());
+  }
+  if (wanted.bias) {
+    result.bias = at::sum_to(grad, bias_sizes);
+  }
+  return result;
+}
+
+/// Passes go through both tensors in the order in which x lies in memory.
+Tensor laid_out_as(const Tensor& x, const Tensor& grad) {
+  for (int64_t dim = 0; !is_traced(x) && dim < x.dim(); ++dim) {
+    if (x.size(dim) > 1 && x.stride(dim) != grad.stride(dim)) {
+      return at::empty_like(x, grad.options()).copy_(grad);
+    }
+  }
+  return grad;
+}
+
+/// The same numbers with few passes.
+Gradients fused_gradients(
+    const Tensor& grad_output,
+    const Tensor& x,
+    const Tensor& weight,
+    const std::vector<int64_t>& bias_sizes,
+    const NormStatistics& statistics,
+    const Wanted& wanted,
+    const NormGeometry& geometry) {
+  const auto grad = laid_out_as(x, grad_output);
+  const auto sums =
+      norm_sums(grad, x, weight, bias_sizes, statistics, geometry);
+  Gradients result;
+  if (wanted.x) {
+    const auto [sum, product] = total_pair(sums.sum, sums.product, geometry);
+    result.x = norm_input_gradient(
+        grad, x, weight, statistics, sum, product, geometry);
+  }
+  if (wanted.weight) {
+    result.weight =
+        at::sum_to(sums.weight, weight.sizes()).to(weight.scalar_type());
+  }
+  if (wanted.bias) {
+    result.bias = at::sum_to(sums.bias, bias_sizes);
+  }
+  return result;
+}
+
+struct NormBackward : Node {
+  NormBackward(
+      const Tensor& x,
+      const Tensor& weight,
+      const Tensor& bias,
+      const NormStatistics& statistics,
+      double eps,
+      NormGeometry geometry)
+      : x_(x, false),
+        weight_(weight, false),
+        statistics_(statistics),
+        eps_(eps),
+        bias_dtype_(bias.defined() ? bias.scalar_type() : at::kFloat),
+        geometry_(std::move(geometry)) {
+    if (bias.defined()) {
+      bias_sizes_ = bias.sizes().vec();
+    }
+  }
+  std::string name() const override {
+    return "ShardTensorNormBackward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x_.reset_data();
+    weight_.reset_data();
+    statistics_ = {};
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return variable_list(3);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto x = x_.unpack();
+    const auto weight = weight_.unpack();
+    const Wanted wanted{
+        task_should_compute_output(0),
+        task_should_compute_output(1),
+        task_should_compute_output(2)};
+    const CommScope scope("backward of a norm");
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto result = differentiable
+        ? composed_gradients(
+              grads[0],
+              x,
+              weight,
+              bias_sizes_,
+              differentiable_statistics(x, eps_, geometry_),
+              wanted,
+              geometry_)
+        : fused_gradients(
+              grads[0], x, weight, bias_sizes_, statistics_, wanted, geometry_);
+    return {
+        result.x,
+        result.weight,
+        result.bias.defined() ? result.bias.to(bias_dtype_) : result.bias};
+  }
+
+  SavedVariable x_;
+  SavedVariable weight_;
+  NormStatistics statistics_;
+  double eps_;
+  std::vector<int64_t> bias_sizes_;
+  at::ScalarType bias_dtype_;
+  NormGeometry geometry_;
+};
+
+} // namespace
+
+Tensor normalize(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    const Moments& moments,
+    double eps,
+    const NormGeometry& geometry) {
+  for (const auto& input : {x, weight, bias}) {
+    if (input.defined()) {
+      check_no_tangent(input);
+    }
+  }
+  const auto statistics = statistics_of(moments, eps, geometry);
+  Tensor result;
+  {
+    const at::NoGradGuard no_grad;
+    result = apply_norm(x, weight, bias, statistics);
+  }
+  connect<NormBackward>(
+      result, {x, weight, bias}, x, weight, bias, statistics, eps, geometry);
+  return result;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,287 @@
+#include <limits>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/norm/arguments.h"
+
+// Norms of each sample at the function level. Where no covered dim is sharded,
+// PyTorch's own norm runs on the shards. Otherwise the ranks merge their
+// statistics first.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// ---- group norm -------------------------------------------------------------
+
+/// True when no group is cut.
+bool holds_whole_groups(const ShardSpec& spec, int64_t channels_per_group) {
+  if (!spec.is_sharded(1)) {
+    return true;
+  }
+  const auto& partition = spec.partition(1);
+  for (const int64_t offset : partition.offsets()) {
+    if (offset % channels_per_group != 0) {
+      return false;
+    }
+  }
+  return partition.is_contiguous();
+}
+
+/// The layout of one statistic per sample and group.
+SpecPtr group_statistics(
+    const SpecPtr& x,
+    int64_t groups,
+    int64_t channels_per_group) {
+  ShardSpec::Partitions partitions(2);
+  partitions[0] = x->partitions()[0];
+  if (x->is_sharded(1)) {
+    auto sizes = x->partition(1).sizes();
+    for (auto& size : sizes) {
+      size /= channels_per_group;
+    }
+    partitions[1] = Partition(sizes);
+  }
+  auto placements = x->placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard() && placement.dim > 1) {
+      placement = Placement::replicate();
+    }
+  }
+  return make_spec(
+      x->mesh(), {x->size(0), groups}, placements, std::move(partitions));
+}
+
+Tensor sharded_group_norm(
+    const Tensor& local,
+    const SpecPtr& x,
+    int64_t groups,
+    const Affine& affine,
+    double eps) {
+  const auto per_group = x->size(1) / groups;
+  const auto local_groups = local.size(1) / per_group;
+  auto geometry = geometry_of(x, dims_from(2, x->dim()));
+  geometry.count *= per_group;
+  geometry.statistics = group_statistics(x, groups, per_group);
+  geometry.dims = dims_from(2, x->dim() + 1);
+  const auto split = [&](const Tensor& tensor) {
+    return tensor.defined()
+        ? per_channel(tensor, x->dim()).unflatten(0, {local_groups, per_group})
+        : tensor;
+  };
+  const auto view = local.unflatten(1, {local_groups, per_group});
+  return normalize(
+             view,
+             split(affine.weight),
+             split(affine.bias),
+             norm_moments(view, geometry),
+             eps,
+             geometry)
+      .flatten(1, 2);
+}
+
+Tensor group_norm_rule(
+    const Tensor& input,
+    int64_t groups,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    double eps,
+    bool cudnn_enabled) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::group_norm(input, groups, weight, bias, eps, cudnn_enabled);
+  }
+  constexpr auto op = "aten::group_norm";
+  const CommScope scope(op);
+  auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  TORCH_CHECK(
+      x.dim() >= 2,
+      "group_norm: expected an input of at least 2 dims, got sizes ",
+      x.sizes());
+  TORCH_CHECK(
+      groups > 0 && x.size(1) % groups == 0,
+      "group_norm: expected a number of groups that divides the ",
+      x.size(1),
+      " channels, got ",
+      groups);
+  check_channels("group_norm", "weight", weight, x.size(1));
+  check_channels("group_norm", "bias", bias, x.size(1));
+  if (!holds_whole_groups(*spec(x), x.size(1) / groups)) {
+    const auto whole = without_shard(spec(x), 1);
+    note_fallback(op, spec(x), whole);
+    x = redistribute(x, whole);
+  }
+  const auto layout = spec(x);
+  const auto affine = local_affine(op, weight, bias, *layout, 1);
+  const auto local = to_local(x);
+  const auto per_group = x.size(1) / groups;
+  const bool is_local =
+      axes_of_dims(*layout, dims_from(2, x.dim())).empty() && local.numel() > 0;
+  return from_local(
+      is_local || x.numel() == 0
+          ? at::group_norm(
+                local,
+                local.size(1) / per_group,
+                affine.weight,
+                affine.bias,
+                eps,
+                cudnn_enabled)
+          : sharded_group_norm(local, layout, groups, affine, eps),
+      layout);
+}
+
+// ---- layer norm and root mean square norm -----------------------------------
+
+/// The number of dims that stay, after checking what the norm covers.
+int64_t check_normalized_shape(
+    const char* op,
+    const Tensor& x,
+    at::IntArrayRef shape,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias) {
+  const auto covered = static_cast<int64_t>(shape.size());
+  TORCH_CHECK(
+      covered > 0 && covered <= x.dim() &&
+          x.sizes().slice(x.dim() - covered) == shape,
+      op,
+      ": expected an input whose last dims are normalized_shape ",
+      shape,
+      ", got sizes ",
+      x.sizes());
+  for (const auto* affine : {&weight, &bias}) {
+    TORCH_CHECK(
+        !*affine || !(*affine)->defined() || (*affine)->sizes() == shape,
+        op,
+        ": expected weight and bias of normalized_shape ",
+        shape,
+        ", got sizes ",
+        (*affine)->sizes());
+  }
+  return x.dim() - covered;
+}
+
+Tensor layer_norm_rule(
+    const Tensor& input,
+    at::IntArrayRef normalized_shape,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    double eps,
+    bool cudnn_enable) {
+  const auto w = value_or_undefined(weight);
+  const auto b = value_or_undefined(bias);
+  if (is_transformed({input, w, b})) {
+    const BelowFunctionLevel below;
+    return at::layer_norm(
+        input, normalized_shape, weight, bias, eps, cudnn_enable);
+  }
+  constexpr auto op = "aten::layer_norm";
+  const CommScope scope(op);
+  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  const auto first =
+      check_normalized_shape("layer_norm", x, normalized_shape, weight, bias);
+  const auto layout = spec(x);
+  const auto geometry = geometry_of(layout, dims_from(first, x.dim()));
+  const auto affine = local_affine(op, weight, bias, *layout, first);
+  const auto local = to_local(x);
+  return from_local(
+      geometry.axes.empty() || x.numel() == 0
+          ? at::layer_norm(
+                local,
+                local.sizes().slice(first),
+                affine.weight,
+                affine.bias,
+                eps,
+                cudnn_enable)
+          : normalize(
+                local,
+                affine.weight,
+                affine.bias,
+                norm_moments(local, geometry),
+                eps,
+                geometry),
+      layout);
+}
+
+/// rms_norm tells an absent weight from an undefined one.
+OptionalTensor optional_of(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+double default_eps(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::epsilon()
+                              : std::numeric_limits<float>::epsilon();
+}
+
+/// Complex numbers have no sharded path: the covered dims are gathered.
+Tensor without_sharded_complex(const char* op, const Tensor& x, int64_t first) {
+  auto wanted = spec(x);
+  for (int64_t dim = first; x.is_complex() && dim < x.dim(); ++dim) {
+    wanted = wanted->is_sharded(dim) ? without_shard(wanted, dim) : wanted;
+  }
+  if (wanted != spec(x)) {
+    note_fallback(op, spec(x), wanted);
+  }
+  return redistribute(x, wanted);
+}
+
+Tensor rms_norm_rule(
+    const Tensor& input,
+    at::IntArrayRef normalized_shape,
+    const OptionalTensor& weight,
+    std::optional<double> eps) {
+  const auto w = value_or_undefined(weight);
+  if (is_transformed({input, w})) {
+    const BelowFunctionLevel below;
+    return at::rms_norm(input, normalized_shape, weight, eps);
+  }
+  constexpr auto op = "aten::rms_norm";
+  const CommScope scope(op);
+  auto x = norm_input(op, input, common_mesh(op, {input, w}));
+  const auto first =
+      check_normalized_shape("rms_norm", x, normalized_shape, weight, {});
+  x = without_sharded_complex(op, x, first);
+  const auto layout = spec(x);
+  auto geometry = geometry_of(layout, dims_from(first, x.dim()));
+  geometry.centered = false;
+  const auto affine = local_affine(op, weight, {}, *layout, first);
+  const auto local = to_local(x);
+  return from_local(
+      geometry.axes.empty() || x.numel() == 0
+          ? at::rms_norm(
+                local,
+                local.sizes().slice(first),
+                optional_of(affine.weight),
+                eps)
+          : normalize(
+                local,
+                affine.weight,
+                {},
+                norm_moments(local, geometry),
+                eps.value_or(default_eps(x.scalar_type())),
+                geometry),
+      layout);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("group_norm", group_norm_rule);
+  m.impl("layer_norm", layer_norm_rule);
+  m.impl("rms_norm", rms_norm_rule);
+}
+
+} // namespace shardtensor

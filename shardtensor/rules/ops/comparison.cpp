@@ -1,0 +1,55 @@
+#include <ATen/ops/all.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/isclose.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/function_level.h"
+
+namespace shardtensor {
+namespace {
+
+// Answers for the host: every rank compares its shard, then all agree.
+
+bool equal_rule(const at::Tensor& self, const at::Tensor& other) {
+  common_mesh("aten::equal", {self, other});
+  TORCH_CHECK(
+      self.scalar_type() == other.scalar_type(),
+      "aten::equal: expected tensors of one dtype, got ",
+      self.scalar_type(),
+      " and ",
+      other.scalar_type());
+  return self.sizes() == other.sizes() &&
+      at::eq(self, other).all().item<bool>();
+}
+
+bool allclose_rule(
+    const at::Tensor& self,
+    const at::Tensor& other,
+    double rtol,
+    double atol,
+    bool equal_nan) {
+  common_mesh("aten::allclose", {self, other});
+  return at::isclose(self, other, rtol, atol, equal_nan).all().item<bool>();
+}
+
+// What PyTorch asks of a tangent: sizes, and memory, which a wrapper has none
+// of.
+
+bool is_same_size_rule(const at::Tensor& self, const at::Tensor& other) {
+  return self.sizes() == other.sizes();
+}
+
+bool has_same_storage_rule(const at::Tensor&, const at::Tensor&) {
+  return true;
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("is_same_size", is_same_size_rule);
+  m.impl("_has_same_storage_numel", has_same_storage_rule);
+  m.impl("equal", equal_rule);
+  m.impl("allclose", allclose_rule);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <numeric>
+
+#include "shardtensor/dispatch/labels.h"
+
+namespace shardtensor {
+namespace {
+
+/// zeros_like and friends: the layout of the input, which they do not read.
+Decision like_rule(Call& call) {
+  Decision decision;
+  decision.inputs = {call.operand(0).spec};
+  decision.outputs = {without_partial(call.operand(0).spec)};
+  return decision;
+}
+
+/// new_zeros(sizes) and friends. The sizes of the input give its layout, others
+/// are small in practice and become Replicate.
+SpecPtr new_spec(const Call& call) {
+  const auto sizes = call.argument("size").toIntVector();
+  const auto& like = call.operand(0).spec;
+  return like->sizes() == sizes ? without_partial(like)
+                                : make_replicated(call.mesh(), sizes);
+}
+
+Decision new_rule(Call& call) {
+  Decision decision;
+  const auto spec = new_spec(call);
+  decision.inputs = {nullptr};
+  decision.outputs = {spec};
+  decision.arguments.emplace_back(
+      call.argument_index("size"), spec->local_sizes());
+  return decision;
+}
+
+/// Strides of a dense tensor of `sizes` whose dims lie in memory in the same
+/// order as those of `strides`.
+std::vector<int64_t> dense_strides(
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& strides) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return strides[a] > strides[b];
+  });
+  std::vector<int64_t> result(sizes.size());
+  int64_t stride = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    result[*it] = stride;
+    stride *= std::max<int64_t>(sizes[*it], 1);
+  }
+  return result;
+}
+
+Decision new_empty_strided_rule(Call& call) {
+  auto decision = new_rule(call);
+  const auto index = call.argument_index("stride");
+  decision.arguments.emplace_back(
+      index,
+      dense_strides(
+          decision.outputs[0]->local_sizes(),
+          call.argument(index).toIntVector()));
+  return decision;
+}
+
+const RegisterRules factories{
+    {"aten::zeros_like", like_rule},
+    {"aten::ones_like", like_rule},
+    {"aten::empty_like", like_rule},
+    {"aten::full_like", like_rule},
+    {"aten::new_zeros", new_rule},
+    {"aten::new_ones", new_rule},
+    {"aten::new_empty", new_rule},
+    {"aten::new_full", new_rule},
+    {"aten::new_empty_strided", new_empty_strided_rule},
+};
+
+} // namespace
+
+} // namespace shardtensor

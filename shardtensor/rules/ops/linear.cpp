@@ -1,0 +1,72 @@
+#include <ATen/ops/linear.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+
+// x @ weight^T + bias where every row is whole: rows are independent, so the
+// plain operator runs on the shard, and forward and backward communicate
+// nothing but the gradients of the weights. Where features are sharded, the
+// operators that linear decomposes into have rules.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+
+bool has_whole_rows(
+    const Tensor& input,
+    const Tensor& weight,
+    const Tensor& bias) {
+  if (!is_shard_tensor(input) || is_shard_tensor(weight) ||
+      is_shard_tensor(bias) || weight.dim() != 2) {
+    return false;
+  }
+  const auto& x = spec(input);
+  return x->dim() > 0 && !x->has_partial() && !x->is_sharded(x->dim() - 1) &&
+      x->size(x->dim() - 1) == weight.size(1);
+}
+
+/// linear's own decomposition, whose operators have rules, with plain tensors
+/// promoted first.
+Tensor below(
+    c10::DispatchKeySet keys,
+    const Tensor& input,
+    const Tensor& weight,
+    const std::optional<Tensor>& bias) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+  torch::jit::Stack stack{input, weight, bias};
+  run_below_function_level(op, keys, &stack);
+  return stack.back().toTensor();
+}
+
+Tensor linear_rule(
+    c10::DispatchKeySet keys,
+    const Tensor& input,
+    const Tensor& weight,
+    const std::optional<Tensor>& maybe_bias) {
+  const auto bias = value_or_undefined(maybe_bias);
+  if (promotion_mode() != TensorPromotionMode::Silent ||
+      is_transformed({input, weight, bias}) ||
+      !has_whole_rows(input, weight, bias)) {
+    return below(keys, input, weight, maybe_bias);
+  }
+  const CommScope scope("aten::linear");
+  const auto& x = spec(input);
+  const auto weights =
+      shared_weights({weight, bias}, x->mesh(), x->sharded_axes());
+  const auto local = at::linear(to_local(input), weights[0], weights[1]);
+  auto sizes = x->sizes();
+  sizes.back() = weight.size(0);
+  return from_local(local, with_sizes(x, std::move(sizes)));
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("linear", linear_rule);
+}
+
+} // namespace shardtensor

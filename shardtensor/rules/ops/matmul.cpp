@@ -1,0 +1,97 @@
+#include "shardtensor/dispatch/labels.h"
+
+namespace shardtensor {
+namespace {
+
+constexpr int64_t kBatch = 3;
+
+/// The labels of a product of two operands, "mk,kn->mn" and its relatives.
+struct Product {
+  std::vector<int64_t> left;
+  std::vector<int64_t> right;
+  std::vector<int64_t> output;
+};
+
+const Product kMm = {{0, 1}, {1, 2}, {0, 2}};
+const Product kBmm = {{kBatch, 0, 1}, {kBatch, 1, 2}, {kBatch, 0, 2}};
+const Product kMv = {{0, 1}, {1}, {0}};
+const Product kDot = {{1}, {1}, {}};
+const Product kOuter = {{0}, {2}, {0, 2}};
+
+Decision product_rule(Call& call, const Product& product) {
+  return rule_by_labels(
+      call,
+      {{product.left, product.right, product.output}, {product.output}},
+      Linearity::Product);
+}
+
+/// The labels of an addend that is broadcast to the product.
+std::vector<int64_t> addend_labels(
+    const Operand& addend,
+    const std::vector<int64_t>& output,
+    const std::vector<int64_t>& sizes) {
+  const auto shift = static_cast<int64_t>(output.size()) - addend.dim();
+  std::vector<int64_t> labels(addend.dim(), kPrivate);
+  for (int64_t dim = 0; dim < addend.dim(); ++dim) {
+    if (addend.spec->size(dim) == sizes[dim + shift]) {
+      labels[dim] = output[dim + shift];
+    }
+  }
+  return labels;
+}
+
+/// addend + left @ right. Where the product is a Partial sum, the addend counts
+/// on one rank only.
+Decision add_product_rule(Call& call, const Product& product) {
+  const auto& sizes = call.output_sizes()[0];
+  return rule_by_labels(
+      call,
+      {{addend_labels(call.operand(0), product.output, sizes),
+        product.left,
+        product.right,
+        product.output},
+       {product.output}},
+      Linearity::None,
+      0);
+}
+
+Decision mm_rule(Call& call) {
+  return product_rule(call, kMm);
+}
+Decision bmm_rule(Call& call) {
+  return product_rule(call, kBmm);
+}
+Decision mv_rule(Call& call) {
+  return product_rule(call, kMv);
+}
+Decision dot_rule(Call& call) {
+  return product_rule(call, kDot);
+}
+Decision addmm_rule(Call& call) {
+  return add_product_rule(call, kMm);
+}
+Decision baddbmm_rule(Call& call) {
+  return add_product_rule(call, kBmm);
+}
+Decision addmv_rule(Call& call) {
+  return add_product_rule(call, kMv);
+}
+Decision addr_rule(Call& call) {
+  return add_product_rule(call, kOuter);
+}
+
+const RegisterRules products{
+    {"aten::mm", mm_rule},
+    {"aten::bmm", bmm_rule},
+    {"aten::mv", mv_rule},
+    {"aten::dot", dot_rule},
+    {"aten::vdot", dot_rule},
+    {"aten::addmm", addmm_rule},
+    {"aten::baddbmm", baddbmm_rule},
+    {"aten::addmv", addmv_rule},
+    {"aten::addr", addr_rule},
+};
+
+} // namespace
+
+} // namespace shardtensor

@@ -1,0 +1,50 @@
+#include "shardtensor/dispatch/rule.h"
+
+namespace shardtensor {
+namespace {
+
+/// Fused optimizer steps take one list of parameters and lists of as many
+/// gradients and states. Each parameter keeps its layout and the others of its
+/// place in the lists follow.
+Decision fused_step_rule(Call& call) {
+  std::vector<SpecPtr> parameters;
+  for (const auto& operand : call.operands()) {
+    if (operand.argument == 0) {
+      parameters.push_back(operand.spec);
+    }
+  }
+  Decision decision;
+  size_t argument = 0;
+  size_t place = 0;
+  for (const auto& operand : call.operands()) {
+    place = operand.argument == argument ? place : 0;
+    argument = operand.argument;
+    const bool listed = call.argument(argument).isTensorList();
+    const auto index = place++;
+    if (!operand.spec || !listed || index >= parameters.size()) {
+      decision.inputs.push_back(operand.spec);
+      continue;
+    }
+    const auto& parameter = parameters[index];
+    decision.inputs.push_back(
+        parameter && parameter->sizes() == operand.spec->sizes()
+            ? parameter
+            : replicated(operand.spec));
+  }
+  return decision;
+}
+
+const RegisterRules fused_steps{
+    fused_step_rule,
+    {
+        "aten::_fused_adam_",
+        "aten::_fused_adam_.tensor_lr",
+        "aten::_fused_adamw_",
+        "aten::_fused_adamw_.tensor_lr",
+        "aten::_fused_sgd_",
+        "aten::_fused_sgd_.tensor_lr",
+        "aten::_fused_adagrad_",
+    }};
+
+} // namespace
+} // namespace shardtensor

@@ -1,0 +1,203 @@
+#include <string_view>
+#include <unordered_set>
+
+#include <ATen/ops/sgn.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/labels.h"
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor {
+
+namespace {
+
+template <Linearity linearity>
+Decision linear_rule(Call& call) {
+  return rule_by_labels(call, broadcast_labels(call), linearity);
+}
+
+/// A cast keeps a sum of terms, unless it rounds each of them.
+Decision cast_rule(Call& call) {
+  const auto& dtype = call.argument("dtype");
+  const bool rounds = dtype.isInt() &&
+      at::isIntegralType(static_cast<at::ScalarType>(dtype.toInt()), true);
+  return rule_by_labels(
+      call,
+      broadcast_labels(call),
+      rounds ? Linearity::None : Linearity::Unary);
+}
+
+/// fill_ and the like: the old values do not count, the layout stays.
+Decision overwrite_rule(Call& call) {
+  Decision decision;
+  for (const auto& operand : call.operands()) {
+    decision.inputs.push_back(
+        operand.written    ? without_partial(operand.spec)
+            : operand.spec ? replicated(operand.spec)
+                           : nullptr);
+  }
+  decision.outputs = {decision.inputs[0]};
+  return decision;
+}
+
+const std::vector<RuleEntry>& linear_rules() {
+  constexpr auto copy = linear_rule<Linearity::Copy>;
+  constexpr auto unary = linear_rule<Linearity::Unary>;
+  constexpr auto additive = linear_rule<Linearity::Additive>;
+  constexpr auto product = linear_rule<Linearity::Product>;
+  constexpr auto first = linear_rule<Linearity::First>;
+  static const std::vector<RuleEntry> table = {
+      {"aten::alias", copy},
+      {"aten::detach", copy},
+      {"aten::clone", copy},
+      {"aten::lift_fresh", copy},
+      {"aten::_to_copy", cast_rule},
+      {"aten::neg", unary},
+      {"aten::neg_", unary},
+      {"aten::mul.Scalar", unary},
+      {"aten::mul_.Scalar", unary},
+      {"aten::div.Scalar", unary},
+      {"aten::div_.Scalar", unary},
+      {"aten::add.Tensor", additive},
+      {"aten::add_.Tensor", additive},
+      {"aten::sub.Tensor", additive},
+      {"aten::sub_.Tensor", additive},
+      {"aten::mul.Tensor", product},
+      {"aten::mul_.Tensor", product},
+      {"aten::div.Tensor", first},
+      {"aten::div_.Tensor", first},
+      {"aten::fill_.Scalar", overwrite_rule},
+      {"aten::fill_.Tensor", overwrite_rule},
+      {"aten::zero_", overwrite_rule},
+  };
+  return table;
+}
+
+/// Pointwise operators that do not carry PyTorch's `pointwise` tag.
+constexpr const char* kUntagged[] = {
+    "aten::copy_",
+    "aten::where.self",
+    "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor",
+    "aten::masked_fill_.Scalar",
+    "aten::masked_fill_.Tensor",
+    "aten::isnan",
+    "aten::sigmoid_backward",
+    "aten::tanh_backward",
+    "aten::logit_backward",
+    "aten::softplus_backward",
+    "aten::silu_backward",
+    "aten::mish_backward",
+    "aten::hardswish_backward",
+    "aten::hardsigmoid_backward",
+    "aten::hardtanh_backward",
+    "aten::leaky_relu_backward",
+    "aten::elu_backward",
+    "aten::gelu_backward",
+    "aten::threshold_backward",
+    "aten::log_sigmoid_forward",
+    "aten::log_sigmoid_backward",
+    "aten::native_dropout_backward",
+    "aten::_conj",
+    "aten::_neg_view",
+    "aten::_conj_physical",
+    "aten::polar",
+    "aten::complex",
+    "aten::lerp.Scalar",
+    "aten::lerp.Tensor",
+    "aten::_fused_dropout",
+};
+
+/// Tagged, too, but not pointwise: equal gives one bool, renorm scales rows by
+/// their norm.
+bool is_mistagged(const std::string& name) {
+  return name == "aten::equal" || name.rfind("aten::renorm", 0) == 0;
+}
+
+bool is_pointwise(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) &&
+      !op.hasTag(at::Tag::nondeterministic_seeded) &&
+      !is_mistagged(op.operator_name().name);
+}
+
+const bool registered = [] {
+  std::unordered_set<std::string> seen;
+  const auto add = [&](const std::string& op, Rule rule) {
+    if (seen.insert(op).second) {
+      register_rule(op, rule);
+    }
+  };
+  for (const auto& entry : linear_rules()) {
+    add(entry.op, entry.rule);
+  }
+  for (const char* op : kUntagged) {
+    add(op, pointwise_rule);
+  }
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.rfind("aten::", 0) == 0 && is_pointwise(*op)) {
+      add(c10::toString(name), pointwise_rule);
+    }
+  }
+  return true;
+}();
+
+} // namespace
+
+// Note [Zero gradients]
+// Where a derivative is zero, some of PyTorch's formulas return a plain tensor
+// of zeros of the global size. It is made sharded before anybody sees it.
+
+namespace {
+
+struct ZeroGradientBackward : torch::autograd::Node {
+  explicit ZeroGradientBackward(SpecPtr spec) : spec_(std::move(spec)) {}
+  std::string name() const override {
+    return "ShardTensorZeroGradientBackward";
+  }
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) override {
+    return {
+        grads[0].defined()
+            ? redistribute(promote(grads[0], spec_->mesh()), spec_)
+            : grads[0]};
+  }
+  SpecPtr spec_;
+};
+
+/// The same tensor, whose gradient may arrive plain.
+at::Tensor with_sharded_gradient(const at::Tensor& tensor) {
+  if (!is_shard_tensor(tensor) || !needs_node(tensor)) {
+    return tensor;
+  }
+  auto result = tensor.detach();
+  record<ZeroGradientBackward>(result, tensor, without_partial(spec(tensor)));
+  return result;
+}
+
+at::Tensor sgn_rule(c10::DispatchKeySet keys, const at::Tensor& self) {
+  return at::_ops::sgn::redispatch(
+      below_function_level(keys), with_sharded_gradient(self));
+}
+
+void second_argument_rule(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  stack->back() = with_sharded_gradient(stack->back().toTensor());
+  run_below_function_level(op, keys, stack);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  for (const char* op : {"copysign.Tensor", "nextafter"}) {
+    m.impl(
+        op, torch::CppFunction::makeFromBoxedFunction<&second_argument_rule>());
+  }
+  m.impl("sgn", sgn_rule);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,168 @@
+#include <numeric>
+
+#include "shardtensor/dispatch/labels.h"
+
+// Operators that work along one dim, with all others as batch. That dim is made
+// whole (its mesh axes move to another dim where there is one), the others keep
+// their layout.
+
+namespace shardtensor {
+namespace {
+
+/// Labels of tensors that are aligned dim by dim, but for `dim`. A dim whose
+/// size differs between them, as gather and scatter allow, is private.
+Labels aligned_labels(Call& call, int64_t dim) {
+  const auto& outputs = call.output_sizes();
+  const auto dims = call.operand(0).dim();
+  std::vector<int64_t> shared(dims);
+  std::iota(shared.begin(), shared.end(), 0);
+  if (dims > 0) {
+    shared[dim] = kPrivate;
+  }
+  for (int64_t i = 0; i < dims; ++i) {
+    for (const auto& operand : call.operands()) {
+      if (operand.dim() == dims &&
+          operand.spec->size(i) != call.operand(0).spec->size(i)) {
+        shared[i] = kPrivate;
+      }
+    }
+  }
+  auto without_dim = shared;
+  if (dims > 0) {
+    without_dim.erase(without_dim.begin() + dim);
+  }
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    labels.operands.push_back(
+        operand.dim() == dims ? shared
+                              : std::vector<int64_t>(operand.dim(), kPrivate));
+  }
+  for (const auto& sizes : outputs) {
+    labels.outputs.push_back(
+        static_cast<int64_t>(sizes.size()) == dims ? shared : without_dim);
+  }
+  return labels;
+}
+
+Decision along_dim_rule(Call& call) {
+  const auto dims = call.operand(0).dim();
+  const auto dim = call.argument("dim").toInt();
+  return rule_by_labels(
+      call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
+}
+
+/// renorm scales each row of `dim` by its norm over all other dims.
+Decision renorm_rule(Call& call) {
+  const auto dims = call.operand(0).dim();
+  const auto dim = call.argument("dim").toInt();
+  std::vector<int64_t> own(dims, kPrivate);
+  own.at(dim < 0 ? dim + dims : dim) = 0;
+  return rule_by_labels(call, {{own}, {own}}, Linearity::None);
+}
+
+// ---- looking values up ------------------------------------------------------
+
+std::vector<int64_t> numbered(int64_t dims) {
+  std::vector<int64_t> labels(dims);
+  std::iota(labels.begin(), labels.end(), 0);
+  return labels;
+}
+
+/// The last dim of the sorted sequence is whole; every value is looked up
+/// alone.
+Decision searchsorted_rule(Call& call) {
+  const auto value = call.operands().size() > 1 && call.operand(1).argument == 1
+      ? call.operand(1).dim()
+      : 0;
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    auto own = numbered(operand.dim());
+    if (operand.argument != 1) {
+      // A sequence of one dim serves all values.
+      if (operand.dim() == 1) {
+        own[0] = kPrivate;
+      } else if (!own.empty()) {
+        own.back() = kPrivate;
+      }
+    }
+    labels.operands.push_back(std::move(own));
+  }
+  labels.outputs = {numbered(value)};
+  return rule_by_labels(call, labels, Linearity::None);
+}
+
+/// bucketize, isin: the first operand pointwise, the second whole.
+Decision lookup_rule(Call& call) {
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    labels.operands.push_back(
+        operand.argument == 0 ? numbered(operand.dim())
+                              : std::vector<int64_t>(operand.dim(), kPrivate));
+  }
+  labels.outputs = {
+      numbered(static_cast<int64_t>(call.output_sizes().at(0).size()))};
+  return rule_by_labels(call, labels, Linearity::None);
+}
+
+const RegisterRules along_one_dim{
+    along_dim_rule,
+    {
+        "aten::cumsum",
+        "aten::cumsum_",
+        "aten::cumprod",
+        "aten::cumprod_",
+        "aten::_logcumsumexp",
+        "aten::logcumsumexp",
+        "aten::cummax",
+        "aten::cummin",
+        "aten::sort",
+        "aten::sort.stable",
+        "aten::topk",
+        "aten::kthvalue",
+        "aten::mode",
+        "aten::median.dim",
+        "aten::nanmedian.dim",
+        "aten::gather",
+        "aten::scatter.src",
+        "aten::scatter.value",
+        "aten::scatter.reduce",
+        "aten::scatter.value_reduce",
+        "aten::scatter_.src",
+        "aten::scatter_.value",
+        "aten::scatter_.reduce",
+        "aten::scatter_.value_reduce",
+        "aten::scatter_add",
+        "aten::scatter_add_",
+        "aten::scatter_reduce.two",
+        "aten::scatter_reduce_.two",
+        "aten::index_select",
+        "aten::index_add",
+        "aten::index_add_",
+        "aten::index_copy",
+        "aten::index_copy_",
+        "aten::index_fill.int_Scalar",
+        "aten::index_fill_.int_Scalar",
+        "aten::index_reduce",
+        "aten::index_reduce_",
+    }};
+const RegisterRules renorms{
+    renorm_rule,
+    {
+        "aten::renorm",
+        "aten::renorm_",
+    }};
+const RegisterRules searches{
+    searchsorted_rule,
+    {
+        "aten::searchsorted.Tensor",
+        "aten::searchsorted.Scalar",
+    }};
+const RegisterRules lookups{
+    lookup_rule,
+    {
+        "aten::bucketize.Tensor",
+        "aten::isin.Tensor_Tensor",
+    }};
+
+} // namespace
+} // namespace shardtensor

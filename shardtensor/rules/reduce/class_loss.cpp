@@ -1,0 +1,338 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/nll_loss2d.h>
+#include <ATen/ops/nll_loss_nd.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+
+// Losses of log-probabilities against class indices. Every rank computes the
+// plain loss of its piece: other ranks' classes are ignored targets. The sum of
+// the losses, of their weights and of targets out of range travel together.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// An ignored target of the local calls: ours, because a user's ignore_index
+/// may name a class of another rank.
+constexpr int64_t kIgnored = -100;
+
+struct ClassLoss {
+  const char* op;
+  OptionalTensor weight; // plain, one per class
+  int64_t reduction;
+  int64_t ignore_index;
+  double label_smoothing;
+};
+
+int64_t class_dim(int64_t dims) {
+  return dims == 1 ? 0 : 1;
+}
+
+/// The layout of the targets: that of the log-probabilities without classes.
+SpecPtr target_spec(const ShardSpec& x, int64_t classes, Placement on_classes) {
+  auto sizes = x.sizes();
+  auto partitions = x.partitions();
+  auto placements = x.placements();
+  sizes.erase(sizes.begin() + classes);
+  partitions.erase(partitions.begin() + classes);
+  for (auto& placement : placements) {
+    if (placement.is_shard(classes)) {
+      placement = on_classes;
+    } else if (placement.is_shard() && placement.dim > classes) {
+      placement.dim -= 1;
+    }
+  }
+  return make_spec(
+      x.mesh(), std::move(sizes), std::move(placements), std::move(partitions));
+}
+
+/// Log-probabilities whose classes, if cut, are cut into one run per rank.
+Tensor with_runs_of_classes(const Tensor& x, int64_t classes) {
+  const auto& layout = spec(x);
+  const bool runs = !layout->is_sharded(classes) ||
+      layout->partition(classes).is_contiguous();
+  return redistribute(
+      x, without_partial(runs ? layout : without_shard(layout, classes)));
+}
+
+Tensor local_target(
+    const char* op,
+    const Tensor& target,
+    const ShardSpec& x,
+    int64_t classes) {
+  const auto wanted = target_spec(x, classes, Placement::replicate());
+  TORCH_CHECK_VALUE(
+      target.sizes() == at::IntArrayRef(wanted->sizes()),
+      op,
+      ": expected a target of sizes ",
+      wanted->sizes(),
+      " for an input of sizes ",
+      x.sizes(),
+      ", got ",
+      target.sizes());
+  return to_local(redistribute(promote_operand(target, x.mesh(), op), wanted));
+}
+
+/// The class weights, whole.
+OptionalTensor plain_weight(
+    const char* op,
+    const OptionalTensor& weight,
+    int64_t classes) {
+  if (!weight || !weight->defined()) {
+    return {};
+  }
+  TORCH_CHECK(
+      weight->dim() == 1 && weight->size(0) == classes,
+      op,
+      ": expected a weight of sizes [",
+      classes,
+      "], one per class, got ",
+      weight->sizes());
+  return is_shard_tensor(*weight) ? full_tensor(*weight) : *weight;
+}
+
+/// What the local call works on.
+struct Piece {
+  Tensor log_probability;
+  Tensor target; // kIgnored or an index of this rank's classes
+  Tensor ignored; // by the user's ignore_index
+  OptionalTensor weight; // of this rank's classes
+  int64_t classes; // the dim
+};
+
+Tensor unreduced(const Piece& piece, const ClassLoss& loss, int64_t count) {
+  const auto dim = piece.classes;
+  const auto& x = piece.log_probability;
+  // A rank without classes adds nothing, but stays in the graph.
+  auto result = x.size(dim) == 0
+      ? at::sum(x, at::IntArrayRef{dim})
+      : at::nll_loss_nd(
+            x, piece.target, piece.weight, at::Reduction::None, kIgnored);
+  if (loss.label_smoothing > 0) {
+    std::vector<int64_t> sizes(x.dim(), 1);
+    sizes[dim] = x.size(dim);
+    const auto weighted = piece.weight ? x * piece.weight->view(sizes) : x;
+    const auto smooth = at::sum(weighted, at::IntArrayRef{dim})
+                            .neg()
+                            .masked_fill(piece.ignored, 0);
+    result = result * (1 - loss.label_smoothing) +
+        smooth * (loss.label_smoothing / static_cast<double>(count));
+  }
+  return result;
+}
+
+/// The sum of the weights of this rank's targets.
+Tensor weight_of(const Piece& piece) {
+  const auto valid = piece.target.ne(kIgnored);
+  if (!piece.weight || piece.weight->numel() == 0) {
+    return at::sum(valid);
+  }
+  const auto weights = piece.weight->detach().index(
+      {piece.target.masked_fill(valid.logical_not(), 0)});
+  return at::sum(weights.masked_fill(valid.logical_not(), 0));
+}
+
+Piece cut_piece(
+    const Tensor& x,
+    const Tensor& target,
+    const ClassLoss& loss,
+    const ShardSpec& layout) {
+  const auto dim = class_dim(layout.dim());
+  Piece piece{x, target, target.eq(loss.ignore_index), loss.weight, dim};
+  Interval own{0, layout.size(dim)};
+  if (layout.is_sharded(dim)) {
+    own = layout.interval(dim);
+    if (piece.weight) {
+      piece.weight = piece.weight->narrow(0, own.begin, own.extent());
+    }
+  }
+  const auto mine = target.ge(own.begin)
+                        .logical_and(target.lt(own.end))
+                        .logical_and(piece.ignored.logical_not());
+  piece.target = (target - own.begin).masked_fill(mine.logical_not(), kIgnored);
+  return piece;
+}
+
+/// Sum of the losses, of the weights, number of wrong targets: over all ranks.
+std::vector<Tensor> totals(
+    const Tensor& loss,
+    const Piece& piece,
+    const Tensor& wrong,
+    const ShardSpec& layout) {
+  const auto dtype =
+      loss.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  // On one coordinate of axes that cut classes, where all see each target.
+  auto wrong_here = at::sum(wrong).to(dtype);
+  const auto dim = class_dim(layout.dim());
+  if (layout.is_sharded(dim) &&
+      layout.piece(dim, layout.mesh()->position()) > 0) {
+    wrong_here = wrong_here * 0;
+  }
+  const auto local =
+      at::stack({at::sum(loss, dtype), weight_of(piece).to(dtype), wrong_here});
+  auto placements = layout.placements();
+  for (auto& placement : placements) {
+    if (placement.is_shard()) {
+      placement = Placement::partial();
+    }
+  }
+  const auto terms =
+      from_local(local, make_spec(layout.mesh(), {3}, placements));
+  return full_tensor(terms).unbind(0);
+}
+
+void check_targets(const char* op, const Tensor& wrong, int64_t classes) {
+  if (!wrong.is_cpu() || is_traced(wrong)) {
+    return; // a device is not waited for; its own kernels assert
+  }
+  const auto count = wrong.item<double>();
+  TORCH_CHECK_INDEX(
+      count == 0,
+      op,
+      ": ",
+      static_cast<int64_t>(count),
+      " targets are out of bounds: expected classes in [0, ",
+      classes,
+      ") or ignore_index");
+}
+
+Tensor class_loss(
+    const Tensor& input,
+    const Tensor& target,
+    const ClassLoss& loss) {
+  const auto dim = class_dim(input.dim());
+  const auto x = with_runs_of_classes(input, dim);
+  const auto layout = spec(x);
+  const auto count = layout->size(dim);
+  const auto labels = local_target(loss.op, target, *layout, dim);
+  const auto piece = cut_piece(to_local(x), labels, loss, *layout);
+  const auto local = unreduced(piece, loss, count);
+  const auto wrong = labels.lt(0)
+                         .logical_or(labels.ge(count))
+                         .logical_and(piece.ignored.logical_not());
+  if (loss.reduction == at::Reduction::None && !labels.is_cpu()) {
+    return from_local(local, target_spec(*layout, dim, Placement::partial()));
+  }
+  const auto sums = totals(local, piece, wrong, *layout);
+  check_targets(loss.op, sums[2], count);
+  if (loss.reduction == at::Reduction::None) {
+    return from_local(local, target_spec(*layout, dim, Placement::partial()));
+  }
+  const auto value =
+      loss.reduction == at::Reduction::Mean ? sums[0] / sums[1] : sums[0];
+  return from_local(
+      value.to(local.scalar_type()), make_replicated(layout->mesh(), {}));
+}
+
+Tensor nll_loss_rule(
+    const Tensor& self,
+    const Tensor& target,
+    const OptionalTensor& weight,
+    int64_t reduction,
+    int64_t ignore_index) {
+  constexpr auto op = "aten::nll_loss";
+  const CommScope scope(op);
+  const auto mesh = common_mesh(op, {self, target, value_or_undefined(weight)});
+  const auto x = autocast_to_float(
+      op, is_shard_tensor(self) ? self : promote_operand(self, mesh, op));
+  TORCH_CHECK_VALUE(
+      x.dim() > 0, op, ": expected an input with a dim of classes, got none");
+  return class_loss(
+      x,
+      target,
+      {op,
+       plain_weight(op, weight, x.size(class_dim(x.dim()))),
+       reduction,
+       ignore_index,
+       0.0});
+}
+
+template <class Operator>
+Tensor nll_loss_function(
+    c10::DispatchKeySet keys,
+    const Tensor& self,
+    const Tensor& target,
+    const OptionalTensor& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index) {
+  return is_transformed({self, target, value_or_undefined(weight)})
+      ? Operator::redispatch(
+            below_function_level(keys),
+            self,
+            target,
+            weight,
+            reduction,
+            ignore_index)
+      : nll_loss_rule(
+            self, target, weight, reduction, ignore_index.expect_int());
+}
+
+Tensor cross_entropy_rule(
+    c10::DispatchKeySet keys,
+    const Tensor& self,
+    const Tensor& target,
+    const OptionalTensor& weight,
+    int64_t reduction,
+    c10::SymInt ignore_index,
+    double label_smoothing) {
+  // Probabilities as targets are sums and products: right as PyTorch composes
+  // them.
+  if (is_transformed({self, target, value_or_undefined(weight)}) ||
+      self.sizes() == target.sizes()) {
+    return at::_ops::cross_entropy_loss::redispatch(
+        below_function_level(keys),
+        self,
+        target,
+        weight,
+        reduction,
+        ignore_index,
+        label_smoothing);
+  }
+  constexpr auto op = "aten::cross_entropy_loss";
+  TORCH_CHECK(
+      label_smoothing >= 0 && label_smoothing <= 1,
+      op,
+      ": expected a label_smoothing in [0, 1], got ",
+      label_smoothing);
+  TORCH_CHECK_VALUE(
+      self.dim() > 0,
+      op,
+      ": expected an input with a dim of classes, got none");
+  const CommScope scope(op);
+  const auto mesh = common_mesh(op, {self, target, value_or_undefined(weight)});
+  const auto x = autocast_to_float(
+      op, is_shard_tensor(self) ? self : promote_operand(self, mesh, op));
+  const auto dim = class_dim(x.dim());
+  return class_loss(
+      at::log_softmax(x, dim, x.scalar_type()),
+      target,
+      {op,
+       plain_weight(op, weight, x.size(dim)),
+       reduction,
+       ignore_index.expect_int(),
+       label_smoothing});
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("nll_loss_nd", nll_loss_function<at::_ops::nll_loss_nd>);
+  m.impl("nll_loss", nll_loss_function<at::_ops::nll_loss>);
+  m.impl("nll_loss2d", nll_loss_function<at::_ops::nll_loss2d>);
+  m.impl("cross_entropy_loss", cross_entropy_rule);
+}
+
+} // namespace shardtensor

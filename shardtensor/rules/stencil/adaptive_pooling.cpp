@@ -1,0 +1,327 @@
+// Adaptive pooling at the function level. Output o reads the rows
+// [o * I / O, (o + 1) * I / O), rounded outwards. Where O divides I, or a dim
+// is not sharded, the local operator does it; elsewhere windows are reduced one
+// dim at a time.
+#include <algorithm>
+#include <optional>
+
+#include <ATen/ops/_adaptive_avg_pool2d.h>
+#include <ATen/ops/_adaptive_avg_pool3d.h>
+#include <ATen/ops/adaptive_max_pool1d.h>
+#include <ATen/ops/adaptive_max_pool2d.h>
+#include <ATen/ops/adaptive_max_pool3d.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/index_add.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/stencil/global_indices.h"
+#include "shardtensor/rules/stencil/plan_tensors.h"
+#include "shardtensor/rules/stencil/run_stencil.h"
+
+namespace shardtensor {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using Pair = std::tuple<Tensor, Tensor>;
+
+struct Adaptive {
+  const char* op;
+  int64_t dims;
+  IntArrayRef size;
+  bool is_max;
+};
+
+/// Along one dim, the windows of this rank's outputs, as local rows.
+using Windows = std::vector<Interval>;
+
+struct AdaptivePlan {
+  StencilCall call;
+  std::vector<int64_t> size; // of the local operator
+  bool calls_plain = false;
+  std::vector<std::optional<Windows>> windows; // of dims reduced by us
+};
+
+Windows windows_of(
+    const Stencil& stencil,
+    const Interval& outputs,
+    int64_t first_row) {
+  Windows windows;
+  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
+    windows.push_back(stencil.reads(o).shifted(-first_row));
+  }
+  return windows;
+}
+
+Stencil adaptive_stencil(int64_t input, int64_t output) {
+  if (output > 0 && input % output == 0) {
+    const int64_t window = input / output;
+    return Stencil::pool({window, window, 0, 1}, input, output);
+  }
+  return Stencil::adaptive(input, output);
+}
+
+// Note [First maximum]
+// Of several equal elements the first in row-major order is the maximum. Dims
+// reduced one after the other, the last first, keep that order; the local
+// operator for some dims and ours for others would not.
+AdaptivePlan plan_adaptive(
+    const Adaptive& pool,
+    const Tensor& x,
+    const std::function<Tensor(const Tensor&)>& plain) {
+  const auto sizes = infer_sizes(pool.op, x, pool.dims, plain);
+  const int64_t first = x.dim() - pool.dims;
+  const auto n = static_cast<size_t>(pool.dims);
+  std::vector<Stencil> stencils;
+  for (int64_t dim = first; dim < x.dim(); ++dim) {
+    stencils.push_back(adaptive_stencil(x.size(dim), sizes[dim]));
+  }
+  AdaptivePlan plan{
+      plan_stencil_call(
+          spec(x), {}, stencils, std::vector<int64_t>(n, 0), sizes),
+      {},
+      false,
+      std::vector<std::optional<Windows>>(n)};
+  bool any = false;
+  for (size_t i = 0; i < n; ++i) {
+    const auto dim = first + static_cast<int64_t>(i);
+    const auto& piece = plan.call.pieces[i];
+    const bool divides = x.size(dim) % sizes[dim] == 0;
+    if (plan.call.is_cut[i] && !divides) {
+      any = true;
+      plan.size.push_back(piece.rows.extent()); // as it is, reduced later
+      plan.windows[i] = windows_of(
+          stencils[i], plan.call.output->interval(dim), piece.rows.begin);
+    } else {
+      plan.calls_plain = true;
+      plan.size.push_back(std::max<int64_t>(1, piece.outputs));
+    }
+  }
+  if (any && pool.is_max) { // see Note [First maximum]
+    plan.calls_plain = false;
+    for (size_t i = 0; i < n; ++i) {
+      const auto dim = first + static_cast<int64_t>(i);
+      const auto& piece = plan.call.pieces[i];
+      plan.windows[i] = windows_of(
+          Stencil::adaptive(x.size(dim), sizes[dim]),
+          plan.call.output->interval(dim),
+          piece.rows.begin);
+    }
+  }
+  return plan;
+}
+
+std::shared_ptr<const AdaptivePlan> find_plan(
+    const Adaptive& pool,
+    const Tensor& x,
+    const std::function<Tensor(const Tensor&)>& plain) {
+  static PlanCache<AdaptivePlan> plans;
+  PlanKey key;
+  key.add(spec(x)).add(pool.dims).add(pool.size).add(
+      static_cast<int64_t>(pool.is_max));
+  return plans.find(key, [&] { return plan_adaptive(pool, x, plain); });
+}
+
+// ---- averages ---------------------------------------------------------------
+
+// The composite operators take the mean for a single output, with another
+// second derivative: ranks must not differ in what they compute.
+Tensor plain_average(const Tensor& x, IntArrayRef size) {
+  switch (size.size()) {
+    case 1:
+      return at::_adaptive_avg_pool2d(x.unsqueeze(-2), {1, size[0]})
+          .squeeze(-2);
+    case 2:
+      return at::_adaptive_avg_pool2d(x, size);
+    default:
+      return at::_adaptive_avg_pool3d(x, size);
+  }
+}
+
+Tensor average_windows(const Tensor& x, int64_t dim, const Windows& windows) {
+  std::vector<int64_t> rows;
+  std::vector<int64_t> outputs;
+  std::vector<double> extents;
+  for (size_t o = 0; o < windows.size(); ++o) {
+    for (int64_t row = windows[o].begin; row < windows[o].end; ++row) {
+      rows.push_back(row);
+      outputs.push_back(static_cast<int64_t>(o));
+    }
+    extents.push_back(static_cast<double>(windows[o].extent()));
+  }
+  auto sizes = x.sizes().vec();
+  sizes[dim] = static_cast<int64_t>(windows.size());
+  std::vector<int64_t> shape(x.dim(), 1);
+  shape[dim] = sizes[dim];
+  const Tensor sums = at::zeros(sizes, x.options())
+                          .index_add(
+                              dim,
+                              index_tensor(outputs, x),
+                              x.index_select(dim, index_tensor(rows, x)));
+  return at::div(sums, weight_tensor(extents, x).view(shape));
+}
+
+Tensor local_average(const AdaptivePlan& plan, const Tensor& rows) {
+  Tensor y = plan.calls_plain ? plain_average(rows, plan.size) : rows;
+  const bool widen =
+      rows.scalar_type() == at::kHalf || rows.scalar_type() == at::kBFloat16;
+  for (size_t i = 0; i < plan.windows.size(); ++i) {
+    if (plan.windows[i]) {
+      y = average_windows(
+          widen ? y.to(at::kFloat) : y,
+          plan.call.first_dim() + static_cast<int64_t>(i),
+          *plan.windows[i]);
+    }
+  }
+  return y.to(rows.scalar_type());
+}
+
+/// The dims of which a single output is left, if one of them is sharded: every
+/// rank adds its rows to the mean, nobody gathers them.
+std::vector<int64_t> dims_to_mean(const Tensor& x, IntArrayRef size) {
+  const int64_t first = x.dim() - static_cast<int64_t>(size.size());
+  std::vector<int64_t> dims;
+  bool sharded = false;
+  for (int64_t dim = first; first > 0 && dim < x.dim(); ++dim) {
+    if (size[dim - first] == 1 && x.size(dim) > 1) {
+      dims.push_back(dim);
+      sharded |= spec(x)->is_sharded(dim);
+    }
+  }
+  return sharded ? dims : std::vector<int64_t>{};
+}
+
+Tensor average_rule(const Adaptive& pool, const Tensor& input) {
+  const auto plain = [&](const Tensor& x) {
+    return plain_average(x, pool.size);
+  };
+  if (is_transformed({input})) {
+    BelowFunctionLevel below;
+    return plain(input);
+  }
+  CommScope scope(pool.op);
+  const auto whole = dims_to_mean(input, pool.size);
+  const Tensor x = whole.empty() ? input : at::mean(input, whole, true);
+  const auto plan = find_plan(pool, x, plain);
+  return run_stencil(x, plan->call, [&](const Tensor& rows) {
+    return local_average(*plan, rows);
+  });
+}
+
+// ---- maxima -----------------------------------------------------------------
+
+Pair plain_maximum(const Tensor& x, IntArrayRef size) {
+  switch (size.size()) {
+    case 1:
+      return at::adaptive_max_pool1d(x, size);
+    case 2:
+      return at::adaptive_max_pool2d(x, size);
+    default:
+      return at::adaptive_max_pool3d(x, size);
+  }
+}
+
+/// The maximum over each window along `dim`, and its index: windows padded to
+/// one extent by repeating their last row, which is never the first maximum.
+void maximum_of_windows(
+    Tensor& values,
+    Tensor& indices,
+    int64_t dim,
+    const Windows& windows) {
+  int64_t longest = 1;
+  for (const auto& window : windows) {
+    longest = std::max(longest, window.extent());
+  }
+  std::vector<int64_t> rows;
+  for (const auto& window : windows) {
+    for (int64_t j = 0; j < longest; ++j) {
+      rows.push_back(std::min(window.begin + j, window.end - 1));
+    }
+  }
+  const auto spread = [&](const Tensor& t) {
+    const std::vector<int64_t> shape{
+        static_cast<int64_t>(windows.size()), longest};
+    return t.index_select(dim, index_tensor(rows, t)).unflatten(dim, shape);
+  };
+  auto [largest, at] = at::max(spread(values), dim + 1, /*keepdim=*/true);
+  values = largest.squeeze(dim + 1);
+  indices = spread(indices).gather(dim + 1, at).squeeze(dim + 1);
+}
+
+/// Each element's own flat index within the stencil's dims.
+Tensor own_indices(const Tensor& x, int64_t first_dim) {
+  int64_t count = 1;
+  for (int64_t dim = first_dim; dim < x.dim(); ++dim) {
+    count *= x.size(dim);
+  }
+  return at::arange(count, x.options().dtype(at::kLong))
+      .view(x.sizes().slice(first_dim))
+      .expand(x.sizes());
+}
+
+/// Values, and global flat indices.
+Pair local_maximum(const AdaptivePlan& plan, const Tensor& rows) {
+  if (plan.calls_plain) {
+    auto [values, indices] = plain_maximum(rows, plan.size);
+    return {values, global_indices(indices, plan.call)};
+  }
+  const int64_t first = plan.call.first_dim();
+  Tensor values = rows;
+  Tensor indices = global_indices(own_indices(rows, first), plan.call);
+  for (size_t i = plan.windows.size(); i-- > 0;) {
+    maximum_of_windows(
+        values, indices, first + static_cast<int64_t>(i), *plan.windows[i]);
+  }
+  return {values, indices};
+}
+
+Pair maximum_rule(const Adaptive& pool, const Tensor& x) {
+  if (is_transformed({x})) {
+    BelowFunctionLevel below;
+    return plain_maximum(x, pool.size);
+  }
+  CommScope scope(pool.op);
+  const auto plan = find_plan(pool, x, [&](const Tensor& t) {
+    return std::get<0>(plain_maximum(t, pool.size));
+  });
+  return run_stencil_with_indices(x, plan->call, [&](const Tensor& rows) {
+    return local_maximum(*plan, rows);
+  });
+}
+
+// ---- the operators ----------------------------------------------------------
+
+template <int64_t dims>
+Tensor adaptive_avg_pool_rule(const Tensor& x, IntArrayRef size) {
+  static const std::string op = c10::str("aten::adaptive_avg_pool", dims, "d");
+  const auto all = expanded(size, dims);
+  return average_rule({op.c_str(), dims, all, false}, x);
+}
+
+template <int64_t dims>
+Pair adaptive_max_pool_rule(const Tensor& x, IntArrayRef size) {
+  static const std::string op = c10::str("aten::adaptive_max_pool", dims, "d");
+  const auto all = expanded(size, dims);
+  return maximum_rule({op.c_str(), dims, all, true}, x);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("adaptive_avg_pool1d", adaptive_avg_pool_rule<1>);
+  m.impl("adaptive_avg_pool2d", adaptive_avg_pool_rule<2>);
+  m.impl("adaptive_avg_pool3d", adaptive_avg_pool_rule<3>);
+  m.impl("_adaptive_avg_pool2d", adaptive_avg_pool_rule<2>);
+  m.impl("_adaptive_avg_pool3d", adaptive_avg_pool_rule<3>);
+  m.impl("adaptive_max_pool1d", adaptive_max_pool_rule<1>);
+  m.impl("adaptive_max_pool2d", adaptive_max_pool_rule<2>);
+  m.impl("adaptive_max_pool3d", adaptive_max_pool_rule<3>);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,396 @@
+// Convolutions at the function level: gather the input rows that the owned
+// outputs read, call the plain operator on them (halo/stencil.h); without
+// joining them to the owned rows where that is possible (conv_apart.h).
+#include <array>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/conv_transpose1d.h>
+#include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/conv_transpose3d.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/stencil/conv_overlap.h"
+#include "shardtensor/rules/stencil/run_stencil.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+/// The parameters of any convolution over `dims` dims, as the user gave them.
+struct Conv {
+  const char* op;
+  size_t dims;
+  bool transposed;
+  IntArrayRef stride;
+  IntArrayRef padding;
+  IntArrayRef dilation;
+  int64_t groups;
+  IntArrayRef output_padding;
+  std::optional<bool> same; // padding="same" (true) or "valid" (false)
+};
+
+Tensor plain_conv(
+    const Conv& conv,
+    const Tensor& x,
+    const Tensor& w,
+    const Tensor& b,
+    IntArrayRef padding,
+    IntArrayRef output_padding) {
+  const auto& c = conv;
+  if (c.transposed) {
+    switch (c.dims) {
+      case 1:
+        return at::conv_transpose1d(
+            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
+      case 2:
+        return at::conv_transpose2d(
+            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
+      default:
+        return at::conv_transpose3d(
+            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
+    }
+  }
+  switch (c.dims) {
+    case 1:
+      return at::conv1d(x, w, b, c.stride, padding, c.dilation, c.groups);
+    case 2:
+      return at::conv2d(x, w, b, c.stride, padding, c.dilation, c.groups);
+    default:
+      return at::conv3d(x, w, b, c.stride, padding, c.dilation, c.groups);
+  }
+}
+
+/// padding="same" and "valid" are functions of their own.
+Tensor plain_conv_by_name(
+    const Conv& c,
+    const Tensor& x,
+    const Tensor& w,
+    const Tensor& b) {
+  const c10::string_view padding = *c.same ? "same" : "valid";
+  switch (c.dims) {
+    case 1:
+      return at::conv1d(x, w, b, c.stride, padding, c.dilation, c.groups);
+    case 2:
+      return at::conv2d(x, w, b, c.stride, padding, c.dilation, c.groups);
+    default:
+      return at::conv3d(x, w, b, c.stride, padding, c.dilation, c.groups);
+  }
+}
+
+Tensor call_plain(
+    const Conv& c,
+    const Tensor& x,
+    const Tensor& w,
+    const Tensor& b) {
+  return c.same ? plain_conv_by_name(c, x, w, b)
+                : plain_conv(c, x, w, b, c.padding, c.output_padding);
+}
+
+std::vector<int64_t> output_sizes(
+    const Conv& conv,
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
+  const auto w = at::empty(weight.sizes(), options);
+  const auto b = bias.defined() ? at::empty(bias.sizes(), options) : Tensor();
+  return infer_sizes(
+      conv.op, x, static_cast<int64_t>(conv.dims), [&](const Tensor& empty) {
+        return call_plain(conv, empty, w, b);
+      });
+}
+
+struct ConvPlan {
+  StencilCall call;
+  std::vector<int64_t> padding; // of the local call
+  std::vector<int64_t> output_padding;
+  std::vector<int64_t> weight_axes; // mesh axes whose ranks share the weight
+  std::shared_ptr<const ConvApart> apart; // null: the rows must be joined
+};
+
+ConvPlan plan_conv(
+    const Conv& conv,
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  const auto sizes = output_sizes(conv, x, weight, bias);
+  const size_t n = conv.dims;
+  const auto first = x.dim() - static_cast<int64_t>(n);
+  const auto stride = expanded(conv.stride, n);
+  const auto dilation = expanded(conv.dilation, n);
+  auto padding =
+      conv.same ? std::vector<int64_t>(n, 0) : expanded(conv.padding, n);
+  std::vector<bool> uneven(n, false);
+  std::vector<Stencil> stencils;
+  for (size_t i = 0; i < n; ++i) {
+    const auto dim = static_cast<int64_t>(i);
+    Window w{weight.size(dim + 2), stride[i], padding[i], dilation[i]};
+    if (conv.same.value_or(false)) {
+      w.padding = padding[i] = (w.span() - 1) / 2;
+      uneven[i] = (w.span() - 1) % 2 != 0;
+    }
+    const int64_t in = x.size(first + dim);
+    const int64_t out = sizes[first + dim];
+    stencils.push_back(
+        conv.transposed ? Stencil::conv_transpose(w, in, out)
+                        : Stencil::conv(w, in, out));
+  }
+  ConvPlan plan{
+      plan_stencil_call(spec(x), {first - 1}, stencils, padding, sizes, uneven),
+      padding,
+      conv.transposed ? expanded(conv.output_padding, n)
+                      : std::vector<int64_t>(n, 0),
+      {},
+      nullptr};
+  for (size_t i = 0; i < n; ++i) {
+    if (plan.call.is_cut[i]) {
+      plan.padding[i] = plan.call.pieces[i].padding;
+      plan.output_padding[i] = 0;
+    }
+  }
+  plan.weight_axes = plan.call.input->sharded_axes();
+  if (plan.call.gathers && x.dim() == first + static_cast<int64_t>(n) &&
+      first == 2) {
+    plan.apart = plan_conv_apart(
+        plan.call, stencils, plan.padding, stride, dilation, conv.groups);
+  }
+  return plan;
+}
+
+std::shared_ptr<const ConvPlan> find_plan(
+    const Conv& conv,
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  static PlanCache<ConvPlan> plans;
+  PlanKey key;
+  key.add(spec(x))
+      .add(static_cast<int64_t>(conv.dims))
+      .add(static_cast<int64_t>(conv.transposed))
+      .add(conv.same ? static_cast<int64_t>(*conv.same) : int64_t{-1})
+      .add(static_cast<int64_t>(x.device().type()))
+      .add(conv.groups)
+      .add(weight.sizes())
+      .add(bias.defined() ? bias.sizes() : IntArrayRef{})
+      .add(conv.stride)
+      .add(conv.padding)
+      .add(conv.dilation)
+      .add(conv.output_padding);
+  return plans.find(key, [&] { return plan_conv(conv, x, weight, bias); });
+}
+
+/// Not where parts of one sum would be rounded before they cancel, in half
+/// precision. Not in 3-D on CPUs: oneDNN's kernels for the weight's gradient
+/// are up to five times slower where the dim is padded, which costs more than
+/// a copy.
+bool computes_apart(
+    const ConvPlan& plan,
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  const auto& local = impl_of(x)->local();
+  const bool halved = local.scalar_type() == at::kFloat &&
+      at::autocast::is_autocast_enabled(local.device().type());
+  const bool wide = local.scalar_type() == at::kDouble ||
+      (local.scalar_type() == at::kFloat && !halved);
+  const bool padded_volume = local.is_cpu() && local.dim() == 5;
+  return plan.apart && wide && !padded_volume && !local.is_meta() &&
+      !has_tangent({x, weight, bias});
+}
+
+Tensor conv_rule(
+    const Conv& conv,
+    const Tensor& input,
+    const Tensor& weight,
+    const std::optional<Tensor>& maybe_bias) {
+  const Tensor bias = value_or_undefined(maybe_bias);
+  if (is_transformed({input, weight, bias})) {
+    BelowFunctionLevel below;
+    return call_plain(conv, input, weight, bias);
+  }
+  const auto mesh = common_mesh(conv.op, {input, weight, bias});
+  const Tensor x =
+      is_shard_tensor(input) ? input : promote_operand(input, mesh, conv.op);
+  CommScope scope(conv.op);
+  const auto plan = find_plan(conv, x, weight, bias);
+  const auto& call = plan->call;
+  const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
+  if (computes_apart(*plan, x, weight, bias)) {
+    const auto local = to_local(redistribute(x, call.input));
+    return from_local(
+        conv_apart(local, weights[0], weights[1], plan->apart), call.output);
+  }
+  return run_stencil(
+      x,
+      call,
+      [&](const Tensor& rows) {
+        return plain_conv(
+            conv,
+            rows,
+            weights[0],
+            weights[1],
+            plan->padding,
+            plan->output_padding);
+      },
+      autocast_input);
+}
+
+// ---- the operators ----------------------------------------------------------
+
+bool is_same(const char* op, c10::string_view padding) {
+  TORCH_CHECK(
+      padding == "same" || padding == "valid",
+      op,
+      ": expected padding 'same', 'valid' or integers, got '",
+      padding,
+      "'");
+  return padding == "same";
+}
+
+#define SHARDTENSOR_CONV(N)                      \
+  Tensor conv##N##d_rule(                        \
+      const Tensor& x,                           \
+      const Tensor& w,                           \
+      const std::optional<Tensor>& b,            \
+      IntArrayRef stride,                        \
+      IntArrayRef padding,                       \
+      IntArrayRef dilation,                      \
+      int64_t groups) {                          \
+    return conv_rule(                            \
+        {"aten::conv" #N "d",                    \
+         N,                                      \
+         false,                                  \
+         stride,                                 \
+         padding,                                \
+         dilation,                               \
+         groups,                                 \
+         {},                                     \
+         {}},                                    \
+        x,                                       \
+        w,                                       \
+        b);                                      \
+  }                                              \
+  Tensor conv##N##d_padding_rule(                \
+      const Tensor& x,                           \
+      const Tensor& w,                           \
+      const std::optional<Tensor>& b,            \
+      IntArrayRef stride,                        \
+      c10::string_view padding,                  \
+      IntArrayRef dilation,                      \
+      int64_t groups) {                          \
+    return conv_rule(                            \
+        {"aten::conv" #N "d",                    \
+         N,                                      \
+         false,                                  \
+         stride,                                 \
+         {},                                     \
+         dilation,                               \
+         groups,                                 \
+         {},                                     \
+         is_same("aten::conv" #N "d", padding)}, \
+        x,                                       \
+        w,                                       \
+        b);                                      \
+  }                                              \
+  Tensor conv_transpose##N##d_rule(              \
+      const Tensor& x,                           \
+      const Tensor& w,                           \
+      const std::optional<Tensor>& b,            \
+      IntArrayRef stride,                        \
+      IntArrayRef padding,                       \
+      IntArrayRef output_padding,                \
+      int64_t groups,                            \
+      IntArrayRef dilation) {                    \
+    return conv_rule(                            \
+        {"aten::conv_transpose" #N "d",          \
+         N,                                      \
+         true,                                   \
+         stride,                                 \
+         padding,                                \
+         dilation,                               \
+         groups,                                 \
+         output_padding,                         \
+         {}},                                    \
+        x,                                       \
+        w,                                       \
+        b);                                      \
+  }
+
+SHARDTENSOR_CONV(1)
+SHARDTENSOR_CONV(2)
+SHARDTENSOR_CONV(3)
+
+Tensor convolution_rule(
+    const Tensor& x,
+    const Tensor& w,
+    const std::optional<Tensor>& b,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups) {
+  const int64_t dims = w.dim() - 2;
+  TORCH_CHECK(
+      dims >= 1 && dims <= 3,
+      "aten::convolution: expected a weight of 3 to 5 dims, got sizes ",
+      w.sizes());
+  return conv_rule(
+      {"aten::convolution",
+       static_cast<size_t>(dims),
+       transposed,
+       stride,
+       padding,
+       dilation,
+       groups,
+       output_padding,
+       {}},
+      x,
+      w,
+      b);
+}
+
+Tensor _convolution_rule(
+    const Tensor& x,
+    const Tensor& w,
+    const std::optional<Tensor>& b,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups,
+    bool /*benchmark*/,
+    bool /*deterministic*/,
+    bool /*cudnn_enabled*/,
+    bool /*allow_tf32*/) {
+  return convolution_rule(
+      x, w, b, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("conv1d", conv1d_rule);
+  m.impl("conv2d", conv2d_rule);
+  m.impl("conv3d", conv3d_rule);
+  m.impl("conv1d.padding", conv1d_padding_rule);
+  m.impl("conv2d.padding", conv2d_padding_rule);
+  m.impl("conv3d.padding", conv3d_padding_rule);
+  m.impl("conv_transpose1d", conv_transpose1d_rule);
+  m.impl("conv_transpose2d.input", conv_transpose2d_rule);
+  m.impl("conv_transpose3d.input", conv_transpose3d_rule);
+  m.impl("convolution", convolution_rule);
+  m.impl("_convolution", _convolution_rule);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,213 @@
+#include "shardtensor/rules/stencil/conv_overlap.h"
+
+#include <mutex>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using Plan = std::shared_ptr<const ConvApart>;
+
+// ---- planning ---------------------------------------------------------------
+
+/// Every piece's way of computing apart; empty when one has none.
+std::vector<ApartPiece> apart_pieces(
+    const Stencil& stencil,
+    const Partition& inputs,
+    const Partition& outputs) {
+  std::vector<ApartPiece> pieces;
+  for (int64_t p = 0; p < inputs.pieces(); ++p) {
+    const auto piece = stencil.apart(outputs.interval(p), inputs.interval(p));
+    if (!piece) {
+      return {};
+    }
+    pieces.push_back(*piece);
+  }
+  return pieces;
+}
+
+Interval rows_before(const ApartPiece& piece, const Interval& owned) {
+  const auto& rows = piece.before.rows;
+  return rows.empty() ? rows : Interval{rows.begin, owned.begin};
+}
+
+Interval rows_after(const ApartPiece& piece, const Interval& owned) {
+  const auto& rows = piece.after.rows;
+  return rows.empty() ? rows : Interval{owned.end, rows.end};
+}
+
+/// What the windows read beyond the owned rows; zeros beyond the input.
+RowSource slab_rows(
+    const ApartPiece& piece,
+    const Interval& owned,
+    int64_t extent) {
+  auto rows = boundary_rows(rows_before(piece, owned), extent);
+  const auto after = boundary_rows(rows_after(piece, owned), extent);
+  rows.insert(rows.end(), after.begin(), after.end());
+  return rows;
+}
+
+std::vector<ApartWork::Edge> edges_of(
+    const ApartPiece& piece,
+    const Interval& owned,
+    const Interval& outputs) {
+  std::vector<ApartWork::Edge> edges;
+  int64_t slab = 0;
+  const auto add = [&](const ApartPiece::Edge& edge, const Interval& beyond) {
+    if (edge.outputs.empty()) {
+      return;
+    }
+    edges.push_back(
+        {beyond.begin == edge.rows.begin,
+         {slab, slab + beyond.extent()},
+         intersect(edge.rows, owned).shifted(-owned.begin),
+         edge.outputs.shifted(-outputs.begin)});
+    slab += beyond.extent();
+  };
+  add(piece.before, rows_before(piece, owned));
+  add(piece.after, rows_after(piece, owned));
+  return edges;
+}
+
+} // namespace
+
+Plan plan_conv_apart(
+    const StencilCall& joined,
+    const std::vector<Stencil>& stencils,
+    const std::vector<int64_t>& joined_padding,
+    const std::vector<int64_t>& stride,
+    const std::vector<int64_t>& dilation,
+    int64_t groups) {
+  const auto& input = *joined.input;
+  const auto& mesh = *input.mesh();
+  const int64_t gathering = find_apart_stencil(joined, stencils);
+  if (gathering < 0) {
+    return nullptr;
+  }
+  const int64_t dim = joined.first_dim() + gathering;
+  const auto& inputs = input.partition(dim);
+  const auto& outputs = joined.output->partition(dim);
+  const auto pieces = apart_pieces(stencils[gathering], inputs, outputs);
+  if (pieces.empty()) {
+    return nullptr;
+  }
+  const auto rows = [&](int64_t, int64_t position) {
+    const int64_t p = input.piece(dim, position);
+    return slab_rows(pieces[p], inputs.interval(p), input.size(dim));
+  };
+  const int64_t own = input.piece(dim, mesh.position());
+  auto plan = std::make_shared<ConvApart>();
+  plan->joined = joined;
+  plan->joined_padding = joined_padding;
+  plan->return_joined = adjoint(joined.gather);
+  plan->work.stride = stride;
+  plan->work.dilation = dilation;
+  plan->work.groups = groups;
+  plan->work.padding = joined_padding;
+  plan->work.padding[gathering] = pieces[own].padding;
+  plan->work.dim = dim;
+  plan->work.edges =
+      edges_of(pieces[own], inputs.interval(own), outputs.interval(own));
+  plan->work.bring_slab = encode(
+      plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh);
+  plan->work.return_slab = adjoint(plan->work.bring_slab);
+  return plan;
+}
+
+namespace {
+
+// ---- autograd ---------------------------------------------------------------
+
+/// By differentiable operators on joined rows, for double backward.
+ApartGradients joined_gradients(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const std::array<bool, 3>& wanted,
+    const ConvApart& plan) {
+  const auto rows = gather_rows(x, plan.joined);
+  auto result = convolution_gradients(
+      grad, rows, weight, plan.joined_padding, wanted, plan.work);
+  if (wanted[0]) {
+    result.x = exchange(result.x, plan.return_joined);
+  }
+  return result;
+}
+
+struct ConvApartBackward : Node {
+  ConvApartBackward(
+      const Tensor& x,
+      const Tensor& slab,
+      const Tensor& weight,
+      Plan plan)
+      : x_(x, false),
+        slab_(slab, false),
+        weight_(weight, false),
+        scope_(current_comm_scope()),
+        plan_(std::move(plan)) {}
+
+  std::string name() const override {
+    return "ShardTensorConvBackward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x_.reset_data();
+    slab_.reset_data();
+    weight_.reset_data();
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return variable_list(3);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto x = x_.unpack();
+    const auto slab = slab_.unpack();
+    const auto weight = weight_.unpack();
+    const std::array<bool, 3> wanted{
+        task_should_compute_output(0),
+        task_should_compute_output(1),
+        task_should_compute_output(2)};
+    const CommScope scope(backward_of(scope_));
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto result = differentiable
+        ? joined_gradients(grads[0], x, weight, wanted, *plan_)
+        : convolve_apart_backward(
+              grads[0], x, slab, weight, wanted, plan_->work);
+    return {result.x, result.weight, result.bias};
+  }
+
+  SavedVariable x_;
+  SavedVariable slab_;
+  SavedVariable weight_;
+  std::string scope_;
+  Plan plan_;
+};
+
+} // namespace
+
+Tensor conv_apart(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    const Plan& plan) {
+  ApartOutput result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    result = convolve_apart(x, weight, bias, plan->work);
+  }
+  connect<ConvApartBackward>(
+      result.output, {x, weight, bias}, x, result.slab, weight, plan);
+  return result.output;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,384 @@
+#include "shardtensor/rules/stencil/conv_overlap_op.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
+#include <torch/library.h>
+
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+
+// ---- local convolutions -----------------------------------------------------
+
+std::vector<int64_t> zeros(const ApartWork& work) {
+  return std::vector<int64_t>(work.stride.size(), 0);
+}
+
+/// Of the output and of the gradients, as PyTorch chooses it.
+at::MemoryFormat format_of(const Tensor& x, const Tensor& weight) {
+  const auto format = x.suggest_memory_format();
+  return format == at::MemoryFormat::Contiguous ? weight.suggest_memory_format()
+                                                : format;
+}
+
+/// The rows of an edge are all there.
+std::vector<int64_t> edge_padding(const ApartWork& work) {
+  auto padding = work.padding;
+  padding[work.dim - 2] = 0;
+  return padding;
+}
+
+Tensor convolution(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    at::IntArrayRef padding,
+    const ApartWork& work) {
+  return at::convolution(
+      x,
+      weight,
+      bias,
+      work.stride,
+      padding,
+      work.dilation,
+      false,
+      zeros(work),
+      work.groups);
+}
+
+using Gradients = ApartGradients;
+using Wanted = std::array<bool, 3>;
+
+Tensor along(const Tensor& x, const Interval& rows, const ApartWork& work) {
+  return x.narrow(work.dim, rows.begin, rows.extent());
+}
+
+/// All rows that the windows of an edge read.
+Tensor edge_rows(
+    const Tensor& x,
+    const Tensor& slab,
+    const ApartWork::Edge& edge,
+    const ApartWork& work) {
+  const auto owned = along(x, edge.owned, work);
+  const auto others = along(slab, edge.slab, work);
+  return edge.before ? at::cat({others, owned}, work.dim)
+                     : at::cat({owned, others}, work.dim);
+}
+
+/// The same with zeros in the place of the owned ones.
+Tensor edge_rows_of_others(
+    const Tensor& slab,
+    const ApartWork::Edge& edge,
+    const ApartWork& work) {
+  std::vector<int64_t> pad(2 * (slab.dim() - work.dim), 0);
+  pad[pad.size() - (edge.before ? 1 : 2)] = edge.owned.extent();
+  return at::constant_pad_nd(along(slab, edge.slab, work), pad);
+}
+
+ApartOutput compute(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    const ApartWork& work) {
+  RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
+  ApartOutput result;
+  result.slab = exchange_during(x, work.bring_slab, [&] {
+    result.output = convolution(x, weight, bias, work.padding, work);
+  });
+  for (const auto& edge : work.edges) {
+    const auto rows = edge_rows(x, result.slab, edge, work);
+    along(result.output, edge.outputs, work)
+        .copy_(convolution(rows, weight, bias, edge_padding(work), work));
+  }
+  return result;
+}
+
+// ---- gradients --------------------------------------------------------------
+
+/// What the slab contributes: its own gradient, and weight's.
+Gradients slab_gradients(
+    const Tensor& grad,
+    const Tensor& slab,
+    const Tensor& weight,
+    const Wanted& wanted,
+    const ApartWork& work) {
+  std::vector<Tensor> slabs;
+  Gradients result;
+  for (const auto& edge : work.edges) {
+    const auto part = convolution_gradients(
+        along(grad, edge.outputs, work),
+        edge_rows_of_others(slab, edge, work),
+        weight,
+        edge_padding(work),
+        {wanted[0], wanted[1], false},
+        work);
+    if (wanted[0]) {
+      const int64_t begin = edge.before ? 0 : edge.owned.extent();
+      slabs.push_back(along(part.x, {begin, begin + edge.slab.extent()}, work));
+    }
+    if (wanted[1]) {
+      result.weight =
+          result.weight.defined() ? result.weight + part.weight : part.weight;
+    }
+  }
+  if (wanted[0]) {
+    result.x = slabs.empty() ? slab : at::cat(slabs, work.dim);
+  }
+  return result;
+}
+
+Gradients compute_backward(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& slab,
+    const Tensor& weight,
+    const Wanted& wanted,
+    const ApartWork& work) {
+  const auto of_slab = slab_gradients(grad, slab, weight, wanted, work);
+  Gradients result;
+  const auto of_owned = [&] {
+    result = convolution_gradients(grad, x, weight, work.padding, wanted, work);
+  };
+  if (wanted[0]) {
+    RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
+    Tensor dx;
+    exchange_onto(dx, of_slab.x, work.return_slab, [&] {
+      of_owned();
+      dx = result.x;
+    });
+    result.x = dx;
+  } else {
+    of_owned();
+  }
+  if (of_slab.weight.defined()) {
+    result.weight = result.weight + of_slab.weight;
+  }
+  return result;
+}
+
+// ---- as operators of a graph ------------------------------------------------
+
+using Numbers = std::vector<int64_t>;
+
+/// All but the exchanges, as the integers that an operator takes.
+Numbers encode(const ApartWork& work) {
+  Numbers code{work.groups, work.dim, static_cast<int64_t>(work.stride.size())};
+  for (const auto* list : {&work.stride, &work.dilation, &work.padding}) {
+    code.insert(code.end(), list->begin(), list->end());
+  }
+  for (const auto& edge : work.edges) {
+    code.push_back(edge.before);
+    for (const auto& rows : {edge.slab, edge.owned, edge.outputs}) {
+      code.insert(code.end(), {rows.begin, rows.end});
+    }
+  }
+  return code;
+}
+
+ApartWork decode(c10::IntArrayRef code) {
+  const auto* next = code.begin();
+  const auto list = [&](int64_t count) {
+    next += count;
+    return Numbers(next - count, next);
+  };
+  const auto interval = [&] {
+    next += 2;
+    return Interval{next[-2], next[-1]};
+  };
+  ApartWork work;
+  work.groups = *next++;
+  work.dim = *next++;
+  const int64_t dims = *next++;
+  work.stride = list(dims);
+  work.dilation = list(dims);
+  work.padding = list(dims);
+  while (next != code.end()) {
+    const bool before = *next++ != 0;
+    work.edges.push_back({before, interval(), interval(), interval()});
+  }
+  return work;
+}
+
+using Optional = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
+
+Tensors forward_kernel(
+    const Tensor& x,
+    const Tensor& weight,
+    const Optional& bias,
+    c10::IntArrayRef code,
+    c10::IntArrayRef bring_slab,
+    std::string group) {
+  auto work = decode(code);
+  work.bring_slab = {bring_slab.vec(), std::move(group)};
+  const auto result = compute(x, weight, bias.value_or(Tensor()), work);
+  return {result.output.contiguous(format_of(x, weight)), result.slab};
+}
+
+Tensors forward_meta(
+    const Tensor& x,
+    const Tensor& weight,
+    const Optional&,
+    c10::IntArrayRef code,
+    c10::IntArrayRef bring_slab,
+    std::string group) {
+  const auto work = decode(code);
+  const auto sizes = at::native::conv_output_size(
+      x.sizes(), weight.sizes(), work.padding, work.stride, work.dilation);
+  return {
+      at::empty(sizes, x.options().memory_format(format_of(x, weight))),
+      exchange(x, {bring_slab.vec(), std::move(group)})};
+}
+
+Tensors backward_kernel(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& slab,
+    const Tensor& weight,
+    std::array<bool, 3> wanted,
+    c10::IntArrayRef code,
+    c10::IntArrayRef return_slab,
+    std::string group) {
+  auto work = decode(code);
+  work.return_slab = {return_slab.vec(), std::move(group)};
+  const auto all = compute_backward(grad, x, slab, weight, wanted, work);
+  Tensors results;
+  if (wanted[0]) {
+    results.push_back(all.x.contiguous(format_of(x, weight)));
+  }
+  if (wanted[1]) {
+    results.push_back(all.weight.contiguous(format_of(x, weight)));
+  }
+  if (wanted[2]) {
+    results.push_back(all.bias);
+  }
+  return results;
+}
+
+Tensors backward_meta(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor&,
+    const Tensor& weight,
+    std::array<bool, 3> wanted,
+    c10::IntArrayRef,
+    c10::IntArrayRef,
+    std::string) {
+  const auto format = format_of(x, weight);
+  Tensors results;
+  if (wanted[0]) {
+    results.push_back(at::empty_like(x, format));
+  }
+  if (wanted[1]) {
+    results.push_back(at::empty_like(weight, format));
+  }
+  if (wanted[2]) {
+    results.push_back(at::empty({grad.size(1)}, grad.options()));
+  }
+  return results;
+}
+
+template <class Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<Signature>();
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
+  m.impl("conv_apart", forward_kernel);
+  m.impl("conv_apart_backward", backward_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+  m.impl("conv_apart", forward_kernel);
+  m.impl("conv_apart_backward", backward_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("conv_apart", forward_meta);
+  m.impl("conv_apart_backward", backward_meta);
+}
+
+} // namespace
+
+ApartGradients convolution_gradients(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    at::IntArrayRef padding,
+    const Wanted& wanted,
+    const ApartWork& work) {
+  const std::vector<int64_t> bias_sizes{weight.size(0)};
+  auto [dx, dweight, dbias] = at::convolution_backward(
+      grad,
+      x,
+      weight,
+      at::OptionalIntArrayRef(bias_sizes),
+      work.stride,
+      padding,
+      work.dilation,
+      false,
+      zeros(work),
+      work.groups,
+      wanted);
+  return {dx, dweight, dbias};
+}
+
+ApartOutput convolve_apart(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    const ApartWork& work) {
+  if (!is_traced(x)) {
+    return compute(x, weight, bias, work);
+  }
+  static const auto op =
+      find_operator<decltype(forward_kernel)>("shardtensor::conv_apart");
+  const auto& [code, group] = work.bring_slab;
+  const auto result = op.call(
+      x,
+      weight,
+      bias.defined() ? Optional(bias) : std::nullopt,
+      encode(work),
+      code,
+      group);
+  return {result[0], result[1]};
+}
+
+ApartGradients convolve_apart_backward(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& slab,
+    const Tensor& weight,
+    const Wanted& wanted,
+    const ApartWork& work) {
+  if (!is_traced(grad)) {
+    return compute_backward(grad, x, slab, weight, wanted, work);
+  }
+  static const auto op = find_operator<decltype(backward_kernel)>(
+      "shardtensor::conv_apart_backward");
+  const auto& [code, group] = work.return_slab;
+  auto results =
+      op.call(grad, x, slab, weight, wanted, encode(work), code, group);
+  auto next = results.begin();
+  const auto take = [&](bool is_wanted) {
+    return is_wanted ? *next++ : Tensor();
+  };
+  ApartGradients gradients;
+  gradients.x = take(wanted[0]);
+  gradients.weight = take(wanted[1]);
+  gradients.bias = take(wanted[2]);
+  return gradients;
+}
+
+} // namespace shardtensor

@@ -1,0 +1,241 @@
+// Padding at the function level. The rank that owns the first or last row owns
+// what is padded before or after it: a constant needs no communication, the
+// other modes fetch the rows that they repeat.
+#include <ATen/ops/_pad_circular.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/reflection_pad1d.h>
+#include <ATen/ops/reflection_pad2d.h>
+#include <ATen/ops/reflection_pad3d.h>
+#include <ATen/ops/replication_pad1d.h>
+#include <ATen/ops/replication_pad2d.h>
+#include <ATen/ops/replication_pad3d.h>
+#include <torch/library.h>
+
+#include "shardtensor/layout/transfer.h"
+#include "shardtensor/rules/stencil/run_stencil.h"
+
+namespace shardtensor {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+/// What is added along one dim; negative amounts remove rows.
+struct Padding {
+  int64_t before = 0;
+  int64_t after = 0;
+};
+
+/// PyTorch lists padding from the last dim backwards.
+std::vector<Padding> padding_by_dim(int64_t ndim, IntArrayRef pad) {
+  std::vector<Padding> result(ndim);
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    result.at(ndim - 1 - static_cast<int64_t>(i / 2)) = {pad[i], pad[i + 1]};
+  }
+  return result;
+}
+
+Stencil padding_stencil(const Padding& padding, int64_t extent) {
+  return Stencil::conv(
+      {1, 1, padding.before, 1},
+      extent,
+      extent + padding.before + padding.after);
+}
+
+/// The layout of the padded tensor.
+SpecPtr padded_layout(
+    const SpecPtr& spec,
+    const std::vector<Padding>& padding) {
+  auto sizes = spec->sizes();
+  auto partitions = spec->partitions();
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    sizes[dim] += padding[dim].before + padding[dim].after;
+    if (partitions[dim]) {
+      partitions[dim] = own_outputs(
+          padding_stencil(padding[dim], spec->size(dim)), *partitions[dim]);
+    }
+  }
+  return make_spec(spec->mesh(), sizes, spec->placements(), partitions);
+}
+
+/// The input rows that a rank's outputs stand for.
+Interval rows_of(
+    const SpecPtr& padded,
+    const std::vector<Padding>& padding,
+    int64_t dim,
+    int64_t position) {
+  return padded->interval(dim, position).shifted(-padding[dim].before);
+}
+
+// ---- a constant -------------------------------------------------------------
+
+/// What this rank adds to its own rows or removes from them.
+std::vector<int64_t> local_padding(
+    const SpecPtr& input,
+    const SpecPtr& output,
+    const std::vector<Padding>& padding) {
+  std::vector<int64_t> pad;
+  for (int64_t dim = input->dim(); dim-- > 0;) {
+    const Interval own = input->interval(dim);
+    const Interval rows =
+        rows_of(output, padding, dim, input->mesh()->position());
+    if (rows.empty()) {
+      pad.insert(pad.end(), {-own.extent(), 0});
+    } else {
+      pad.insert(pad.end(), {own.begin - rows.begin, rows.end - own.end});
+    }
+  }
+  return pad;
+}
+
+Tensor constant_pad_rule(
+    const Tensor& x,
+    IntArrayRef pad,
+    const at::Scalar& value) {
+  if (is_transformed({x})) {
+    BelowFunctionLevel below;
+    return at::constant_pad_nd(x, pad, value);
+  }
+  const int64_t ndim = x.dim();
+  TORCH_CHECK(
+      pad.size() % 2 == 0 && static_cast<int64_t>(pad.size()) <= 2 * ndim,
+      "aten::constant_pad_nd: expected a pair of numbers for at most ",
+      ndim,
+      " dims, got ",
+      pad);
+  const auto padding = padding_by_dim(ndim, pad);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    TORCH_CHECK(
+        x.size(dim) + padding[dim].before + padding[dim].after >= 0,
+        "aten::constant_pad_nd: padding ",
+        pad,
+        " removes more than the ",
+        x.size(dim),
+        " rows of dim ",
+        dim);
+  }
+  const SpecPtr input = stencil_layout(spec(x), {});
+  const SpecPtr output = padded_layout(input, padding);
+  const Tensor local = to_local(redistribute(x, input));
+  if (!input->mesh()->contains_this_rank()) {
+    return from_local(local.new_zeros(output->local_sizes()), output);
+  }
+  return from_local(
+      at::constant_pad_nd(local, local_padding(input, output, padding), value),
+      output);
+}
+
+// ---- rows of the input again ------------------------------------------------
+
+struct PadPlan {
+  SpecPtr given;
+  SpecPtr input;
+  SpecPtr output;
+  EncodedExchange gather; // local rows, too
+};
+
+/// Removing rows comes first where the domain is a ring.
+RowSource source_rows(
+    const Interval& rows,
+    int64_t extent,
+    const Padding& padding,
+    Boundary boundary) {
+  Interval ring{0, extent};
+  if (boundary == Boundary::Periodic) {
+    ring.begin = std::max<int64_t>(0, -padding.before);
+    ring.end = extent - std::max<int64_t>(0, -padding.after);
+  }
+  RowSource source =
+      boundary_rows(rows.shifted(-ring.begin), ring.extent(), boundary);
+  for (int64_t& row : source) {
+    row += ring.begin;
+  }
+  return source;
+}
+
+PadPlan plan_pad(
+    const SpecPtr& spec,
+    const std::vector<Padding>& padding,
+    Boundary boundary) {
+  const SpecPtr input = stencil_layout(spec, {});
+  PadPlan plan{spec, input, padded_layout(input, padding), {}};
+  const auto rows = [&](int64_t dim, int64_t position) {
+    return source_rows(
+        rows_of(plan.output, padding, dim, position),
+        input->size(dim),
+        padding[dim],
+        boundary);
+  };
+  std::vector<int64_t> padded;
+  for (int64_t dim = 0; dim < input->dim(); ++dim) {
+    if (padding[dim].before != 0 || padding[dim].after != 0) {
+      padded.push_back(dim);
+    }
+  }
+  const Mesh& mesh = *input->mesh();
+  if (mesh.contains_this_rank()) {
+    plan.gather =
+        encode(plan_gather_rows(input, padded, rows, mesh.position()), mesh);
+  }
+  return plan;
+}
+
+using PlainPad = Tensor (*)(const Tensor&, IntArrayRef);
+
+Tensor pad_rule(
+    const char* op,
+    Boundary boundary,
+    PlainPad plain,
+    const Tensor& x,
+    IntArrayRef pad) {
+  if (is_transformed({x})) {
+    BelowFunctionLevel below;
+    return plain(x, pad);
+  }
+  CommScope scope(op);
+  static PlanCache<PadPlan> plans;
+  PlanKey key;
+  key.add(spec(x)).add(pad).add(static_cast<int64_t>(boundary));
+  const auto plan = plans.find(key, [&] {
+    infer_sizes(op, x, static_cast<int64_t>(pad.size() / 2), [&](auto& t) {
+      return plain(t, pad); // for its checks
+    });
+    return plan_pad(spec(x), padding_by_dim(x.dim(), pad), boundary);
+  });
+  const Tensor local = to_local(redistribute(x, plan->input));
+  if (!plan->input->mesh()->contains_this_rank()) {
+    return from_local(
+        local.new_zeros(plan->output->local_sizes()), plan->output);
+  }
+  return from_local(exchange(local, plan->gather), plan->output);
+}
+
+// ---- the operators ----------------------------------------------------------
+
+#define SHARDTENSOR_PAD(NAME, BOUNDARY)                          \
+  Tensor NAME##_rule(const Tensor& x, IntArrayRef pad) {         \
+    return pad_rule("aten::" #NAME, BOUNDARY, at::NAME, x, pad); \
+  }
+
+SHARDTENSOR_PAD(reflection_pad1d, Boundary::Reflect)
+SHARDTENSOR_PAD(reflection_pad2d, Boundary::Reflect)
+SHARDTENSOR_PAD(reflection_pad3d, Boundary::Reflect)
+SHARDTENSOR_PAD(replication_pad1d, Boundary::Replicate)
+SHARDTENSOR_PAD(replication_pad2d, Boundary::Replicate)
+SHARDTENSOR_PAD(replication_pad3d, Boundary::Replicate)
+SHARDTENSOR_PAD(_pad_circular, Boundary::Periodic)
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("constant_pad_nd", constant_pad_rule);
+  m.impl("reflection_pad1d", reflection_pad1d_rule);
+  m.impl("reflection_pad2d", reflection_pad2d_rule);
+  m.impl("reflection_pad3d", reflection_pad3d_rule);
+  m.impl("replication_pad1d", replication_pad1d_rule);
+  m.impl("replication_pad2d", replication_pad2d_rule);
+  m.impl("replication_pad3d", replication_pad3d_rule);
+  m.impl("_pad_circular", _pad_circular_rule);
+}
+
+} // namespace shardtensor

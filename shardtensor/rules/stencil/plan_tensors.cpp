@@ -1,0 +1,60 @@
+#include "shardtensor/rules/stencil/plan_tensors.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <torch/library.h>
+
+namespace shardtensor {
+namespace {
+
+at::Tensor make_indices(at::IntArrayRef values, const at::Tensor& like) {
+  return at::tensor(values, like.options().dtype(at::kLong));
+}
+
+at::Tensor make_weights(at::ArrayRef<double> values, const at::Tensor& like) {
+  return at::tensor(values, like.options());
+}
+
+at::Tensor meta_indices(at::IntArrayRef values, const at::Tensor& like) {
+  return at::empty(
+      {static_cast<int64_t>(values.size())}, like.options().dtype(at::kLong));
+}
+
+at::Tensor meta_weights(at::ArrayRef<double> values, const at::Tensor& like) {
+  return at::empty({static_cast<int64_t>(values.size())}, like.options());
+}
+
+} // namespace
+
+at::Tensor index_tensor(
+    const std::vector<int64_t>& values,
+    const at::Tensor& like) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("shardtensor::index_tensor", "")
+          .typed<at::Tensor(at::IntArrayRef, const at::Tensor&)>();
+  return op.call(values, like.detach());
+}
+
+at::Tensor weight_tensor(
+    const std::vector<double>& values,
+    const at::Tensor& like) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("shardtensor::weight_tensor", "")
+          .typed<at::Tensor(at::ArrayRef<double>, const at::Tensor&)>();
+  return op.call(values, like.detach());
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
+  m.impl("index_tensor", make_indices);
+  m.impl("weight_tensor", make_weights);
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("index_tensor", meta_indices);
+  m.impl("weight_tensor", meta_weights);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,50 @@
+#include "shardtensor/rules/stencil/run_stencil.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+
+namespace shardtensor {
+
+std::vector<int64_t> infer_sizes(
+    const char* op,
+    const at::Tensor& x,
+    int64_t dims,
+    const std::function<at::Tensor(const at::Tensor&)>& plain) {
+  TORCH_CHECK(
+      x.dim() > dims,
+      op,
+      ": expected an input of at least ",
+      dims + 1,
+      " dims, got sizes ",
+      x.sizes());
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const bool batched = x.dim() > dims + 1;
+  auto sizes = x.sizes().vec();
+  if (!batched) {
+    sizes.insert(sizes.begin(), 0);
+  }
+  sizes[0] = 0;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
+  auto result = plain(at::empty(sizes, options)).sizes().vec();
+  if (batched) {
+    result[0] = x.size(0);
+  } else {
+    result.erase(result.begin());
+  }
+  return result;
+}
+
+at::Tensor autocast_input(const at::Tensor& local) {
+  if (!local.defined() || !local.is_floating_point() ||
+      local.scalar_type() == at::kDouble) {
+    return local;
+  }
+  const auto device = local.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) {
+    return local;
+  }
+  return local.to(at::autocast::get_autocast_dtype(device));
+}
+
+} // namespace shardtensor

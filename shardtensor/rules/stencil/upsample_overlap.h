@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/halo/stencil_call.h"
+#include "shardtensor/rules/stencil/upsample.h"
+
+namespace shardtensor {
+
+// An interpolation over a dim that is cut, without outputs to drop: the local
+// operator runs on the rows that the rank owns and gives all its outputs, while
+// the neighbours' rows (the slab) travel; those that read the slab are then
+// computed again. Dropping outputs instead costs two passes over the largest
+// tensor of the step in backward.
+
+struct UpsampleApart {
+  /// A call of the local operator for some outputs only.
+  struct Call {
+    Upsample upsample;
+    int64_t crop; // drop these first, ...
+    int64_t outputs; // ... keep these
+  };
+  /// The outputs that read rows of one neighbour.
+  struct Edge {
+    bool before; // the slab's rows come first
+    Interval slab;
+    Interval owned; // rows that are read, too
+    Interval outputs;
+    Call joined; // on both
+    // The same outputs, wrong, from these owned rows: what is computed again.
+    Interval alone_rows;
+    Call alone;
+  };
+  Upsample owned;
+  std::vector<int64_t> input_sizes; // of this rank
+  int64_t dim = 0; // that is cut
+  std::vector<Edge> edges;
+  EncodedExchange bring_slab;
+  EncodedExchange return_slab;
+};
+
+/// A plan for the call that `joined` describes with this local operator, if one
+/// dim is all that gathers, every rank has rows, and its outputs are all that
+/// the owned rows give. The same answer on every rank.
+std::shared_ptr<const UpsampleApart> plan_upsample_apart(
+    const StencilCall& joined,
+    const std::vector<Stencil>& stencils,
+    const Upsample& local);
+
+/// The owned outputs of this rank's input, in fp32 or fp64 (the adjoint takes
+/// back what it computes again). Differentiable to any order.
+/// Communication: one exchange, and one in backward.
+at::Tensor upsample_apart(
+    const at::Tensor& x,
+    const std::shared_ptr<const UpsampleApart>& plan);
+
+} // namespace shardtensor

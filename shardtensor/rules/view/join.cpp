@@ -1,0 +1,469 @@
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include <ATen/WrapDimUtils.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/labels.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/tensor/redistribute.h"
+
+// Tensors put together along a dim, and dims repeated, rolled and flipped.
+
+namespace shardtensor {
+namespace {
+
+// ---- cat --------------------------------------------------------------------
+
+/// cat skips 1-d tensors without elements.
+bool is_skipped(const Operand& operand) {
+  return operand.dim() == 1 && operand.spec->size(0) == 0;
+}
+
+/// One cat: its operands without the skipped ones.
+class Cat {
+ public:
+  Cat(Call& call, int64_t dim) : call_(call), dim_(dim) {
+    for (size_t i = 0; i < call.operands().size(); ++i) {
+      const auto& operand = call.operand(i);
+      if (operand.spec && !is_out_argument(call, operand) &&
+          !is_skipped(operand)) {
+        parts_.push_back(i);
+      }
+    }
+  }
+
+  Decision decide() {
+    const auto& chief = *std::max_element(
+        parts_.begin(), parts_.end(), [&](size_t a, size_t b) {
+          return spec(a).numel() < spec(b).numel();
+        });
+    chief_ = call_.operand(chief).spec;
+    axes_ =
+        chief_->is_sharded(dim_) ? chief_->axes(dim_) : std::vector<int64_t>();
+    keep_common_partial();
+    const auto cuts = axes_.empty() ? std::vector<Partition>() : cut_parts();
+    Decision decision;
+    for (const auto& operand : call_.operands()) {
+      decision.inputs.push_back(
+          operand.spec ? replicated(operand.spec) : nullptr);
+    }
+    std::vector<int64_t> total;
+    for (size_t part = 0; part < parts_.size(); ++part) {
+      decision.inputs[parts_[part]] = laid_out(
+          spec(parts_[part]).sizes(),
+          cuts.empty() ? std::nullopt : std::optional(cuts[part]));
+    }
+    decision.outputs = {laid_out(
+        call_.output_sizes().at(0),
+        cuts.empty() ? std::nullopt : std::optional(sum(cuts)))};
+    for (size_t i = 0; i < call_.operands().size(); ++i) {
+      if (is_out_argument(call_, call_.operand(i))) {
+        decision.inputs[i] = decision.outputs[0];
+      }
+    }
+    return decision;
+  }
+
+ private:
+  const ShardSpec& spec(size_t operand) const {
+    return *call_.operand(operand).spec;
+  }
+
+  /// A reduction that all parts still need stays to be done.
+  void keep_common_partial() {
+    placements_ = chief_->placements();
+    for (int64_t axis = 0; axis < call_.mesh()->axes(); ++axis) {
+      const auto own = chief_->placement(axis);
+      const bool common =
+          std::all_of(parts_.begin(), parts_.end(), [&](size_t part) {
+            return spec(part).placement(axis) == own;
+          });
+      if (own.is_partial() && !common) {
+        placements_[axis] = Placement::replicate();
+      }
+    }
+  }
+
+  SpecPtr laid_out(
+      const std::vector<int64_t>& sizes,
+      const std::optional<Partition>& cut) const {
+    auto partitions = chief_->partitions();
+    partitions[dim_] = cut;
+    return make_spec(call_.mesh(), sizes, placements_, std::move(partitions));
+  }
+
+  /// How each part is cut along the dim, so that the pieces of the parts, put
+  /// together rank by rank, are the pieces of the whole.
+  std::vector<Partition> cut_parts() const {
+    if (auto kept = kept_cuts()) {
+      return *kept;
+    }
+    // Every rank gets as many rows as it has now, of the whole.
+    std::vector<int64_t> sizes(pieces(), 0);
+    int64_t loose = 0; // rows that are on every rank
+    for (const size_t part : parts_) {
+      if (!is_cut(part)) {
+        loose += spec(part).size(dim_);
+        continue;
+      }
+      for (int64_t piece = 0; piece < pieces(); ++piece) {
+        sizes[piece] += spec(part).partition(dim_).local_extent(piece);
+      }
+    }
+    const auto even = Partition::chunked(loose, pieces()).sizes();
+    for (int64_t piece = 0; piece < pieces(); ++piece) {
+      sizes[piece] += even[piece];
+    }
+    const Partition whole(sizes);
+    std::vector<Partition> cuts;
+    int64_t begin = 0;
+    for (const size_t part : parts_) {
+      const Interval rows{begin, begin + spec(part).size(dim_)};
+      std::vector<int64_t> own;
+      for (int64_t piece = 0; piece < pieces(); ++piece) {
+        own.push_back(intersect(whole.interval(piece), rows).extent());
+      }
+      cuts.emplace_back(own);
+      begin = rows.end;
+    }
+    return cuts;
+  }
+
+  int64_t pieces() const {
+    return chief_->partition(dim_).pieces();
+  }
+  bool is_cut(size_t part) const {
+    return spec(part).is_sharded(dim_) && spec(part).axes(dim_) == axes_;
+  }
+
+  /// The parts' own cuts, when their pieces stand in rank order already: no
+  /// part has rows on an earlier rank than the part before it. A replicated
+  /// part goes where its neighbours meet.
+  std::optional<std::vector<Partition>> kept_cuts() const {
+    std::vector<Partition> cuts;
+    int64_t last = -1; // the last rank that has rows
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const auto& part = spec(parts_[i]);
+      if (!is_cut(parts_[i])) {
+        if (!can_be_cut(part)) {
+          return {};
+        }
+        const auto piece = last >= 0 ? last : first_rank(i);
+        std::vector<int64_t> sizes(pieces(), 0);
+        sizes[piece] = part.size(dim_);
+        cuts.emplace_back(sizes);
+        continue;
+      }
+      const auto& cut = part.partition(dim_);
+      if (!cut.is_contiguous()) {
+        return {};
+      }
+      for (int64_t piece = 0; piece < pieces(); ++piece) {
+        if (cut.local_extent(piece) == 0) {
+          continue;
+        }
+        if (piece < last) {
+          return {};
+        }
+        last = piece;
+      }
+      cuts.push_back(cut);
+    }
+    return cuts;
+  }
+
+  /// Every rank has these rows: leaving some out moves nothing.
+  bool can_be_cut(const ShardSpec& part) const {
+    return std::all_of(axes_.begin(), axes_.end(), [&](int64_t axis) {
+      return part.placement(axis).is_replicate();
+    });
+  }
+
+  /// The first rank with rows of a part after `i`.
+  int64_t first_rank(size_t i) const {
+    for (size_t next = i + 1; next < parts_.size(); ++next) {
+      if (is_cut(parts_[next])) {
+        const auto sizes = spec(parts_[next]).partition(dim_).sizes();
+        const auto found = std::find_if(
+            sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; });
+        if (found != sizes.end()) {
+          return found - sizes.begin();
+        }
+      }
+    }
+    return 0;
+  }
+
+  Partition sum(const std::vector<Partition>& cuts) const {
+    std::vector<int64_t> sizes(pieces(), 0);
+    for (const auto& cut : cuts) {
+      for (int64_t piece = 0; piece < pieces(); ++piece) {
+        sizes[piece] += cut.local_extent(piece);
+      }
+    }
+    return Partition(sizes);
+  }
+
+  Call& call_;
+  int64_t dim_;
+  std::vector<size_t> parts_;
+  SpecPtr chief_; // the layout that the others follow: the largest part's
+  std::vector<int64_t> axes_; // that cut the dim
+  std::vector<Placement> placements_;
+};
+
+Decision cat_rule(Call& call) {
+  const auto dims = static_cast<int64_t>(call.output_sizes().at(0).size());
+  const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
+  const bool all_skipped = std::all_of(
+      call.operands().begin(), call.operands().end(), [&](const auto& operand) {
+        return !operand.spec || is_out_argument(call, operand) ||
+            is_skipped(operand);
+      });
+  if (all_skipped) {
+    Decision decision;
+    for (const auto& operand : call.operands()) {
+      decision.inputs.push_back(
+          operand.spec ? replicated(operand.spec) : nullptr);
+    }
+    return decision;
+  }
+  return Cat(call, dim).decide();
+}
+
+Decision stack_rule(Call& call) {
+  const auto dims = static_cast<int64_t>(call.output_sizes().at(0).size());
+  const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
+  std::vector<int64_t> own(dims - 1);
+  std::iota(own.begin(), own.end(), 0);
+  auto stacked = own;
+  stacked.insert(stacked.begin() + dim, kPrivate);
+  Labels labels;
+  for (const auto& operand : call.operands()) {
+    labels.operands.push_back(
+        is_out_argument(call, operand) ? stacked
+            : operand.spec             ? own
+                                       : std::vector<int64_t>());
+  }
+  labels.outputs = {stacked};
+  return rule_by_labels(call, labels, Linearity::Additive);
+}
+
+// ---- repeat -----------------------------------------------------------------
+
+/// A repeated cut dim is cut repeatedly: every rank repeats its own rows.
+Decision repeat_rule(Call& call) {
+  const auto& own = call.operand(0).spec;
+  const auto repeats = call.argument("repeats").toIntVector();
+  const auto shift = static_cast<int64_t>(repeats.size()) - own->dim();
+  auto placements = own->placements();
+  for (auto& placement : placements) {
+    placement.dim += placement.is_shard() ? shift : 0;
+  }
+  ShardSpec::Partitions partitions(repeats.size());
+  for (const int64_t dim : own->sharded_dims()) {
+    partitions[dim + shift] =
+        own->partition(dim).repeated(repeats[dim + shift]);
+  }
+  Decision decision;
+  decision.inputs = {own};
+  decision.outputs = {make_spec(
+      call.mesh(), call.output_sizes().at(0), placements, partitions)};
+  return decision;
+}
+
+/// ATen's gradient of nothing is a plain tensor of zeros. An empty slice has
+/// the same elements, none, and a sharded gradient.
+void repeat_rule_for_nothing(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  auto repeats = stack->back().toIntVector();
+  auto self = (*stack)[stack->size() - 2].toTensor();
+  const bool keeps_some =
+      std::find(repeats.begin(), repeats.end(), 0) == repeats.end();
+  if (keeps_some || is_transformed({self}) ||
+      static_cast<int64_t>(repeats.size()) < self.dim()) {
+    run_below_function_level(op, keys, stack);
+    return;
+  }
+  while (self.dim() < static_cast<int64_t>(repeats.size())) {
+    self = self.unsqueeze(0);
+  }
+  for (size_t dim = 0; dim < repeats.size(); ++dim) {
+    if (repeats[dim] == 0) {
+      self = self.narrow(static_cast<int64_t>(dim), 0, 0);
+      repeats[dim] = 1;
+    }
+  }
+  torch::jit::drop(*stack, 2);
+  stack->emplace_back(self.repeat(repeats));
+}
+
+// ---- roll and flip ----------------------------------------------------------
+
+/// Every rank's rows [begin, end) of `dim`, taken from the rows that `source`
+/// names, in the layout of `spec`. Communication: one exchange when the dim is
+/// sharded.
+at::Tensor take_rows(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    int64_t dim,
+    const std::function<int64_t(int64_t row)>& source) {
+  const auto rows = [&](int64_t of_dim, int64_t position) {
+    const auto own = spec->interval(of_dim, position);
+    RowSource result;
+    for (int64_t row = own.begin; row < own.end; ++row) {
+      result.push_back(source(row));
+    }
+    return result;
+  };
+  const auto& mesh = *spec->mesh();
+  return exchange(
+      local, plan_gather_rows(spec, {dim}, rows, mesh.position()), mesh);
+}
+
+SpecPtr contiguous_spec(SpecPtr spec) {
+  for (const int64_t dim : spec->sharded_dims()) {
+    if (!spec->partition(dim).is_contiguous()) {
+      spec = contiguous_dim(spec, dim);
+    }
+  }
+  return spec;
+}
+
+struct Laid {
+  at::Tensor local;
+  SpecPtr spec;
+};
+
+Laid contiguously(const at::Tensor& self) {
+  const auto& own = spec(self);
+  const auto wanted = contiguous_spec(own);
+  return {redistribute_local(impl_of(self)->local(), own, wanted), wanted};
+}
+
+at::Tensor roll_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef shifts,
+    at::IntArrayRef dims) {
+  if (dims.empty()) {
+    TORCH_CHECK(
+        shifts.size() == 1,
+        "roll: expected one shift without dims, got ",
+        shifts);
+    return self.flatten().roll(shifts, 0).reshape(self.sizes());
+  }
+  TORCH_CHECK(
+      shifts.size() == dims.size(),
+      "roll: expected as many shifts as dims, got shifts ",
+      shifts,
+      ", dims ",
+      dims);
+  auto [local, layout] = contiguously(self);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const auto dim = at::maybe_wrap_dim(dims[i], self.dim());
+    const auto size = self.size(dim);
+    if (size == 0) {
+      continue;
+    }
+    if (!layout->is_sharded(dim)) {
+      local = local.roll(shifts[i], dim);
+      continue;
+    }
+    const auto shift = ((shifts[i] % size) + size) % size;
+    local = take_rows(local, layout, dim, [&](int64_t row) {
+      return (row - shift + size) % size;
+    });
+  }
+  return wrap(
+      local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
+      layout);
+}
+
+/// Each rank gets its rows' mirror images in increasing order, in one piece per
+/// peer, and flips them.
+at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
+  auto [local, layout] = contiguously(self);
+  std::vector<int64_t> wrapped;
+  for (const int64_t given : dims) {
+    const auto dim = at::maybe_wrap_dim(given, self.dim());
+    TORCH_CHECK(
+        std::find(wrapped.begin(), wrapped.end(), dim) == wrapped.end(),
+        "flip: a dim appears twice in ",
+        dims);
+    wrapped.push_back(dim);
+    if (self.dim() == 0 || !layout->is_sharded(dim)) {
+      continue;
+    }
+    const auto size = self.size(dim);
+    const auto& partition = layout->partition(dim);
+    const auto offsets = partition.offsets();
+    local = take_rows(local, layout, dim, [&](int64_t row) {
+      const auto piece = partition.owner(row);
+      return size - offsets[piece + 1] + (row - offsets[piece]);
+    });
+  }
+  return wrap(
+      local.flip(wrapped),
+      layout,
+      self.is_non_overlapping_and_dense() ? self.strides() : at::IntArrayRef());
+}
+
+// ---- triangles --------------------------------------------------------------
+
+/// Column j of row i is kept by its distance from the diagonal, which every
+/// rank counts from where its piece begins.
+Decision triangle_rule(Call& call) {
+  const auto& own = call.operand(0).spec;
+  const auto dims = own->dim();
+  auto spec = own;
+  for (const int64_t dim : {dims - 2, dims - 1}) {
+    if (dim >= 0 && spec->is_sharded(dim) &&
+        !spec->partition(dim).is_contiguous()) {
+      spec = contiguous_dim(spec, dim);
+    }
+  }
+  const auto begin = [&](int64_t dim) {
+    return dim >= 0 && spec->is_sharded(dim) ? spec->interval(dim).begin : 0;
+  };
+  Decision decision;
+  for (const auto& operand : call.operands()) {
+    decision.inputs.push_back(operand.spec ? spec : nullptr);
+  }
+  decision.outputs = {spec};
+  decision.arguments.emplace_back(
+      call.argument_index("diagonal"),
+      call.argument("diagonal").toInt() + begin(dims - 2) - begin(dims - 1));
+  return decision;
+}
+
+const RegisterRules joins{
+    {"aten::cat", cat_rule},
+    {"aten::cat.out", cat_rule},
+    {"aten::stack", stack_rule},
+    {"aten::repeat", repeat_rule},
+    {"aten::tril", triangle_rule},
+    {"aten::triu", triangle_rule},
+    {"aten::tril_", triangle_rule},
+    {"aten::triu_", triangle_rule},
+};
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("roll", roll_kernel);
+  m.impl("flip", flip_kernel);
+}
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "repeat",
+      torch::CppFunction::makeFromBoxedFunction<&repeat_rule_for_nothing>());
+}
+
+} // namespace shardtensor

@@ -1,0 +1,334 @@
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/diagonal_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/unfold_backward.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <torch/library.h>
+
+#include "shardtensor/rules/view/kept_plans.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+// Views along dims that must be whole: windows, diagonals, other element types.
+
+namespace shardtensor {
+namespace {
+
+// ---- windows and diagonals --------------------------------------------------
+
+/// The layout of `wanted` when `dims` (whole) go and new whole dims of `sizes`
+/// come at the end.
+SpecPtr with_new_dims(
+    const SpecPtr& wanted,
+    const std::vector<int64_t>& dims,
+    const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> kept;
+  for (int64_t dim = 0; dim < wanted->dim(); ++dim) {
+    if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
+      kept.push_back(dim);
+    }
+  }
+  auto order = kept;
+  order.insert(order.end(), dims.begin(), dims.end());
+  auto moved = plan_dims(wanted, order).output;
+  auto new_sizes = moved->sizes();
+  auto partitions = moved->partitions();
+  new_sizes.resize(kept.size());
+  partitions.resize(kept.size());
+  new_sizes.insert(new_sizes.end(), sizes.begin(), sizes.end());
+  partitions.resize(new_sizes.size());
+  return make_spec(
+      wanted->mesh(), new_sizes, moved->placements(), std::move(partitions));
+}
+
+int64_t diagonal_size(int64_t rows, int64_t columns, int64_t offset) {
+  return std::max<int64_t>(
+      offset >= 0 ? std::min(rows, columns - offset)
+                  : std::min(rows + offset, columns),
+      0);
+}
+
+at::Tensor diagonal_kernel(
+    const at::Tensor& self,
+    int64_t offset,
+    int64_t dim1,
+    int64_t dim2) {
+  dim1 = at::maybe_wrap_dim(dim1, self.dim());
+  dim2 = at::maybe_wrap_dim(dim2, self.dim());
+  TORCH_CHECK(
+      dim1 != dim2, "diagonal: expected two different dims, got ", dim1);
+  const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "diagonal",
+      self,
+      {offset, dim1, dim2},
+      [&] {
+        const auto wanted = whole_dims(own, {dim1, dim2});
+        const auto size =
+            diagonal_size(self.size(dim1), self.size(dim2), offset);
+        return ViewPlan{wanted, with_new_dims(wanted, {dim1, dim2}, {size})};
+      },
+      [&](const at::Tensor& whole) {
+        return whole.diagonal(offset, dim1, dim2);
+      });
+  note_view_repair("diagonal", own, plan->wanted);
+  const auto source = view_source(self, plan->wanted);
+  return wrap_view(
+      source.local.diagonal(offset, dim1, dim2),
+      plan->output,
+      plan->strides,
+      self,
+      source);
+}
+
+/// The layout of `spec` when whole dims are put where they were: dims[i] gets
+/// sizes[i]; the other dims stand in order in front of the last `dropped`.
+SpecPtr with_dims_back(
+    const SpecPtr& spec,
+    int64_t dropped,
+    const std::vector<int64_t>& input_sizes,
+    const std::vector<int64_t>& dims) {
+  auto placements = spec->placements();
+  ShardSpec::Partitions partitions(input_sizes.size());
+  int64_t from = 0;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(input_sizes.size()); ++dim) {
+    if (std::find(dims.begin(), dims.end(), dim) != dims.end()) {
+      continue;
+    }
+    if (spec->is_sharded(from)) {
+      partitions[dim] = spec->partition(from);
+      for (const int64_t axis : spec->axes(from)) {
+        placements[axis] = Placement::shard(dim);
+      }
+    }
+    ++from;
+  }
+  TORCH_INTERNAL_ASSERT(from == spec->dim() - dropped);
+  return make_spec(
+      spec->mesh(), input_sizes, placements, std::move(partitions));
+}
+
+at::Tensor diagonal_backward_kernel(
+    const at::Tensor& grad,
+    at::IntArrayRef input_sizes,
+    int64_t offset,
+    int64_t dim1,
+    int64_t dim2) {
+  const auto dims = static_cast<int64_t>(input_sizes.size());
+  const auto wanted = whole_dims(spec(grad), {grad.dim() - 1});
+  const auto output = with_dims_back(
+      wanted,
+      1,
+      input_sizes.vec(),
+      {at::maybe_wrap_dim(dim1, dims), at::maybe_wrap_dim(dim2, dims)});
+  const auto local =
+      redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
+  return wrap(
+      at::diagonal_backward(local, output->local_sizes(), offset, dim1, dim2),
+      output);
+}
+
+at::Tensor unfold_kernel(
+    const at::Tensor& self,
+    int64_t dimension,
+    int64_t size,
+    int64_t step) {
+  const auto dim = at::maybe_wrap_dim(dimension, self.dim());
+  const auto extent = self.dim() == 0 ? 1 : self.size(dim);
+  TORCH_CHECK(
+      size >= 0 && size <= extent && step > 0,
+      "unfold: expected a window of at most ",
+      extent,
+      " and a step of at least 1 for dim ",
+      dim,
+      " of sizes ",
+      self.sizes(),
+      ", got window ",
+      size,
+      ", step ",
+      step);
+  const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "unfold",
+      self,
+      {dim, size, step},
+      [&] {
+        if (own->dim() == 0) {
+          return ViewPlan{own, with_new_dims(own, {}, {size})};
+        }
+        const auto wanted = whole_dims(own, {dim});
+        auto sizes = own->sizes();
+        sizes[dim] = (extent - size) / step + 1;
+        auto partitions = wanted->partitions();
+        sizes.push_back(size);
+        partitions.emplace_back();
+        return ViewPlan{
+            wanted,
+            make_spec(own->mesh(), sizes, wanted->placements(), partitions)};
+      },
+      [&](const at::Tensor& whole) { return whole.unfold(dim, size, step); });
+  note_view_repair("unfold", own, plan->wanted);
+  const auto source = view_source(self, plan->wanted);
+  return wrap_view(
+      source.local.unfold(dim, size, step),
+      plan->output,
+      plan->strides,
+      self,
+      source);
+}
+
+at::Tensor unfold_backward_kernel(
+    const at::Tensor& grad,
+    at::IntArrayRef input_sizes,
+    int64_t dim,
+    int64_t size,
+    int64_t step) {
+  const auto dims = static_cast<int64_t>(input_sizes.size());
+  const auto wrapped = at::maybe_wrap_dim(dim, dims);
+  const auto wanted = dims == 0
+      ? without_shard(spec(grad), 0)
+      : whole_dims(spec(grad), {wrapped, grad.dim() - 1});
+  auto partitions = wanted->partitions();
+  partitions.resize(dims);
+  const auto output = make_spec(
+      wanted->mesh(), input_sizes.vec(), wanted->placements(), partitions);
+  const auto local =
+      redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
+  return wrap(
+      at::unfold_backward(local, output->local_sizes(), dim, size, step),
+      output);
+}
+
+// ---- other element types ----------------------------------------------------
+
+/// Contiguous, with the usual strides for dims of size 0 and 1, too.
+bool is_standard(const at::Tensor& tensor) {
+  int64_t stride = 1;
+  for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+    if (tensor.stride(dim) != stride) {
+      return false;
+    }
+    stride *= std::max<int64_t>(tensor.size(dim), 1);
+  }
+  return true;
+}
+
+at::Tensor view_as_real_kernel(const at::Tensor& self) {
+  const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "view_as_real",
+      self,
+      {},
+      [&] { return ViewPlan{own, with_new_dims(own, {}, {2})}; },
+      [](const at::Tensor& whole) { return at::view_as_real(whole); });
+  const auto source = view_source(self, nullptr);
+  return wrap_view(
+      at::view_as_real(source.local),
+      plan->output,
+      plan->strides,
+      self,
+      source);
+}
+
+at::Tensor view_as_complex_kernel(const at::Tensor& self) {
+  TORCH_CHECK(
+      self.dim() > 0 && self.size(-1) == 2,
+      "view_as_complex: expected a last dim of size 2, got sizes ",
+      self.sizes());
+  const auto& own = spec(self);
+  const auto last = self.dim() - 1;
+  const auto plan = find_view_plan(
+      "view_as_complex",
+      self,
+      {},
+      [&] {
+        const auto wanted = whole_dims(own, {last});
+        return ViewPlan{wanted, with_new_dims(wanted, {last}, {})};
+      },
+      [](const at::Tensor& whole) { return at::view_as_complex(whole); });
+  note_view_repair("view_as_complex", own, plan->wanted);
+  auto source = view_source(self, plan->wanted);
+  if (!is_standard(source.local)) {
+    source = contiguous_source(source, self);
+  }
+  auto local = source.local.numel() == 0
+      ? at::empty(
+            plan->output->local_sizes(),
+            source.local.options().dtype(
+                c10::toComplexType(self.scalar_type())))
+      : at::view_as_complex(source.local);
+  return wrap_view(local, plan->output, plan->strides, self, source);
+}
+
+/// The last dim in elements of another width: cut points scale with it.
+ViewPlan plan_dtype(const SpecPtr& spec, int64_t from_width, int64_t to_width) {
+  const auto last = spec->dim() - 1;
+  if (from_width == to_width || last < 0) {
+    return {spec, spec};
+  }
+  auto sizes = spec->sizes();
+  sizes[last] = sizes[last] * from_width / to_width;
+  if (!spec->is_sharded(last)) {
+    return {
+        spec,
+        make_spec(spec->mesh(), sizes, spec->placements(), spec->partitions())};
+  }
+  auto partitions = spec->partitions();
+  if (from_width > to_width) {
+    partitions[last] = spec->partition(last).scaled(from_width / to_width);
+    return {
+        spec, make_spec(spec->mesh(), sizes, spec->placements(), partitions)};
+  }
+  const auto output = with_sizes(contiguous_dim(spec, last), std::move(sizes));
+  const auto wanted = with_partition(
+      spec, last, output->partition(last).scaled(to_width / from_width));
+  return {wanted, output};
+}
+
+at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
+  const auto from = static_cast<int64_t>(self.element_size());
+  const auto to = static_cast<int64_t>(c10::elementSize(dtype));
+  TORCH_CHECK(
+      from >= to || (self.dim() > 0 && self.size(-1) * from % to == 0),
+      "view: expected a last dim divisible by ",
+      std::max<int64_t>(to / from, 1),
+      " to view ",
+      self.scalar_type(),
+      " as ",
+      dtype,
+      ", got sizes ",
+      self.sizes());
+  const auto& own = spec(self);
+  const auto plan = find_view_plan(
+      "view.dtype",
+      self,
+      {from, to},
+      [&] { return plan_dtype(own, from, to); },
+      [&](const at::Tensor& whole) { return whole.view(dtype); });
+  note_view_repair("view.dtype", own, plan->wanted);
+  auto source = view_source(self, plan->wanted);
+  if (from != to && !is_standard(source.local)) {
+    source = contiguous_source(source, self);
+  }
+  // Strides of tensors without elements may not divide.
+  auto local = source.local.numel() == 0
+      ? at::empty(
+            plan->output->local_sizes(), source.local.options().dtype(dtype))
+      : source.local.view(dtype);
+  return wrap_view(local, plan->output, plan->strides, self, source);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("diagonal", diagonal_kernel);
+  m.impl("diagonal_backward", diagonal_backward_kernel);
+  m.impl("unfold", unfold_kernel);
+  m.impl("unfold_backward", unfold_backward_kernel);
+  m.impl("view_as_real", view_as_real_kernel);
+  m.impl("view_as_complex", view_as_complex_kernel);
+  m.impl("view.dtype", view_dtype_kernel);
+}
+
+} // namespace shardtensor

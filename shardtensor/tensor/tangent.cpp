@@ -1,0 +1,23 @@
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor {
+
+bool has_tangent(std::initializer_list<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && torch::autograd::isFwGradDefined(tensor)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void check_no_tangent(const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !torch::autograd::isFwGradDefined(tensor),
+      "a ShardTensor operator that communicates does not support forward-mode "
+      "differentiation (got a tensor of sizes ",
+      tensor.sizes(),
+      " with a tangent); use reverse mode");
+}
+
+} // namespace shardtensor

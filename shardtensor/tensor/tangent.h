@@ -1,0 +1,41 @@
+#pragma once
+
+#include <initializer_list>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/comm/autograd_node.h"
+
+namespace shardtensor {
+
+/// Whether one of these carries a forward-mode tangent.
+bool has_tangent(std::initializer_list<at::Tensor> tensors);
+
+/// Gives `result` the tangent that map(tangent of input) makes, if there is
+/// one.
+template <class Map>
+void carry_tangent(
+    const at::Tensor& result,
+    const at::Tensor& input,
+    const Map& map) {
+  if (has_tangent({input})) {
+    result._set_fw_grad(
+        map(input._fw_grad(/*level=*/0)), /*level=*/0, /*is_inplace_op=*/false);
+  }
+}
+
+/// Raises when a tensor carries a forward-mode tangent: our nodes would drop
+/// it without a word.
+void check_no_tangent(const at::Tensor& tensor);
+
+/// Records `output` as made from `input` by NodeType(args...), if gradients
+/// flow. A node's apply() gets undefined tensors for gradients that nobody
+/// asked for and passes them on.
+template <class NodeType, class... Args>
+void record(const at::Tensor& output, const at::Tensor& input, Args&&... args) {
+  check_no_tangent(input);
+  connect<NodeType>(output, input, std::forward<Args>(args)...);
+}
+
+} // namespace shardtensor

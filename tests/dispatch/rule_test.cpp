@@ -1,0 +1,226 @@
+#include "shardtensor/dispatch/rule.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../layout/support.h"
+#include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/promotion.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::mesh_of;
+
+/// Rank 0 of two holds `local` of a tensor cut along `dim` into `sizes`.
+at::Tensor rank_zero(
+    const at::Tensor& local,
+    int64_t dim,
+    std::vector<int64_t> sizes) {
+  auto global = local.sizes().vec();
+  const Partition partition(sizes);
+  global[dim] = partition.extent();
+  ShardSpec::Partitions partitions(local.dim());
+  partitions[dim] = partition;
+  return from_local(
+      local,
+      make_spec(mesh_of({2}), global, {Placement::shard(dim)}, partitions));
+}
+
+at::Tensor laid_out(const at::Tensor& local, Placement placement) {
+  return from_local(
+      local, make_spec(mesh_of({2}), local.sizes().vec(), {placement}));
+}
+
+// ---- an operator of another library, with each kind of rule ----------------
+
+at::Tensor twice_kernel(const at::Tensor& x) {
+  return x * 2;
+}
+at::Tensor shifted_kernel(const at::Tensor& x) {
+  return x + 1;
+}
+at::Tensor shifted_rule(const at::Tensor& x) {
+  return from_local(to_local(x) + 100, spec(x));
+}
+
+TORCH_LIBRARY(rule_test, m) {
+  m.def("twice(Tensor x) -> Tensor");
+  m.def("shifted(Tensor x) -> Tensor");
+  m.def("lonely(Tensor x) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(rule_test, CPU, m) {
+  m.impl("twice", twice_kernel);
+  m.impl("shifted", shifted_kernel);
+  m.impl("lonely", twice_kernel);
+}
+TORCH_LIBRARY_IMPL(rule_test, Meta, m) {
+  m.impl("twice", twice_kernel);
+}
+TORCH_LIBRARY_IMPL(rule_test, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("shifted", shifted_rule);
+}
+
+at::Tensor call(const char* op, const at::Tensor& x) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(op, "")
+      .typed<at::Tensor(const at::Tensor&)>()
+      .call(x);
+}
+
+TEST(Rule, AForeignOperatorJoinsAFamily) {
+  register_rule("rule_test::twice", pointwise_rule);
+  const auto local = at::rand({3, 2});
+  const auto result = call("rule_test::twice", rank_zero(local, 0, {3, 1}));
+  EXPECT_EQ(result.sizes(), at::IntArrayRef({4, 2}));
+  EXPECT_TRUE(to_local(result).equal(local * 2));
+}
+
+TEST(Rule, AForeignOperatorHasAFunctionLevelRule) {
+  const auto local = at::rand({3, 2});
+  const auto result = call("rule_test::shifted", rank_zero(local, 0, {3, 1}));
+  EXPECT_TRUE(to_local(result).equal(local + 100));
+}
+
+TEST(Rule, UnknownOperatorsCannotHaveRules) {
+  EXPECT_THROW(
+      register_rule("rule_test::missing", pointwise_rule), c10::ValueError);
+}
+
+// ---- layouts of results -----------------------------------------------------
+
+TEST(Pointwise, KeepsAnUnevenPartition) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  EXPECT_EQ(spec(x.relu()), spec(x));
+  EXPECT_EQ(spec(x + x), spec(x));
+  EXPECT_EQ(spec(x * 2.0), spec(x));
+}
+
+TEST(Pointwise, CutsAReplicatedOperandWithoutMessages) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  const auto y = laid_out(at::rand({4, 2}), Placement::replicate());
+  const auto sum = y + x;
+  EXPECT_EQ(spec(sum), spec(x));
+  EXPECT_TRUE(
+      to_local(sum).allclose(to_local(x) + to_local(y).narrow(0, 0, 3)));
+}
+
+TEST(Pointwise, BroadcastsAlongTheShardedDim) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  const auto row = laid_out(at::rand({1, 2}), Placement::replicate());
+  const auto column = laid_out(at::rand({2}), Placement::replicate());
+  EXPECT_EQ(spec(x * row), spec(x));
+  EXPECT_EQ(spec(column - x), spec(x));
+}
+
+TEST(Pointwise, KeepsPartialWhereLinear) {
+  const auto x = laid_out(at::rand({4}), Placement::partial());
+  const auto y = laid_out(at::rand({4}), Placement::replicate());
+  EXPECT_TRUE(spec(x + x)->has_partial());
+  EXPECT_TRUE(spec(x * y)->has_partial());
+  EXPECT_TRUE(spec(x / 3)->has_partial());
+  EXPECT_TRUE(spec(x.neg())->has_partial());
+  EXPECT_TRUE(spec(x.clone())->has_partial());
+}
+
+TEST(Pointwise, CastsTermsOnlyWhereNothingIsRounded) {
+  const auto x = laid_out(at::rand({4}), Placement::partial());
+  EXPECT_TRUE(spec(x.to(at::kDouble))->has_partial());
+  EXPECT_ANY_THROW(x.to(at::kLong)); // would reduce: no group here
+}
+
+TEST(Pointwise, RaisesPyTorchsErrorWithGlobalSizes) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  const auto y = rank_zero(at::rand({3, 2}), 0, {3, 2});
+  try {
+    (void)(x + y);
+    FAIL() << "expected an error";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(
+        error.msg().find(
+            "size of tensor a (4) must match the size of tensor "
+            "b (5)"),
+        std::string::npos)
+        << error.msg();
+  }
+}
+
+TEST(Pointwise, WorksInPlaceOnTheSameWrapper) {
+  auto x = rank_zero(at::ones({3, 2}), 0, {3, 1});
+  auto& same = x.add_(1);
+  EXPECT_TRUE(same.is_same(x));
+  EXPECT_TRUE(to_local(x).eq(2).all().item<bool>());
+}
+
+TEST(Sum, OfAShardedDimIsPartial) {
+  const auto x = rank_zero(at::ones({3, 2}), 0, {3, 1});
+  EXPECT_TRUE(spec(x.sum())->has_partial());
+  EXPECT_TRUE(spec(x.sum(0))->has_partial());
+  EXPECT_EQ(spec(x.sum(1))->sharded_dims(), std::vector<int64_t>{0});
+}
+
+TEST(Mean, DividesByTheGlobalCount) {
+  const auto x = rank_zero(at::ones({3, 2}), 0, {3, 1});
+  EXPECT_DOUBLE_EQ(to_local(x.mean()).item<double>(), 6.0 / 8.0);
+}
+
+TEST(Matmul, ContractsAShardedDimToPartial) {
+  const auto x = rank_zero(at::rand({2, 3}), 1, {3, 1});
+  const auto w = rank_zero(at::rand({3, 5}), 0, {3, 1});
+  const auto y = x.mm(w);
+  EXPECT_TRUE(spec(y)->has_partial());
+  EXPECT_TRUE(to_local(y).allclose(to_local(x).mm(to_local(w))));
+}
+
+TEST(Matmul, CountsABiasOnce) {
+  const auto x = rank_zero(at::rand({2, 3}), 1, {3, 1});
+  const auto w = rank_zero(at::rand({3, 5}), 0, {3, 1});
+  const auto bias = laid_out(at::rand({5}), Placement::replicate());
+  const auto y = at::addmm(bias, x, w);
+  EXPECT_TRUE(spec(y)->has_partial());
+  EXPECT_TRUE(
+      to_local(y).allclose(to_local(x).mm(to_local(w)) + to_local(bias)));
+}
+
+// ---- modes ------------------------------------------------------------------
+
+TEST(Fallback, RaisesInErrorMode) {
+  const auto before = fallback_mode();
+  set_fallback_mode(FallbackMode::Error);
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  EXPECT_THROW(call("rule_test::lonely", x), c10::NotImplementedError);
+  set_fallback_mode(before);
+}
+
+TEST(Fallback, ParsesItsModes) {
+  EXPECT_EQ(parse_fallback_mode("silent"), FallbackMode::Silent);
+  EXPECT_THROW(parse_fallback_mode("loud"), c10::ValueError);
+}
+
+TEST(Promotion, CanBeDisabled) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  set_promotion_mode(TensorPromotionMode::Disabled);
+  EXPECT_THROW((void)(x + at::rand({4, 2})), c10::ValueError);
+  EXPECT_NO_THROW((void)(x + 1));
+  set_promotion_mode(TensorPromotionMode::Silent);
+}
+
+TEST(Promotion, NeverWritesIntoAPlainTensor) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  auto plain = at::zeros({4, 2});
+  EXPECT_THROW(plain.add_(x), c10::TypeError);
+}
+
+TEST(Meshes, DoNotMix) {
+  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
+  const auto other =
+      from_local(at::rand({4, 2}), make_replicated(mesh_of({3}), {4, 2}));
+  EXPECT_THROW((void)(x + other), c10::ValueError);
+}
+
+} // namespace
+} // namespace shardtensor
