@@ -14,12 +14,14 @@ JOBS ?= $(shell nproc)
 RANKS ?= 2
 MESH ?=
 ARGS ?=
+CONFIGURE ?=
 
 BIN := .venv/bin
 PACKAGE := python/shardtensor
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export NINJA_STATUS := [%f/%t %es] 
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 # Checkouts in several folders share one compiler cache.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -37,21 +39,32 @@ help:  ## list the targets
 	@echo
 	@echo '  RANKS=4 MESH=2x2 ARGS="..."  for demo; JOBS=N for builds and tests'
 
-setup:  ## make .venv: the active torch or torch==2.13.0, and the tools
+setup:  ## make .venv: the active torch or torch==2.13.0, what compiling needs
 	@test -n '$(PYTHON)' || { echo 'Python 3.10 or newer is needed' \
 	  '(make PYTHON=...)'; exit 1; }
 	@$(PYTHON) tools/environment.py
 
-# Made by setup; newer than the build folder when .venv has changed.
+# What a target needs beside that is installed when it is first called.
+setup-%: setup
+	@$(PYTHON) tools/environment.py $*
+
+# Made by setup; newer than the build folder when .venv has another torch.
 .venv/setup.json: setup ;
 
 build/build.ninja: .venv/setup.json CMakePresets.json
-	@$(BIN)/cmake --preset dev --fresh
+	@$(BIN)/cmake --preset dev --fresh $(CONFIGURE)
 
 build: build/build.ninja  ## compile the library and the Python extension
 	@$(BIN)/cmake --build --preset dev --target shardtensor _C
 
-demo: build  ## train a 3-D UNet on a brain volume over RANKS processes
+# The same folder with tests, for which GoogleTest and MPI are looked for now.
+.PHONY: build-tests
+build-tests: build/build.ninja setup-test
+	@grep -qs 'SHARDTENSOR_TESTS:BOOL=ON' build/CMakeCache.txt || $(BIN)/cmake \
+	  --preset dev -U 'CMAKE_DISABLE_FIND_PACKAGE_*' -D SHARDTENSOR_TESTS=ON
+	@$(BIN)/cmake --build --preset dev
+
+demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))} \
 	$(BIN)/python -m torch.distributed.run --standalone \
@@ -60,21 +73,18 @@ demo: build  ## train a 3-D UNet on a brain volume over RANKS processes
 
 test: test-cpp test-python  ## run the C++ and the Python tests
 
-test-cpp: build/build.ninja  ## ctest: C++ alone and under mpirun, its examples
-	@$(BIN)/python tools/environment.py gtest
-	@$(BIN)/cmake --build --preset dev
+test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev
 
-test-python: build  ## pytest: gloo ranks, the API and the examples
+test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the examples
 	@$(BIN)/python -m pytest $(ARGS)
 
-asan: .venv/setup.json  ## the C++ tests with address and UB sanitizers
-	@$(BIN)/python tools/environment.py gtest
+asan: setup-test  ## the C++ tests with address and UB sanitizers
 	@$(BIN)/cmake --preset asan
 	@$(BIN)/cmake --build --preset asan
 	@$(BIN)/ctest --preset asan
 
-lint: setup  ## formatting, Python lint, layer order
+lint: setup-lint  ## formatting, Python lint, layer order
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
@@ -82,17 +92,16 @@ lint: setup  ## formatting, Python lint, layer order
 	@$(BIN)/python tools/check_names.py
 	@echo 'lint: ok'
 
-check-headers: build/build.ninja  ## compile every header alone
+check-headers: build-tests  ## compile every header alone
 	@$(BIN)/cmake --build --preset dev \
 	  --target all_verify_interface_header_sets
 
-format: setup  ## format C++ and Python in place
+format: setup-lint  ## format C++ and Python in place
 	@$(BIN)/clang-format -i $(CXX_FILES)
 	@$(BIN)/ruff check --fix --quiet
 	@$(BIN)/ruff format --quiet
 
-bench: build  ## per-operator cost and the UNet step
-	@$(BIN)/cmake --build --preset dev --target benchmark_operators
+bench: build-tests setup-demo  ## per-operator cost and the UNet step
 	@$(BIN)/python benchmarks/python/run.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/

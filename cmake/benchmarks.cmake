@@ -1,6 +1,6 @@
 # What C++ costs: `make bench` runs it; ctest sees that it still works.
 add_executable(benchmark_operators benchmarks/cpp/operators.cpp)
-target_compile_options(benchmark_operators PRIVATE -Wall -Wextra -Werror)
+target_compile_options(benchmark_operators PRIVATE -Wall -Wextra)
 target_link_libraries(benchmark_operators PRIVATE shardtensor)
 set_target_properties(benchmark_operators PROPERTIES
   OUTPUT_NAME operators RUNTIME_OUTPUT_DIRECTORY benchmarks)

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Makes .venv, the environment in which every make target runs.
 
+    environment.py                     # torch and what compiling needs
+    environment.py demo|test|lint ...  # and what these targets need beside it
+
 If the Python that runs this script (the active environment's) has torch, that
 torch is used: .venv looks into the active environment behind its own packages,
 what is missing is installed into .venv, and nothing outside it changes. Else
 .venv gets exactly TORCH (the environment variable, or torch==2.13.0).
 
-A second run changes nothing and takes a tenth of a second. A .venv made for
-another torch is made anew. `environment.py gtest` provides GoogleTest instead.
+tools/requirements/ lists the packages: GROUP.txt, and GROUP.alone.txt of those
+that are taken without dependencies. A second run changes nothing and takes a
+tenth of a second. A .venv made for another torch is made anew.
 """
 
 import hashlib
@@ -25,31 +29,49 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 RECORD = VENV / "setup.json"  # what .venv was made from; newer means changed
-PACKAGES = ROOT / "tools" / "requirements.txt"
-PROGRAMS = ROOT / "tools" / "executables.txt"
+REQUIREMENTS = ROOT / "tools" / "requirements"
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 
 
 def main() -> None:
-    if sys.argv[1:] == ["gtest"]:
-        need_gtest()
-        return
+    make_environment()
+    for group in ["build", *sys.argv[1:]]:
+        install_group(group)
+
+
+def make_environment() -> None:
+    """.venv with torch; `RECORD` says which."""
     active = None if in_venv() else active_torch()
-    lists = PACKAGES.read_bytes() + PROGRAMS.read_bytes()
-    wanted = {"requirements": hashlib.sha256(lists).hexdigest()}
     made = read_record()
     # Without a torch around, the .venv at hand stays, whatever torch it has.
-    wanted["torch"] = active or (made or {}).get("torch") or {"install": TORCH}
+    wanted = {"torch": active or (made or {}).get("torch") or {"install": TORCH}}
     if made == wanted:
         return
     need_compiler()
-    if made is None or made["torch"] != wanted["torch"]:
-        make_venv(wanted["torch"])
-    say("installing the build, test and lint tools")
-    pip("--requirement", PACKAGES, *keep_torch())
-    pip("--requirement", PROGRAMS, "--ignore-installed", "--no-deps")
+    make_venv(wanted["torch"])
     check(wanted["torch"])
     RECORD.write_text(json.dumps(wanted, indent=2) + "\n")
+
+
+def install_group(group: str) -> None:
+    """Once per content of its lists."""
+    lists = [REQUIREMENTS / f"{group}{kind}.txt" for kind in ("", ".alone")]
+    lists = [path for path in lists if path.exists()]
+    if not lists:
+        sys.exit(f"setup: there is no {REQUIREMENTS / group}.txt")
+    record = VENV / f"setup-{group}.txt"
+    wanted = hashlib.sha256(b"".join(p.read_bytes() for p in lists)).hexdigest()
+    if record.exists() and record.read_text() == wanted:
+        return
+    say(f"installing what {group} needs")
+    if group == "test":
+        need_gtest()
+    for path in lists:
+        if path.stem.endswith(".alone"):
+            pip("--requirement", path, "--ignore-installed", "--no-deps")
+        else:
+            pip("--requirement", path, *keep_torch())
+    record.write_text(wanted)
 
 
 def in_venv() -> bool:
@@ -111,7 +133,7 @@ def check(torch: dict) -> None:
     found = run(PYTHON, "-c", "import torch; print(torch.__version__)").strip()
     if "version" in torch and found != torch["version"]:
         sys.exit(f"setup: .venv imports torch {found}, not {torch['version']}")
-    say(f"ready: torch {found} in {VENV.name}")
+    say(f"torch {found} in {VENV.name}")
 
 
 # ---- what pip cannot install ------------------------------------------------
