@@ -1,7 +1,8 @@
 """A real brain volume: T1 at 1 mm, with maps of grey and white matter, from
 the files that the nilearn package carries. Nothing is downloaded."""
 
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 
 CLASSES = ("other", "grey matter", "white matter")
 SHAPE = (197, 233, 189)
+# Found without importing nilearn, whose dependencies are not needed here.
+DATA = Path(find_spec("nilearn").origin).parent / "datasets" / "data"
 # Where the brain is, with a margin; odd extents, as real data has.
 BRAIN = (slice(21, 176), slice(22, 213), slice(0, 159))
 
@@ -35,7 +38,7 @@ def shape(full=False):
 def read(name):
     """A map as (1, 1, *SHAPE), from 0 to 1."""
     file = f"mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz"
-    image = nibabel.load(files("nilearn") / "datasets" / "data" / file)
+    image = nibabel.load(DATA / file)
     voxels = np.asarray(image.dataobj, dtype=np.float32) / 255
     return torch.from_numpy(voxels)[None, None]
 

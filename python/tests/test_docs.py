@@ -43,7 +43,7 @@ def test_python_code_about_own_operators(mesh, index):
 
 
 def test_cpp_code_about_own_operators_is_tested():
-    tested = (ROOT / "tests" / "rules" / "own_operator_test.cpp").read_text()
+    tested = (ROOT / "tests" / "dispatch" / "own_operator_test.cpp").read_text()
     quoted = blocks(DOCS / "adding_an_op.md", "cpp")
     assert len(quoted) == 4
     for block in quoted:
