@@ -1,3 +1,5 @@
+#include "shardtensor/comm/all_reduce.h"
+
 #include <limits>
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +12,7 @@
 
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"

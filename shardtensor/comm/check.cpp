@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor {

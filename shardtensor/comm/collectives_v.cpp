@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
 

@@ -1,3 +1,5 @@
+#include "shardtensor/comm/exchange.h"
+
 #include <algorithm>
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +12,7 @@
 
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_schedule.h"
 #include "shardtensor/comm/group.h"

@@ -1,6 +1,5 @@
 #include "shardtensor/comm/group.h"
 
-#include <atomic>
 #include <chrono>
 #include <exception>
 
@@ -8,15 +7,14 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/gloo_messages.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
+#include "shardtensor/comm/wait.h"
 
 namespace shardtensor {
 
@@ -24,9 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Work = c10::intrusive_ptr<c10d::Work>;
-using Works = std::vector<Work>;
-
-std::atomic<int64_t> timeout_milliseconds{0};
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // ---- errors -----------------------------------------------------------------
 
@@ -59,35 +55,12 @@ std::string first_line(const std::exception& error) {
 
 // ---- waiting ----------------------------------------------------------------
 
-std::atomic<BeforeWait> before_wait{nullptr};
-std::atomic<AfterWait> after_wait{nullptr};
-
-class WaitHooks {
- public:
-  WaitHooks() {
-    if (const auto before = before_wait.load()) {
-      state_ = before();
-    }
-  }
-  ~WaitHooks() {
-    if (const auto after = after_wait.load()) {
-      after(state_);
-    }
-  }
-  WaitHooks(const WaitHooks&) = delete;
-  WaitHooks& operator=(const WaitHooks&) = delete;
-
- private:
-  void* state_ = nullptr;
-};
-
 /// Backends that ran on the current stream return no work.
 void wait(const Work& work) {
   if (!work) {
     return;
   }
-  const auto limit = std::chrono::milliseconds(timeout_milliseconds.load());
-  TORCH_CHECK(work->wait(limit), "the work was aborted");
+  TORCH_CHECK(work->wait(communication_timeout()), "the work was aborted");
 }
 
 /// gloo then ends the operation itself, so that nothing is left running that
@@ -96,9 +69,9 @@ void wait(const Work& work) {
 template <typename Options>
 Options bounded(const at::Tensor& x) {
   Options options;
-  const int64_t limit = timeout_milliseconds;
-  if (x.is_cpu() && limit > 0) {
-    options.timeout = std::chrono::milliseconds(limit);
+  const auto limit = communication_timeout();
+  if (x.is_cpu() && limit.count() > 0) {
+    options.timeout = limit;
   }
   return options;
 }
@@ -209,87 +182,12 @@ Work start_all_to_all(ProcessGroup& group, Args&... args) {
   }
 }
 
-using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
-
 [[noreturn]] void raise_no_process_group(const std::string& name) {
   TORCH_CHECK_VALUE(
       false,
       "shardtensor: there is no process group named '",
       name,
       "' on this rank. Was it destroyed, or is the rank not in it?");
-}
-
-// Note [Messages over gloo]
-// gloo hands its collectives to a thread of its own, and every step of a
-// message wakes one thread or another. Its all-to-all has a message for every
-// rank, empty or not, its all-reduce two rounds. That is right for large
-// tensors and few ranks: this thread computes meanwhile. Otherwise messages to
-// and from the peers alone, started by this thread, take less time.
-constexpr int64_t kSmallBytes = 4096;
-constexpr int kFewRanks = 8;
-
-bool is_gloo(const ProcessGroup& group, const at::Tensor& x) {
-  return group->getBackend(x.device().type())->getBackendName() == "gloo";
-}
-
-/// A tensor for each rank.
-using RankTensors = std::vector<at::Tensor>;
-
-// Note [Tags over gloo]
-// gloo takes a shorter message than expected for a good one, and a longer one
-// ends the process. So a message's tag says its size: where ranks make
-// different calls nothing is taken, and the time limit says so.
-int tag_of(const at::Tensor& message) {
-  constexpr int64_t kFirst = 1 << 16; // apart from what users send
-  constexpr int64_t kTags = int64_t{1} << 30;
-  return static_cast<int>(
-      kFirst + static_cast<int64_t>(message.nbytes()) % kTags);
-}
-
-/// One message to and from each other rank that gets or sends something.
-Works start_messages(
-    c10d::ProcessGroup& group,
-    const RankTensors& out,
-    const RankTensors& in) {
-  Works works;
-  const auto start = [&](const RankTensors& messages, const auto& start_one) {
-    for (size_t rank = 0; rank < messages.size(); ++rank) {
-      const auto peer = static_cast<int>(rank);
-      if (messages[rank].numel() > 0 && peer != group.getRank()) {
-        std::vector<at::Tensor> message{messages[rank]};
-        works.push_back(start_one(message, peer));
-      }
-    }
-  };
-  start(out, [&](auto& message, int peer) {
-    return group.recv(message, peer, tag_of(message[0]));
-  });
-  start(in, [&](auto& message, int peer) {
-    return group.send(message, peer, tag_of(message[0]));
-  });
-  return works;
-}
-
-/// x becomes the reduction of the rows, in the order of the ranks: every rank
-/// gets the same bits.
-void reduce_rows(const at::Tensor& x, const RankTensors& rows, Reduce reduce) {
-  at::Tensor result = x;
-  result.copy_(rows[0]);
-  for (size_t rank = 1; rank < rows.size(); ++rank) {
-    switch (reduce) {
-      case Reduce::Prod:
-        result.mul_(rows[rank]);
-        break;
-      case Reduce::Max:
-        at::maximum_out(result, result, rows[rank]);
-        break;
-      case Reduce::Min:
-        at::minimum_out(result, result, rows[rank]);
-        break;
-      default:
-        result.add_(rows[rank]);
-    }
-  }
 }
 
 ProcessGroup find_process_group(const std::string& name) {
@@ -312,20 +210,6 @@ ProcessGroup alive_group(
 }
 
 } // namespace
-
-void set_communication_timeout(double seconds) {
-  TORCH_CHECK_VALUE(
-      seconds >= 0,
-      "set_communication_timeout: seconds is ",
-      seconds,
-      ", expected 0 (no limit) or more");
-  timeout_milliseconds = static_cast<int64_t>(seconds * 1e3);
-}
-
-void set_wait_hooks(BeforeWait before, AfterWait after) {
-  before_wait = before;
-  after_wait = after;
-}
 
 Group::Group(const std::string& name)
     : name_(name), process_group_(find_process_group(name)) {
@@ -357,8 +241,7 @@ void Group::all_to_all(
       *this,
       describe,
       [&] {
-        return is_gloo(process_group, in) &&
-                (largest_message * size <= kSmallBytes || ranks_ > kFewRanks)
+        return prefers_messages(*process_group, in, largest_message * size)
             ? start_messages(
                   *process_group,
                   out_bytes.split_with_sizes(out_lengths),
@@ -377,8 +260,7 @@ void Group::all_to_all(
 void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
   const auto process_group = alive_group(process_group_, name_);
-  if (is_gloo(process_group, x) &&
-      static_cast<int64_t>(x.nbytes()) <= kSmallBytes && ranks_ <= kFewRanks) {
+  if (prefers_reduced_messages(*process_group, x)) {
     auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
     const RankTensors copies(ranks_, x.view({-1}));
     rows[rank_].copy_(copies[rank_]);

@@ -21,8 +21,8 @@ using Splits = std::vector<int64_t>;
 
 /// A process group of PyTorch, found by its name. Does not keep it alive: a
 /// tensor that outlives its job must not keep the backend's threads running,
-/// and a call on a group that was destroyed is an error. The .cpp is the only
-/// file that includes c10d.
+/// and a call on a group that was destroyed is an error. Its .cpp and
+/// gloo_messages are the only files of this folder that include c10d.
 ///
 /// Every call below waits for its result and raises c10::DistBackendError that
 /// names operator, CommScope, rank and group when the backend fails or

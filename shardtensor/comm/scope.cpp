@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "shardtensor/comm/collectives.h"
-
 namespace shardtensor {
 
 namespace {

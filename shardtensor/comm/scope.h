@@ -4,6 +4,19 @@
 
 namespace shardtensor {
 
+/// Names what is being computed while it is alive, for error messages, the
+/// profiler and the check mode: CommScope scope("aten::conv2d", spec text).
+class CommScope {
+ public:
+  explicit CommScope(std::string what);
+  ~CommScope();
+  CommScope(const CommScope&) = delete;
+  CommScope& operator=(const CommScope&) = delete;
+
+ private:
+  std::string outer_;
+};
+
 /// What the innermost CommScope of this thread names; empty outside any.
 const std::string& current_comm_scope();
 

@@ -2,8 +2,6 @@
 
 #include <atomic>
 
-#include "shardtensor/comm/collectives.h"
-
 namespace shardtensor {
 
 namespace {

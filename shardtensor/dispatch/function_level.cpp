@@ -5,7 +5,6 @@
 #include <ATen/core/List.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
 #include "shardtensor/tensor/keys.h"

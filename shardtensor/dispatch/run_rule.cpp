@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/MemoryFormat.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/layout/plan_cache.h"

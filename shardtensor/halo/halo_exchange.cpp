@@ -4,6 +4,8 @@
 
 #include <ATen/record_function.h>
 
+#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/layout/transfer.h"

@@ -11,7 +11,8 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 

@@ -8,7 +8,8 @@
 #include <ATen/record_function.h>
 #include <c10/util/hash.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/exchange.h"
 
 namespace shardtensor {
 namespace {

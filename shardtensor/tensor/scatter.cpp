@@ -5,7 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {

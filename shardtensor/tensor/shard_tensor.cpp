@@ -7,7 +7,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/check_mode.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"

@@ -14,6 +14,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"

@@ -8,6 +8,7 @@
 #include <ATen/ops/mul.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/upsample_overlap.h"

@@ -11,6 +11,8 @@
 #include <ATen/ops/replication_pad3d.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 

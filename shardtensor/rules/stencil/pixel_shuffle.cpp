@@ -4,6 +4,7 @@
 #include <ATen/ops/pixel_unshuffle.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
 namespace shardtensor {

@@ -12,6 +12,7 @@
 #include <ATen/ops/max_pool3d_with_indices.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
