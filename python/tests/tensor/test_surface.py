@@ -7,12 +7,12 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from programs import ROOT
 from ranks import (
     assert_close,
     from_spec,
@@ -36,7 +36,7 @@ def numbered(*shape):
 def test_importing_prints_nothing():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import shardtensor"],
-        env={**os.environ, "PYTHONPATH": str(Path(shardtensor.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
         capture_output=True,
         text=True,
         timeout=120,
@@ -262,5 +262,5 @@ def test_importing_starts_no_thread_and_opens_no_socket():
         assert len(os.listdir("/proc/self/task")) == threads
         assert os.listdir("/proc/self/fd") == files
     """)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from programs import ROOT
 from ranks import ranks, run_isolated
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
@@ -177,7 +178,7 @@ def test_torchrun(tmp_path):
         print(f"{m!r} {m.group_rank('domain')} sum {x.item()}", flush=True)
         """)
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
          "--standalone", str(program)],

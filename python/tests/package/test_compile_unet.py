@@ -4,8 +4,8 @@ backward, on even and uneven pieces, one and two mesh axes."""
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled import Compiled
 from ranks import check_op, ranks, sharded
-from test_compile import Compiled, one_compiler_process  # noqa: F401
 from torch import nn
 from torch.distributed.tensor import Shard
 

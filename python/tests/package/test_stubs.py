@@ -2,12 +2,12 @@
 
 import ast
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from programs import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import check_stubs  # noqa: E402
 

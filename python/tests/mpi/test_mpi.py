@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_examples import EXAMPLES, ROOT, promised
+from programs import EXAMPLES, ROOT, promised
 
 from shardtensor import _C
 
@@ -46,7 +46,7 @@ def free_port():
 @pytest.mark.parametrize("shape", ["2", "3", "2x2"])
 def test_a_job_over_mpi(shape):
     ranks = {"2": 2, "3": 3, "2x2": 4}[shape]
-    done = mpirun(ranks, Path(__file__).parent / "mpi_job.py", shape)
+    done = mpirun(ranks, ROOT / "python" / "tests" / "support" / "mpi_job.py", shape)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": ok") == 5, done.stdout
 

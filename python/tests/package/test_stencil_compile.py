@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled import Compiled
 from ranks import check_op, ranks, shard, sharded
-from test_compile import Compiled
 from torch import nn
 from torch.distributed.tensor import Shard
 from torch.profiler import profile

@@ -78,7 +78,7 @@ from oracle import (  # noqa: F401  for tests: one import line
     uneven,
 )
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent  # on the path, as is the package's folder
 # How long the other ranks may still take once one has failed, in seconds.
 GRACE = 3.0
 AXIS_NAMES = {1: ("domain",), 2: ("domain_h", "domain_w")}
@@ -191,12 +191,13 @@ class Seed:
 
     def __init__(self):
         self.socket, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]}; "
+        code = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parents[1])]}; "
         code += f"import ranks; ranks._serve_seed({theirs.fileno()})"
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
         self.process = subprocess.Popen(

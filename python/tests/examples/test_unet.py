@@ -1,15 +1,15 @@
 """The demo's UNet, as it is, on shards: the numbers of one process."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from programs import EXAMPLES
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch import nn
 from torch.distributed.tensor import Shard
 
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "python"))
+sys.path.append(str(EXAMPLES))
 from unet import UNet, segmentation_loss  # noqa: E402
 
 SHAPE = (13, 10, 7)

@@ -1,32 +1,13 @@
 """torch.compile gives the eager numbers, communication inside the graph."""
 
-import pytest
 import torch
 import torch.distributed as dist
+from compiled import Compiled
 from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 from shardtensor import ShardTensor
-
-
-@pytest.fixture(autouse=True)
-def one_compiler_process(monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
-
-class Compiled(torch.nn.Module):
-    def __init__(self, module, **options):
-        super().__init__()
-        torch._dynamo.reset()
-        self.module = module
-        self.options = options
-
-    def forward(self, *inputs):
-        # The oracle's plain run is not what is tested: leave it eager.
-        if not any(isinstance(x, ShardTensor) for x in inputs):
-            return self.module(*inputs)
-        return torch.compile(self.module, **self.options)(*inputs)
 
 
 def perceptron():
