@@ -3,28 +3,20 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/all.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
 #include <ATen/ops/any.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/argmin.h>
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/min.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/var_mean.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/rule.h"
-#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/terms.h"
+#include "shardtensor/rules/reduce/reduction.h"
+#include "shardtensor/tensor/shard_tensor.h"
 
 // Reductions that are not linear: each rank reduces its shard, the terms are
 // gathered (they are small) and reduced once more by the same ATen operator,
@@ -34,191 +26,7 @@
 namespace shardtensor {
 namespace {
 
-/// A reduction under way: the input without Partial, and what it loses.
-struct Reduction {
-  Reduction(
-      const char* op,
-      const at::Tensor& tensor,
-      at::OptionalIntArrayRef dim,
-      bool keepdim)
-      : dims(reduced_dims(op, tensor.dim(), dim)) {
-    const auto& own = shardtensor::spec(tensor);
-    spec = without_partial(own);
-    local = redistribute_local(impl_of(tensor)->local(), own, spec);
-    axes = axes_of_dims(*spec, dims);
-    result = reduced_spec(spec, dims, keepdim, Placement::replicate());
-  }
-
-  /// This rank has rows to reduce, or no rank has.
-  bool has_rows() const {
-    for (const int64_t dim : dims) {
-      if (local.size(dim) == 0 && spec->size(dim) > 0) {
-        return false;
-      }
-    }
-    return true;
-  }
-  at::Tensor gathered(const at::Tensor& term) const {
-    return gather_terms(term, result, axes);
-  }
-  at::Tensor neutral(const at::Scalar& value, at::ScalarType dtype) const {
-    return at::full(result->local_sizes(), value, local.options().dtype(dtype));
-  }
-
-  std::vector<int64_t> dims;
-  SpecPtr spec;
-  at::Tensor local;
-  std::vector<int64_t> axes;
-  SpecPtr result;
-};
-
-at::Scalar lowest(at::ScalarType dtype) {
-  if (at::isFloatingType(dtype)) {
-    return -std::numeric_limits<double>::infinity();
-  }
-  switch (dtype) {
-    case at::kBool:
-      return false;
-    case at::kByte:
-      return 0;
-    case at::kChar:
-      return std::numeric_limits<int8_t>::min();
-    case at::kShort:
-      return std::numeric_limits<int16_t>::min();
-    case at::kInt:
-      return std::numeric_limits<int32_t>::min();
-    default:
-      return std::numeric_limits<int64_t>::min();
-  }
-}
-
-at::Scalar highest(at::ScalarType dtype) {
-  if (at::isFloatingType(dtype)) {
-    return std::numeric_limits<double>::infinity();
-  }
-  switch (dtype) {
-    case at::kBool:
-      return true;
-    case at::kByte:
-      return std::numeric_limits<uint8_t>::max();
-    case at::kChar:
-      return std::numeric_limits<int8_t>::max();
-    case at::kShort:
-      return std::numeric_limits<int16_t>::max();
-    case at::kInt:
-      return std::numeric_limits<int32_t>::max();
-    default:
-      return std::numeric_limits<int64_t>::max();
-  }
-}
-
-at::Tensor amax_kernel(
-    const at::Tensor& self,
-    at::IntArrayRef dim,
-    bool keepdim) {
-  const Reduction reduction("amax", self, dim, keepdim);
-  const auto term = reduction.has_rows()
-      ? at::amax(reduction.local, reduction.dims, keepdim)
-      : reduction.neutral(lowest(self.scalar_type()), self.scalar_type());
-  return wrap(at::amax(reduction.gathered(term), {0}, false), reduction.result);
-}
-
-at::Tensor amin_kernel(
-    const at::Tensor& self,
-    at::IntArrayRef dim,
-    bool keepdim) {
-  const Reduction reduction("amin", self, dim, keepdim);
-  const auto term = reduction.has_rows()
-      ? at::amin(reduction.local, reduction.dims, keepdim)
-      : reduction.neutral(highest(self.scalar_type()), self.scalar_type());
-  return wrap(at::amin(reduction.gathered(term), {0}, false), reduction.result);
-}
-
-at::Tensor max_kernel(const at::Tensor& self) {
-  TORCH_CHECK(self.numel() > 0, "max: expected at least one element, got none");
-  return amax_kernel(self, {}, false);
-}
-
-at::Tensor min_kernel(const at::Tensor& self) {
-  TORCH_CHECK(self.numel() > 0, "min: expected at least one element, got none");
-  return amin_kernel(self, {}, false);
-}
-
-// ---- extreme values with their indices --------------------------------------
-
-using ValuesIndices = std::tuple<at::Tensor, at::Tensor>;
-
-/// The best of the ranks' candidates: the first index among equals, in global
-/// order; NaN is best of all, as in PyTorch.
-ValuesIndices first_best(
-    const at::Tensor& values,
-    const at::Tensor& indices,
-    bool largest) {
-  const auto best =
-      largest ? at::amax(values, {0}, true) : at::amin(values, {0}, true);
-  const auto is_best = values.eq(best).logical_or(values.ne(values));
-  const auto none =
-      at::full({}, std::numeric_limits<int64_t>::max(), indices.options());
-  return {
-      best.squeeze(0), at::amin(at::where(is_best, indices, none), {0}, false)};
-}
-
-ValuesIndices extreme_along(
-    const char* op,
-    const at::Tensor& self,
-    int64_t dim,
-    bool keepdim,
-    bool largest) {
-  const Reduction reduction(op, self, at::IntArrayRef(&dim, 1), keepdim);
-  if (self.dim() == 0) {
-    return largest
-        ? ValuesIndices{
-              wrap(reduction.local.clone(), reduction.result),
-              wrap(
-                  at::zeros({}, reduction.local.options().dtype(at::kLong)),
-                  reduction.result)}
-        : extreme_along(op, self, dim, keepdim, true);
-  }
-  const auto along = reduction.dims[0];
-  TORCH_CHECK_INDEX(
-      self.size(along) > 0,
-      op,
-      ": expected dim ",
-      along,
-      " to have at least one element, got sizes ",
-      self.sizes());
-  const auto dtype = self.scalar_type();
-  at::Tensor values;
-  at::Tensor indices;
-  if (reduction.has_rows()) {
-    std::tie(values, indices) = largest
-        ? at::max(reduction.local, along, keepdim)
-        : at::min(reduction.local, along, keepdim);
-    indices = indices + reduction.spec->interval(along).begin;
-  } else {
-    values = reduction.neutral(largest ? lowest(dtype) : highest(dtype), dtype);
-    indices = reduction.neutral(std::numeric_limits<int64_t>::max(), at::kLong);
-  }
-  if (!reduction.axes.empty()) {
-    std::tie(values, indices) = first_best(
-        reduction.gathered(values), reduction.gathered(indices), largest);
-  }
-  return {wrap(values, reduction.result), wrap(indices, reduction.result)};
-}
-
-ValuesIndices max_dim_kernel(
-    const at::Tensor& self,
-    int64_t dim,
-    bool keepdim) {
-  return extreme_along("max", self, dim, keepdim, true);
-}
-
-ValuesIndices min_dim_kernel(
-    const at::Tensor& self,
-    int64_t dim,
-    bool keepdim) {
-  return extreme_along("min", self, dim, keepdim, false);
-}
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
 // ---- logical, product, counts -----------------------------------------------
 
@@ -328,7 +136,7 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   return {merged.mean.squeeze(0), merged.squares.squeeze(0)};
 }
 
-ValuesIndices var_mean_of(
+TwoTensors var_mean_of(
     const char* op,
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
@@ -356,7 +164,7 @@ at::Tensor var_kernel(
   return std::get<0>(var_mean_of("var", self, dim, correction, keepdim));
 }
 
-ValuesIndices var_mean_kernel(
+TwoTensors var_mean_kernel(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
@@ -372,7 +180,7 @@ at::Tensor std_kernel(
   return std::get<0>(var_mean_of("std", self, dim, correction, keepdim)).sqrt();
 }
 
-ValuesIndices std_mean_kernel(
+TwoTensors std_mean_kernel(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
@@ -437,12 +245,6 @@ const RegisterRules whole_numbers{
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("amax", amax_kernel);
-  m.impl("amin", amin_kernel);
-  m.impl("max", max_kernel);
-  m.impl("min", min_kernel);
-  m.impl("max.dim", max_dim_kernel);
-  m.impl("min.dim", min_dim_kernel);
   m.impl("any", any_kernel);
   m.impl("any.dim", any_dim_kernel);
   m.impl("any.dims", any_dims_kernel);
