@@ -1,0 +1,35 @@
+# What users may include: shardtensor.h and what it reaches. Installed; all else
+# is `shardtensor::detail`. `make lint` compares.
+set(public_headers
+  shardtensor/comm/all_reduce.h
+  shardtensor/comm/check_mode.h
+  shardtensor/comm/collectives.h
+  shardtensor/comm/collectives_v.h
+  shardtensor/comm/exchange.h
+  shardtensor/comm/scope.h
+  shardtensor/comm/stats.h
+  shardtensor/comm/wait.h
+  shardtensor/dispatch/call.h
+  shardtensor/dispatch/fallback.h
+  shardtensor/dispatch/function_level.h
+  shardtensor/dispatch/labels.h
+  shardtensor/dispatch/rule.h
+  shardtensor/distributed/launch.h
+  shardtensor/distributed/manager.h
+  shardtensor/halo/halo_exchange.h
+  shardtensor/halo/stencil.h
+  shardtensor/layout/interval.h
+  shardtensor/layout/mesh.h
+  shardtensor/layout/partition.h
+  shardtensor/layout/placement.h
+  shardtensor/layout/shard_spec.h
+  shardtensor/layout/transfer.h
+  shardtensor/rules/index/rules.h
+  shardtensor/shardtensor.h
+  shardtensor/tensor/keys.h
+  shardtensor/tensor/moved_view.h
+  shardtensor/tensor/parameter_gradients.h
+  shardtensor/tensor/scatter.h
+  shardtensor/tensor/shard_tensor.h
+  shardtensor/tensor/shard_tensor_impl.h
+)
