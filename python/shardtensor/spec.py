@@ -12,7 +12,8 @@ from shardtensor.mesh import core_mesh, device_mesh, find_mesh
 from shardtensor.placements import Placements, check_placements, from_core, to_core
 
 # Piece sizes: {tensor dim: [5, 3, 2]}, or just [5, 3, 2] where one dim is cut.
-Sizes = Mapping[int, Sequence[int]] | Sequence[int]
+# A dim's may also be another spec's partition, which may be repeated.
+Sizes = Mapping[int, Sequence[int] | _C.Partition] | Sequence[int]
 
 
 class ShardTensorSpec:
@@ -210,7 +211,8 @@ def partitions(
     for dim, pieces in sizes.items():
         if not -ndim <= dim < ndim or dim % ndim not in dims:
             raise ValueError(f"sizes: dim {dim} is not sharded by {placements}")
-        result[dim % ndim] = _C.Partition(list(pieces))
+        is_partition = isinstance(pieces, _C.Partition)
+        result[dim % ndim] = pieces if is_partition else _C.Partition(list(pieces))
     return result
 
 

@@ -95,6 +95,19 @@ int64_t Partition::owner(int64_t row) const {
   return after - offsets_.begin() - 1;
 }
 
+int64_t Partition::global_row(int64_t piece, int64_t local) const {
+  const Interval own = interval(piece);
+  TORCH_CHECK_INDEX(
+      local >= 0 && local < local_extent(piece),
+      "Partition: local row ",
+      local,
+      " of piece ",
+      piece,
+      ", expected 0 <= local < ",
+      local_extent(piece));
+  return local / own.extent() * period() + own.begin + local % own.extent();
+}
+
 Partition Partition::scaled(int64_t by) const {
   TORCH_CHECK_VALUE(
       by >= 0, "Partition: scaled by ", by, ", expected at least 0");

@@ -67,6 +67,9 @@ class Partition {
   }
   /// The piece that owns this row, 0 <= row < extent().
   int64_t owner(int64_t row) const;
+  /// The row of the dim that is row `local` of a piece,
+  /// 0 <= local < local_extent(piece). 2 x [3, 2]: row 2 of piece 1 is row 8.
+  int64_t global_row(int64_t piece, int64_t local) const;
 
   /// Cut points times `by`: the partition of dims (n, by) merged.
   Partition scaled(int64_t by) const;

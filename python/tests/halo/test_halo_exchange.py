@@ -35,7 +35,7 @@ def test_periodic_heat_equation_and_its_gradient(mesh):
     (expected_grad,) = torch.autograd.grad(loss, start, create_graph=True)
     (expected_second,) = torch.autograd.grad(expected_grad.square().sum(), start)
     placements = [Shard(d) for d in range(mesh.ndim)]
-    cuts = partitions(9, mesh.size(0))
+    cuts = partitions(9, mesh.size(0), repeated=False)
     for sizes in cuts:
         x = shard(start, mesh, placements, {0: sizes})
         spec = x._spec

@@ -25,9 +25,21 @@ def uneven(extent, ranks):
     return sizes
 
 
-def partitions(extent, ranks):
+class Repeated(list):
+    """Piece sizes of a dim merged from others: the same cut `repeat` times."""
+
+    def __init__(self, sizes, repeat):
+        super().__init__(sizes)
+        self.repeat = repeat
+
+    def __repr__(self):
+        return f"{self.repeat} x {super().__repr__()}"
+
+
+def partitions(extent, ranks, repeated=True):
     """Piece sizes to sweep: torch.chunk's split, an uneven one, its reverse,
-    an empty first piece, an empty last one, everything on one rank."""
+    an empty first piece, an empty last one, everything on one rank, and, where
+    the extent has a divisor, an uneven one repeated."""
     step = -(-extent // ranks)
     chunk = [max(0, min(step, extent - r * step)) for r in range(ranks)]
     if ranks == 1:
@@ -39,8 +51,11 @@ def partitions(extent, ranks):
         uneven(extent, ranks)[::-1],
         [0, *fewer],
         [*fewer, 0],
-        [0] * (ranks - 1) + [extent],
     ]
+    repeat = next((n for n in (2, 3) if extent % n == 0 and extent > n), None)
+    if repeated and repeat:
+        several.append(Repeated(uneven(extent // repeat, ranks)[::-1], repeat))
+    several.append([0] * (ranks - 1) + [extent])
     return [p for i, p in enumerate(several) if p not in several[:i]]
 
 
@@ -55,8 +70,17 @@ def shard(x, mesh, placements, sizes=None):
     Partial placement the terms differ between ranks and reduce to x."""
     import shardtensor
 
-    spec = shardtensor.make_spec(mesh, x.shape, placements, sizes)
+    cuts = {dim: _cut(pieces) for dim, pieces in (sizes or {}).items()}
+    spec = shardtensor.make_spec(mesh, x.shape, placements, cuts)
     return from_spec(x, spec).requires_grad_(x.requires_grad)
+
+
+def _cut(pieces):
+    from shardtensor import _C
+
+    if isinstance(pieces, Repeated):
+        return _C.Partition(list(pieces), pieces.repeat)
+    return pieces
 
 
 def from_spec(x, spec):

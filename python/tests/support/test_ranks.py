@@ -127,10 +127,11 @@ def test_partitions_tile_the_extent():
         for count in (1, 2, 3, 4):
             for sizes in partitions(extent, count):
                 assert len(sizes) == count and min(sizes) >= 0
-                assert sum(sizes) == extent
+                assert sum(sizes) * getattr(sizes, "repeat", 1) == extent
     assert uneven(10, 3) == [5, 3, 2]
     assert partitions(10, 3)[0] == [4, 4, 2]
     assert [0, 6, 4] in partitions(10, 3)
+    assert [1, 1, 3] in partitions(10, 3)
 
 
 def exit_on_rank_1():

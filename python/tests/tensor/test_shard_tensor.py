@@ -35,7 +35,7 @@ def numbered(*shape):
 @ranks(1, 2, 3, 4)
 def test_from_local_infers_uneven_and_empty_pieces(mesh):
     x = numbered(10, 3)
-    for sizes in partitions(10, mesh.size()):
+    for sizes in partitions(10, mesh.size(), repeated=False):
         mine = x.split(sizes)[mesh.get_rank()]
         y = ShardTensor.from_local(mine, mesh, (Shard(0),))
         assert type(y) is ShardTensor and isinstance(y, torch.Tensor)
@@ -312,7 +312,7 @@ def test_redistribute_between_any_two_layouts(mesh, before, after):
 @ranks(1, 2, 3, 4)
 def test_redistribute_between_uneven_splits(mesh):
     x = numbered(10, 4).requires_grad_()
-    splits = partitions(10, mesh.size())
+    splits = partitions(10, mesh.size(), repeated=False)
     for before, after in itertools.product(splits, splits):
         y = check_op(
             redistributed([Shard(0)], {0: after}),

@@ -1,6 +1,6 @@
 #include <limits>
 
-#include <ATen/TensorOperators.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/argmax.h>
@@ -8,14 +8,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/min.h>
+#include <ATen/ops/take.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/global_rows.h"
 #include "shardtensor/rules/reduce/reduction.h"
-#include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
-#include "shardtensor/tensor/terms.h"
 
 // The largest and smallest elements, and where they are: every rank's best
 // one, then the best of those.
@@ -97,23 +96,72 @@ at::Tensor min_kernel(const at::Tensor& self) {
   return amin_kernel(self, {}, false);
 }
 
-// ---- extreme values with their indices --------------------------------------
+std::tuple<at::Tensor, at::Tensor> aminmax_kernel(
+    const at::Tensor& self,
+    std::optional<int64_t> dim,
+    bool keepdim) {
+  const auto dims = dim ? std::vector<int64_t>{*dim} : std::vector<int64_t>();
+  return {at::amin(self, dims, keepdim), at::amax(self, dims, keepdim)};
+}
+
+// ---- where they are ---------------------------------------------------------
 
 using ValuesIndices = std::tuple<at::Tensor, at::Tensor>;
 
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+
+/// What a rank without rows says: it loses against any element.
+ValuesIndices no_candidate(const Reduction& reduction, bool largest) {
+  const auto dtype = reduction.local.scalar_type();
+  return {
+      reduction.neutral(largest ? lowest(dtype) : highest(dtype), dtype),
+      reduction.neutral(kNowhere, at::kLong)};
+}
+
 /// The best of the ranks' candidates: the first index among equals, in global
 /// order; NaN is best of all, as in PyTorch.
-ValuesIndices first_best(
-    const at::Tensor& values,
-    const at::Tensor& indices,
+ValuesIndices best_of_ranks(
+    const Reduction& reduction,
+    const ValuesIndices& candidate,
     bool largest) {
+  if (reduction.axes.empty()) {
+    return candidate;
+  }
+  const auto values = reduction.gathered(std::get<0>(candidate));
+  const auto indices = reduction.gathered(std::get<1>(candidate));
   const auto best =
       largest ? at::amax(values, {0}, true) : at::amin(values, {0}, true);
   const auto is_best = values.eq(best).logical_or(values.ne(values));
-  const auto none =
-      at::full({}, std::numeric_limits<int64_t>::max(), indices.options());
+  const auto nowhere = at::full({}, kNowhere, indices.options());
   return {
-      best.squeeze(0), at::amin(at::where(is_best, indices, none), {0}, false)};
+      best.squeeze(0),
+      at::amin(at::where(is_best, indices, nowhere), {0}, false)};
+}
+
+/// This rank's best rows of one dim, and where these are in the tensor.
+ValuesIndices best_along(
+    const Reduction& reduction,
+    int64_t dim,
+    bool keepdim,
+    bool largest) {
+  auto [values, rows] = largest ? at::max(reduction.local, dim, keepdim)
+                                : at::min(reduction.local, dim, keepdim);
+  if (!reduction.axes.empty()) {
+    const auto& spec = *reduction.spec;
+    rows = global_rows(rows, spec, dim, spec.mesh()->position());
+  }
+  return {values, rows};
+}
+
+/// This rank's best element, and where it is in the flattened tensor.
+ValuesIndices best_of_all(const Reduction& reduction, bool largest) {
+  const auto& spec = *reduction.spec;
+  const auto& sizes = reduction.result->local_sizes();
+  const auto index =
+      largest ? at::argmax(reduction.local) : at::argmin(reduction.local);
+  return {
+      at::take(reduction.local, index).view(sizes),
+      flat_indices(index, spec, spec.mesh()->position()).view(sizes)};
 }
 
 ValuesIndices extreme_along(
@@ -123,40 +171,41 @@ ValuesIndices extreme_along(
     bool keepdim,
     bool largest) {
   const Reduction reduction(op, self, at::IntArrayRef(&dim, 1), keepdim);
-  if (self.dim() == 0) {
-    return largest
-        ? ValuesIndices{
-              wrap(reduction.local.clone(), reduction.result),
-              wrap(
-                  at::zeros({}, reduction.local.options().dtype(at::kLong)),
-                  reduction.result)}
-        : extreme_along(op, self, dim, keepdim, true);
-  }
-  const auto along = reduction.dims[0];
+  const auto along = at::maybe_wrap_dim(dim, self.dim());
   TORCH_CHECK_INDEX(
-      self.size(along) > 0,
+      self.dim() == 0 || self.size(along) > 0,
       op,
       ": expected dim ",
       along,
       " to have at least one element, got sizes ",
       self.sizes());
-  const auto dtype = self.scalar_type();
-  at::Tensor values;
-  at::Tensor indices;
-  if (reduction.has_rows()) {
-    std::tie(values, indices) = largest
-        ? at::max(reduction.local, along, keepdim)
-        : at::min(reduction.local, along, keepdim);
-    indices = indices + reduction.spec->interval(along).begin;
-  } else {
-    values = reduction.neutral(largest ? lowest(dtype) : highest(dtype), dtype);
-    indices = reduction.neutral(std::numeric_limits<int64_t>::max(), at::kLong);
+  const auto [values, rows] = best_of_ranks(
+      reduction,
+      reduction.has_rows() ? best_along(reduction, along, keepdim, largest)
+                           : no_candidate(reduction, largest),
+      largest);
+  return {wrap(values, reduction.result), wrap(rows, reduction.result)};
+}
+
+at::Tensor extreme_index(
+    const char* op,
+    const at::Tensor& self,
+    std::optional<int64_t> dim,
+    bool keepdim,
+    bool largest) {
+  if (dim) {
+    return std::get<1>(
+        largest ? at::max(self, *dim, keepdim) : at::min(self, *dim, keepdim));
   }
-  if (!reduction.axes.empty()) {
-    std::tie(values, indices) = first_best(
-        reduction.gathered(values), reduction.gathered(indices), largest);
-  }
-  return {wrap(values, reduction.result), wrap(indices, reduction.result)};
+  TORCH_CHECK_INDEX(
+      self.numel() > 0, op, ": expected at least one element, got none");
+  const Reduction reduction(op, self, {}, keepdim);
+  const auto [value, index] = best_of_ranks(
+      reduction,
+      reduction.has_rows() ? best_of_all(reduction, largest)
+                           : no_candidate(reduction, largest),
+      largest);
+  return wrap(index, reduction.result);
 }
 
 ValuesIndices max_dim_kernel(
@@ -173,80 +222,6 @@ ValuesIndices min_dim_kernel(
   return extreme_along("min", self, dim, keepdim, false);
 }
 
-// ---- indices only -----------------------------------------------------------
-
-/// The row-major index in the whole tensor of element `flat` of this rank's.
-int64_t global_index(const ShardSpec& spec, int64_t flat) {
-  int64_t result = 0;
-  int64_t stride = 1;
-  for (int64_t dim = spec.dim() - 1; dim >= 0; --dim) {
-    const auto size = spec.local_sizes()[dim];
-    auto row = flat % size;
-    flat /= size;
-    if (spec.is_sharded(dim)) {
-      const auto own = spec.interval(dim);
-      row = row / own.extent() * spec.partition(dim).period() + own.begin +
-          row % own.extent();
-    }
-    result += row * stride;
-    stride *= spec.size(dim);
-  }
-  return result;
-}
-
-/// The first of the best elements of all ranks.
-at::Tensor extreme_of_all(
-    const char* op,
-    const at::Tensor& self,
-    bool keepdim,
-    bool largest) {
-  TORCH_CHECK_INDEX(
-      self.numel() > 0, op, ": expected at least one element, got none");
-  const auto& own = spec(self);
-  const auto whole = without_partial(own);
-  const auto local = redistribute_local(impl_of(self)->local(), own, whole);
-  const auto result = make_replicated(whole->mesh(), {});
-  const auto axes = whole->sharded_axes();
-  const auto none = std::numeric_limits<int64_t>::max();
-  auto best = at::full({}, none, local.options().dtype(at::kLong));
-  auto value = at::full({}, 0, local.options());
-  if (local.numel() > 0) {
-    best = largest ? at::argmax(local) : at::argmin(local);
-    value = local.flatten().select(0, best.item<int64_t>());
-    best.fill_(global_index(*whole, best.item<int64_t>()));
-  }
-  const auto values = gather_terms(value, result, axes);
-  const auto indices = gather_terms(best, result, axes);
-  const auto counts = indices.ne(none);
-  const auto valid = values.masked_select(counts);
-  const auto extreme = valid.isnan().any().item<bool>()
-      ? valid.masked_select(valid.isnan()).select(0, 0)
-      : largest ? at::amax(valid, {0}, false)
-                : at::amin(valid, {0}, false);
-  const auto is_best =
-      values.eq(extreme).logical_or(values.isnan()).logical_and(counts);
-  const auto first = at::amin(
-      at::where(is_best, indices, at::full({}, none, indices.options())),
-      {0},
-      false);
-  const auto sizes =
-      keepdim ? std::vector<int64_t>(self.dim(), 1) : std::vector<int64_t>();
-  return wrap(first.reshape(sizes), make_replicated(whole->mesh(), sizes));
-}
-
-at::Tensor extreme_index(
-    const char* op,
-    const at::Tensor& self,
-    std::optional<int64_t> dim,
-    bool keepdim,
-    bool largest) {
-  if (!dim) {
-    return extreme_of_all(op, self, keepdim, largest);
-  }
-  return std::get<1>(
-      largest ? at::max(self, *dim, keepdim) : at::min(self, *dim, keepdim));
-}
-
 at::Tensor argmax_kernel(
     const at::Tensor& self,
     std::optional<int64_t> dim,
@@ -259,14 +234,6 @@ at::Tensor argmin_kernel(
     std::optional<int64_t> dim,
     bool keepdim) {
   return extreme_index("argmin", self, dim, keepdim, false);
-}
-
-std::tuple<at::Tensor, at::Tensor> aminmax_kernel(
-    const at::Tensor& self,
-    std::optional<int64_t> dim,
-    bool keepdim) {
-  const auto dims = dim ? std::vector<int64_t>{*dim} : std::vector<int64_t>();
-  return {at::amin(self, dims, keepdim), at::amax(self, dims, keepdim)};
 }
 
 } // namespace

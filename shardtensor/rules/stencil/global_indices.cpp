@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include <ATen/ops/add.h>
-#include <ATen/ops/floor_divide.h>
-#include <ATen/ops/remainder.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/TensorOperators.h>
+
+#include "shardtensor/layout/global_rows.h"
 
 namespace shardtensor {
 
@@ -15,18 +14,18 @@ at::Tensor global_indices(const at::Tensor& indices, const StencilCall& call) {
       })) {
     return indices;
   }
-  at::Tensor rest = indices;
-  at::Tensor result = at::zeros_like(indices);
-  int64_t stride = 1;
-  for (size_t i = call.pieces.size(); i-- > 0;) {
-    const Interval rows = call.pieces[i].rows;
-    const at::Tensor row =
-        at::add(at::remainder(rest, rows.extent()), rows.begin);
-    rest = at::floor_divide(rest, rows.extent());
-    result = at::add(result, row, stride);
-    stride *= call.input->size(call.first_dim() + static_cast<int64_t>(i));
+  std::vector<int64_t> gathered;
+  for (const StencilPiece& piece : call.pieces) {
+    gathered.push_back(piece.rows.extent());
   }
-  return result;
+  const auto& sizes = call.input->sizes();
+  return flat_indices(
+      indices,
+      gathered,
+      {sizes.begin() + call.first_dim(), sizes.end()},
+      [&](int64_t dim, const at::Tensor& rows) {
+        return rows + call.pieces[dim].rows.begin;
+      });
 }
 
 } // namespace shardtensor

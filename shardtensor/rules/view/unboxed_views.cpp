@@ -85,9 +85,9 @@ c10::KernelFunction view() {
 // ---- cat --------------------------------------------------------------------
 
 /// cat along a dim that is whole.
-class WholeCat : public c10::OperatorKernel {
+class UnboxedCat : public c10::OperatorKernel {
  public:
-  explicit WholeCat(Rule rule) : rule_(rule) {}
+  explicit UnboxedCat(Rule rule) : rule_(rule) {}
 
   at::Tensor operator()(const at::ITensorListRef& tensors, int64_t dim) {
     Alike alike;
@@ -129,8 +129,8 @@ class WholeCat : public c10::OperatorKernel {
 };
 
 c10::KernelFunction cat(Rule rule) {
-  return c10::KernelFunction::makeFromUnboxedFunctor<false, WholeCat>(
-      std::make_unique<WholeCat>(rule));
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, UnboxedCat>(
+      std::make_unique<UnboxedCat>(rule));
 }
 
 const RegisterUnboxed views{

@@ -40,9 +40,9 @@ BINARY = {
 @ranks(2, 3)
 @pytest.mark.parametrize("name", BINARY)
 def test_two_layouts_meet(mesh, name):
-    x, y = values(5, 4), values(5, 4)
+    x, y = values(6, 4), values(6, 4)
     layouts = [([Replicate()], None), ([Partial()], None), ([Shard(1)], None)]
-    layouts += [([Shard(0)], {0: sizes}) for sizes in partitions(5, mesh.size())]
+    layouts += [([Shard(0)], {0: sizes}) for sizes in partitions(6, mesh.size())]
     for first, second in itertools.product(layouts, repeat=2):
         check_op(
             BINARY[name], sharded(x, *first), sharded(y, *second),

@@ -184,6 +184,24 @@ def test_ties_share_the_gradient_or_go_to_the_first(mesh):
         check_op(lambda x: (x.argmax(0), x.argmin(0), x.argmax()), part, mesh=mesh)
 
 
+@ranks(2, 3, 4)
+def test_extremes_of_merged_dims_are_where_one_device_finds_them(mesh):
+    x = torch.tensor([[0.0, 1, 2, 3, 4], [9, 8, 7, 6, 5]], requires_grad=True)
+    wide = torch.randn(2, 3, 5, requires_grad=True)
+    for sizes in partitions(5, mesh.size()):
+        check_op(
+            lambda x: (
+                x.flatten().argmax(0), x.flatten().argmin(0), x.flatten().argmax(),
+                *x.flatten().max(0), *(-x).flatten().min(0, keepdim=True),
+            ),
+            sharded(x, [Shard(1)], {1: sizes}), mesh=mesh,
+        )  # fmt: skip
+        check_op(
+            lambda x: (*x.view(2, 15).max(1), *x.view(2, 15).min(1), x.argmin()),
+            sharded(wide, [Shard(2)], {2: sizes}), mesh=mesh,
+        )  # fmt: skip
+
+
 @ranks(2, 3)
 def test_a_large_mean_leaves_the_variance_alone(mesh):
     x = torch.randn(64, 3) + 1e4

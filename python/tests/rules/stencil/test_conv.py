@@ -24,12 +24,12 @@ def leaf(*sizes):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_conv1d_sweeps_windows_and_cuts(mesh, kernel, stride):
     w, b = leaf(3, 2, kernel), leaf(3)
-    cuts = partitions(11, mesh.size())
+    cuts = partitions(9, mesh.size())
     for padding, dilation in itertools.product([0, 1, 2], [1, 2]):
         for sizes in cuts:
             check_op(
                 F.conv1d,
-                sharded(leaf(2, 2, 11), [Shard(2)], {2: sizes}),
+                sharded(leaf(2, 2, 9), [Shard(2)], {2: sizes}),
                 *(w, b, stride, padding, dilation),
                 mesh=mesh,
                 second_order=sizes == cuts[-1],
@@ -41,14 +41,14 @@ def test_conv1d_sweeps_windows_and_cuts(mesh, kernel, stride):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_conv_transpose1d_sweeps_windows_and_cuts(mesh, kernel, stride):
     w, b = leaf(2, 3, kernel), leaf(3)
-    cuts = partitions(5, mesh.size())
+    cuts = partitions(6, mesh.size())
     for padding, more, dilation in [(0, 0, 1), (1, 0, 1), (0, 1, 2), (1, 1, 2)]:
         if more >= max(stride, dilation):
             continue
         for sizes in cuts:
             check_op(
                 F.conv_transpose1d,
-                sharded(leaf(2, 2, 5), [Shard(2)], {2: sizes}),
+                sharded(leaf(2, 2, 6), [Shard(2)], {2: sizes}),
                 *(w, b, stride, padding, more, 1, dilation),
                 mesh=mesh,
                 second_order=sizes == cuts[-1],

@@ -43,7 +43,7 @@ def test_cat_with_plain_parts_and_other_sizes(mesh):
 def test_cat_moves_nothing_where_pieces_stand_in_order(mesh):
     x = torch.randn(9, 4, requires_grad=True)
     token = torch.randn(2, 4)
-    for sizes in partitions(9, mesh.size()):
+    for sizes in partitions(9, mesh.size(), repeated=False):
         s = shard(x, mesh, [Shard(0)], {0: sizes})
         other = shard(x, mesh, [Shard(0)], {0: sizes})
         shardtensor.reset_comm_stats()

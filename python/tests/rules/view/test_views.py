@@ -169,7 +169,7 @@ def test_splits(mesh, name):
 @ranks(2, 3)
 def test_slicing_a_sharded_dim_moves_nothing(mesh):
     x = torch.randn(9, 2, requires_grad=True)
-    for sizes in partitions(9, mesh.size()):
+    for sizes in partitions(9, mesh.size(), repeated=False):
         s = shard(x, mesh, [Shard(0)], {0: sizes})
         shardtensor.reset_comm_stats()
         part = s[2:8:2]
