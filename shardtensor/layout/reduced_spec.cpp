@@ -59,26 +59,15 @@ SpecPtr reduced_spec(
     bool keepdim,
     Placement on_reduced_axes) {
   std::vector<int64_t> sizes;
-  ShardSpec::Partitions partitions;
-  std::vector<int64_t> new_dim(spec->dim(), -1);
+  std::vector<int64_t> from;
   for (int64_t dim = 0; dim < spec->dim(); ++dim) {
     const bool reduced = std::binary_search(dims.begin(), dims.end(), dim);
     if (!reduced || keepdim) {
-      new_dim[dim] = reduced ? -1 : static_cast<int64_t>(sizes.size());
       sizes.push_back(reduced ? 1 : spec->size(dim));
-      partitions.push_back(reduced ? std::nullopt : spec->partitions()[dim]);
+      from.push_back(reduced ? -1 : dim);
     }
   }
-  auto placements = spec->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard()) {
-      placement = new_dim[placement.dim] < 0
-          ? on_reduced_axes
-          : Placement::shard(new_dim[placement.dim]);
-    }
-  }
-  return make_spec(
-      spec->mesh(), std::move(sizes), placements, std::move(partitions));
+  return with_dims(spec, std::move(sizes), from, on_reduced_axes);
 }
 
 } // namespace shardtensor

@@ -1,3 +1,5 @@
+#include "shardtensor/layout/reshape_plan.h"
+
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -5,7 +7,6 @@
 #include <tuple>
 
 #include "shardtensor/layout/transfer.h"
-#include "shardtensor/layout/view_plan.h"
 
 namespace shardtensor {
 namespace {
@@ -46,8 +47,8 @@ std::vector<Group> factor(
 }
 
 /// The dims of one side of a group.
-struct Side {
-  Side(const std::vector<int64_t>& sizes, int64_t begin, int64_t end)
+struct GroupSide {
+  GroupSide(const std::vector<int64_t>& sizes, int64_t begin, int64_t end)
       : first(begin), sizes(sizes.begin() + begin, sizes.begin() + end) {}
 
   int64_t inner(size_t dim) const {
@@ -66,7 +67,7 @@ struct Side {
 };
 
 /// A cut of one dim as a cut of the flattened side.
-Partition flatten(const Side& side, size_t dim, const Partition& partition) {
+Partition flatten(const GroupSide& side, size_t dim, const Partition& partition) {
   const auto inner = side.inner(dim);
   const auto outer = side.numel() / (inner * side.sizes[dim]);
   return partition.scaled(inner).repeated(outer);
@@ -74,7 +75,7 @@ Partition flatten(const Side& side, size_t dim, const Partition& partition) {
 
 /// The cut of one dim that flattens to `flat`, if there is one.
 std::optional<Partition> unflatten(
-    const Side& side,
+    const GroupSide& side,
     size_t dim,
     const Partition& flat) {
   const auto inner = side.inner(dim);
@@ -99,7 +100,7 @@ struct Placed {
 
 /// Where on this side a flat cut fits best: rather contiguous, rather on a
 /// large dim.
-std::optional<Placed> place(const Side& side, const Partition& flat) {
+std::optional<Placed> place(const GroupSide& side, const Partition& flat) {
   std::optional<Placed> best;
   for (size_t dim = 0; dim < side.sizes.size(); ++dim) {
     auto found = unflatten(side, dim, flat);
@@ -146,10 +147,10 @@ class Reshape {
   }
 
  private:
-  Side in_side(const Group& group) const {
+  GroupSide in_side(const Group& group) const {
     return {wanted_->sizes(), group.in_begin, group.in_end};
   }
-  Side out_side(const Group& group) const {
+  GroupSide out_side(const Group& group) const {
     return {sizes_, group.out_begin, group.out_end};
   }
   std::vector<int64_t> sharded_dims(const Group& group) const {

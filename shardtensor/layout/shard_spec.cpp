@@ -458,6 +458,44 @@ SpecPtr with_partition(const SpecPtr& spec, int64_t dim, Partition partition) {
       std::move(partitions));
 }
 
+SpecPtr with_dims(
+    const SpecPtr& spec,
+    std::vector<int64_t> sizes,
+    const std::vector<int64_t>& from,
+    Placement on_dropped,
+    ShardSpec::Partitions partitions) {
+  TORCH_CHECK_VALUE(
+      from.size() == sizes.size(),
+      "with_dims: dims (",
+      join(from),
+      ") for sizes (",
+      join(sizes),
+      "), expected as many");
+  std::vector<Placement> placements = spec->placements();
+  for (Placement& placement : placements) {
+    if (placement.is_shard()) {
+      placement = on_dropped;
+    }
+  }
+  partitions.resize(sizes.size());
+  for (size_t dim = 0; dim < from.size(); ++dim) {
+    if (from[dim] < 0 || !spec->is_sharded(from[dim])) {
+      continue;
+    }
+    for (const int64_t axis : spec->axes(from[dim])) {
+      placements[axis] = Placement::shard(static_cast<int64_t>(dim));
+    }
+    if (!partitions[dim]) {
+      partitions[dim] = spec->partition(from[dim]);
+    }
+  }
+  return make_spec(
+      spec->mesh(),
+      std::move(sizes),
+      std::move(placements),
+      std::move(partitions));
+}
+
 int64_t interned_specs() {
   return table().size();
 }

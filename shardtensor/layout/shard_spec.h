@@ -149,6 +149,20 @@ SpecPtr with_sizes(const SpecPtr& spec, std::vector<int64_t> sizes);
 /// The same axes, `dim` cut as `partition` says (its extent becomes the size).
 /// Raises when `dim` is not sharded.
 SpecPtr with_partition(const SpecPtr& spec, int64_t dim, Partition partition);
+/// The layout of a tensor whose dims come from others: dim i has sizes[i] and
+/// is cut as dim from[i] of `spec` is, or by `partitions[i]`, if given, along
+/// the same axes; from[i] = -1: a new dim, whole. An axis that cuts a dim which
+/// `from` does not name gets `on_dropped`; all other axes keep their placement.
+/// Raises what make_spec does.
+///
+/// Example: sizes (4, 6), dim 1 cut as [4, 2]. with_dims(spec, {6, 1}, {1, -1})
+/// has sizes (6, 1), dim 0 cut as [4, 2].
+SpecPtr with_dims(
+    const SpecPtr& spec,
+    std::vector<int64_t> sizes,
+    const std::vector<int64_t>& from,
+    Placement on_dropped = Placement::replicate(),
+    ShardSpec::Partitions partitions = {});
 
 /// Live interned specs; for tests.
 int64_t interned_specs();

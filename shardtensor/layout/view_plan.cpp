@@ -14,30 +14,9 @@ namespace {
 /// The layout in which dims that a view drops or expands are whole.
 SpecPtr without_shards(SpecPtr spec, const std::vector<int64_t>& dims) {
   for (const int64_t dim : dims) {
-    if (spec->is_sharded(dim)) {
-      spec = without_shard(spec, dim);
-    }
+    spec = without_shard(spec, dim);
   }
   return spec;
-}
-
-/// Output dim i, of sizes[i], is cut as input dim dims[i] is; -1: not at all.
-SpecPtr carried(
-    const SpecPtr& spec,
-    const std::vector<int64_t>& sizes,
-    const std::vector<int64_t>& dims) {
-  auto placements = spec->placements();
-  ShardSpec::Partitions partitions(sizes.size());
-  for (size_t out = 0; out < dims.size(); ++out) {
-    if (dims[out] < 0 || !spec->is_sharded(dims[out])) {
-      continue;
-    }
-    partitions[out] = spec->partition(dims[out]);
-    for (const int64_t axis : spec->axes(dims[out])) {
-      placements[axis] = Placement::shard(static_cast<int64_t>(out));
-    }
-  }
-  return make_spec(spec->mesh(), sizes, placements, std::move(partitions));
 }
 
 } // namespace
@@ -54,7 +33,7 @@ ViewPlan plan_dims(const SpecPtr& spec, const std::vector<int64_t>& dims) {
     sizes.push_back(dim < 0 ? 1 : spec->size(dim));
   }
   const auto wanted = without_shards(spec, dropped);
-  return {wanted, carried(wanted, sizes, dims)};
+  return {wanted, with_dims(wanted, sizes, dims)};
 }
 
 ViewPlan plan_expand(const SpecPtr& spec, const std::vector<int64_t>& sizes) {
@@ -70,7 +49,7 @@ ViewPlan plan_expand(const SpecPtr& spec, const std::vector<int64_t>& sizes) {
     }
   }
   const auto wanted = without_shards(spec, expanded);
-  return {wanted, carried(wanted, sizes, from)};
+  return {wanted, with_dims(wanted, sizes, from)};
 }
 
 // ---- slices -----------------------------------------------------------------
@@ -145,12 +124,26 @@ ViewPlan plan_repetitions(
 } // namespace
 
 SpecPtr contiguous_dim(const SpecPtr& spec, int64_t dim) {
+  if (!spec->is_sharded(dim) || spec->partition(dim).is_contiguous()) {
+    return spec;
+  }
   const auto& partition = spec->partition(dim);
   std::vector<int64_t> sizes;
   for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
     sizes.push_back(partition.local_extent(piece));
   }
   return with_partition(spec, dim, Partition(sizes));
+}
+
+SpecPtr contiguous_dims(SpecPtr spec, const std::vector<int64_t>& dims) {
+  for (const int64_t dim : dims) {
+    spec = contiguous_dim(spec, dim);
+  }
+  return spec;
+}
+
+SpecPtr contiguous(const SpecPtr& spec) {
+  return contiguous_dims(spec, spec->sharded_dims());
 }
 
 ViewPlan plan_slice(
@@ -252,22 +245,21 @@ ViewPlan plan_slice_backward(
 ViewPlan plan_select_backward(const SpecPtr& grad, int64_t size, int64_t dim) {
   auto sizes = grad->sizes();
   sizes.insert(sizes.begin() + dim, size);
-  auto partitions = grad->partitions();
-  partitions.insert(partitions.begin() + dim, std::nullopt);
+  std::vector<int64_t> from(grad->dim());
+  std::iota(from.begin(), from.end(), 0);
+  from.insert(from.begin() + dim, -1);
+  const auto whole = with_dims(grad, std::move(sizes), from);
   int64_t pieces = 1;
+  auto placements = whole->placements();
   for (int64_t axis = 0; axis < grad->mesh()->axes(); ++axis) {
-    pieces *=
-        grad->placement(axis).is_replicate() ? grad->mesh()->ranks(axis) : 1;
-  }
-  auto placements = grad->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim >= dim) {
-      placement.dim += 1;
-    } else if (placement.is_replicate() && size >= pieces) {
-      placement = Placement::shard(dim);
+    if (placements[axis].is_replicate()) {
+      pieces *= grad->mesh()->ranks(axis);
+      placements[axis] = Placement::shard(dim);
     }
   }
-  return {grad, make_spec(grad->mesh(), sizes, placements, partitions)};
+  return {
+      grad,
+      size < pieces ? whole : with_placements(whole, std::move(placements))};
 }
 
 // ---- dims that an operator needs whole --------------------------------------

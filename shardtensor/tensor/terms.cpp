@@ -1,5 +1,7 @@
 #include "shardtensor/tensor/terms.h"
 
+#include <numeric>
+
 #include <ATen/ops/stack.h>
 
 #include "shardtensor/tensor/redistribute.h"
@@ -16,23 +18,19 @@ at::Tensor gather_terms(
   }
   auto sizes = spec->sizes();
   sizes.insert(sizes.begin(), terms);
-  auto partitions = spec->partitions();
-  partitions.insert(partitions.begin(), std::nullopt);
-  auto placements = spec->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard()) {
-      placement.dim += 1;
-    }
-  }
-  auto stacked = placements;
+  std::vector<int64_t> from(spec->dim() + 1);
+  std::iota(from.begin(), from.end(), -1);
+  const auto stacked = with_dims(spec, std::move(sizes), from);
+  auto apart = stacked->placements();
+  auto together = stacked->placements();
   for (const int64_t axis : axes) {
-    stacked[axis] = Placement::shard(0);
-    placements[axis] = Placement::replicate();
+    apart[axis] = Placement::shard(0);
+    together[axis] = Placement::replicate();
   }
   return redistribute_local(
       local.unsqueeze(0),
-      make_spec(spec->mesh(), sizes, stacked, partitions),
-      make_spec(spec->mesh(), sizes, placements, partitions));
+      with_placements(stacked, std::move(apart)),
+      with_placements(stacked, std::move(together)));
 }
 
 std::vector<at::Tensor> gather_terms(
@@ -41,10 +39,10 @@ std::vector<at::Tensor> gather_terms(
     const std::vector<int64_t>& axes) {
   auto sizes = spec->sizes();
   sizes.push_back(static_cast<int64_t>(locals.size()));
-  auto partitions = spec->partitions();
-  partitions.emplace_back();
-  const auto together =
-      make_spec(spec->mesh(), std::move(sizes), spec->placements(), partitions);
+  std::vector<int64_t> from(spec->dim());
+  std::iota(from.begin(), from.end(), 0);
+  from.push_back(-1);
+  const auto together = with_dims(spec, std::move(sizes), from);
   return gather_terms(at::stack(locals, -1), together, axes).unbind(-1);
 }
 

@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/nonzero.h>
@@ -32,10 +34,7 @@ at::Tensor partial_index(
     const SpecPtr& spec,
     const Index& index) {
   const auto own = own_index(spec, index);
-  const auto result = result_spec(
-      spec,
-      index,
-      std::vector<Placement>(spec->mesh()->axes(), Placement::partial()));
+  const auto result = result_spec(spec, index, Placement::partial());
   for (const auto& [dim, rows] : index.dims) {
     if (local.size(dim) == 0) {
       return wrap(at::zeros(result->local_sizes(), local.options()), result);
@@ -114,20 +113,23 @@ at::Tensor masked_rows(
   const auto partition =
       count_pieces(spec, place, rows.size(place), local.device());
   auto sizes = spec->sizes();
-  auto partitions = spec->partitions();
-  sizes.erase(sizes.begin() + place, sizes.begin() + place + mask.dim());
-  partitions.erase(
-      partitions.begin() + place, partitions.begin() + place + mask.dim());
-  sizes.insert(sizes.begin() + place, partition.extent());
-  partitions.insert(partitions.begin() + place, partition);
-  auto placements = spec->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim > place) {
-      placement.dim -= mask.dim() - 1;
-    }
+  std::vector<int64_t> from(spec->dim());
+  std::iota(from.begin(), from.end(), 0);
+  for (auto* const per_dim : {&sizes, &from}) {
+    const auto inner = per_dim->begin() + place + 1;
+    per_dim->erase(inner, inner + mask.dim() - 1);
   }
+  sizes[place] = partition.extent();
+  ShardSpec::Partitions partitions(sizes.size());
+  partitions[place] = partition;
   return wrap(
-      rows, make_spec(spec->mesh(), sizes, placements, std::move(partitions)));
+      rows,
+      with_dims(
+          spec,
+          std::move(sizes),
+          from,
+          Placement::replicate(),
+          std::move(partitions)));
 }
 
 at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
@@ -160,12 +162,12 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   }
   const auto index = read_indices(self, given);
   const auto indexed = index.indexed();
-  const auto result = whole_result_spec(own, index);
+  const auto result = result_spec(own, index);
   if (axes_of_dims(*own, indexed).empty()) {
     return wrap(at::index(local, index.list(self.dim())), result);
   }
   if (result->numel() < own->numel() && self.scalar_type() != at::kBool) {
-    const auto contiguous = contiguous_dims(own, index);
+    const auto contiguous = contiguous_dims(own, indexed);
     return partial_index(
         redistribute_local(local, own, contiguous), contiguous, index);
   }
@@ -173,7 +175,7 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   note_fallback("aten::index", own, wanted);
   return wrap(
       at::index(redistribute_local(local, own, wanted), index.list(self.dim())),
-      whole_result_spec(wanted, index));
+      result_spec(wanted, index));
 }
 
 at::Tensor masked_select_kernel(

@@ -109,47 +109,19 @@ Index read_indices(const at::Tensor& self, const Indices& indices) {
 SpecPtr result_spec(
     const SpecPtr& self,
     const Index& index,
-    const std::vector<Placement>& on_indexed) {
+    Placement on_indexed) {
   std::vector<int64_t> sizes;
-  ShardSpec::Partitions partitions;
-  std::vector<int64_t> new_dim(self->dim(), -1);
+  std::vector<int64_t> from;
   for (int64_t dim = 0; dim < self->dim(); ++dim) {
     if (!index.has(dim)) {
-      const auto place = static_cast<int64_t>(sizes.size());
-      new_dim[dim] = place +
-          (place >= index.position ? static_cast<int64_t>(index.sizes.size())
-                                   : 0);
       sizes.push_back(self->size(dim));
-      partitions.push_back(self->partitions()[dim]);
+      from.push_back(dim);
     }
   }
   sizes.insert(
       sizes.begin() + index.position, index.sizes.begin(), index.sizes.end());
-  partitions.insert(
-      partitions.begin() + index.position, index.sizes.size(), std::nullopt);
-  auto placements = self->placements();
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    auto& placement = placements[axis];
-    if (placement.is_shard()) {
-      placement = new_dim[placement.dim] < 0
-          ? on_indexed[axis]
-          : Placement::shard(new_dim[placement.dim]);
-    }
-  }
-  return make_spec(self->mesh(), sizes, placements, std::move(partitions));
-}
-
-SpecPtr whole_result_spec(const SpecPtr& self, const Index& index) {
-  return result_spec(self, index, std::vector<Placement>(self->mesh()->axes()));
-}
-
-SpecPtr contiguous_dims(SpecPtr spec, const Index& index) {
-  for (const auto& [dim, rows] : index.dims) {
-    if (spec->is_sharded(dim) && !spec->partition(dim).is_contiguous()) {
-      spec = contiguous_dim(spec, dim);
-    }
-  }
-  return spec;
+  from.insert(from.begin() + index.position, index.sizes.size(), -1);
+  return with_dims(self, std::move(sizes), from, on_indexed);
 }
 
 OwnIndex own_index(const SpecPtr& spec, const Index& index) {

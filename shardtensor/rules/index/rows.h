@@ -61,17 +61,12 @@ struct Index {
 /// is gathered, a sharded mask too, which is noted as a fallback.
 Index read_indices(const at::Tensor& self, const Indices& indices);
 
-/// The layout of self[index] where the indexed dims are whole (or counted as
-/// such): other dims keep theirs.
+/// The layout of self[index]: the dims that are not indexed keep theirs,
+/// `on_indexed` stands where an axis cuts an indexed one.
 SpecPtr result_spec(
     const SpecPtr& self,
     const Index& index,
-    const std::vector<Placement>& on_indexed);
-/// Replicate on the axes that cut an indexed dim.
-SpecPtr whole_result_spec(const SpecPtr& self, const Index& index);
-
-/// The same layout, each indexed dim cut once at most.
-SpecPtr contiguous_dims(SpecPtr spec, const Index& index);
+    Placement on_indexed = Placement::replicate());
 
 /// Which elements of the index this rank has, and the index in local rows.
 struct OwnIndex {

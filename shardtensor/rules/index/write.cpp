@@ -103,7 +103,7 @@ void write_own_rows(
   }
   const auto at = index.position;
   const auto dims = static_cast<int64_t>(index.sizes.size());
-  values = values.expand(whole_result_spec(spec, index)->local_sizes());
+  values = values.expand(result_spec(spec, index)->local_sizes());
   values = dims == 0 ? values.unsqueeze(at) : values.flatten(at, at + dims - 1);
   local.index_put_(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
@@ -137,10 +137,11 @@ at::Tensor& index_put_in_place(
   if (index.dims.empty()) {
     return accumulate ? self.add_(values) : self.copy_(values);
   }
-  const auto wanted = contiguous_dims(without_partial(spec(self)), index);
+  const auto wanted =
+      contiguous_dims(without_partial(spec(self)), index.indexed());
   const Writing writing(self, wanted);
-  const auto source = local_values(
-      values, whole_result_spec(wanted, index), self.scalar_type());
+  const auto source =
+      local_values(values, result_spec(wanted, index), self.scalar_type());
   if (axes_of_dims(*wanted, index.indexed()).empty()) {
     auto target = writing.local();
     target.index_put_(index.list(self.dim()), source, accumulate);

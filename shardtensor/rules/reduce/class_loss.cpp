@@ -14,6 +14,7 @@
 #include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/layout/reduced_spec.h"
 
 // Losses of log-probabilities against class indices. Every rank computes the
 // plain loss of its piece: other ranks' classes are ignored targets. The sum of
@@ -42,21 +43,8 @@ int64_t class_dim(int64_t dims) {
 }
 
 /// The layout of the targets: that of the log-probabilities without classes.
-SpecPtr target_spec(const ShardSpec& x, int64_t classes, Placement on_classes) {
-  auto sizes = x.sizes();
-  auto partitions = x.partitions();
-  auto placements = x.placements();
-  sizes.erase(sizes.begin() + classes);
-  partitions.erase(partitions.begin() + classes);
-  for (auto& placement : placements) {
-    if (placement.is_shard(classes)) {
-      placement = on_classes;
-    } else if (placement.is_shard() && placement.dim > classes) {
-      placement.dim -= 1;
-    }
-  }
-  return make_spec(
-      x.mesh(), std::move(sizes), std::move(placements), std::move(partitions));
+SpecPtr target_spec(const SpecPtr& x, int64_t classes, Placement on_classes) {
+  return reduced_spec(x, {classes}, /*keepdim=*/false, on_classes);
 }
 
 /// Log-probabilities whose classes, if cut, are cut into one run per rank.
@@ -71,7 +59,7 @@ Tensor with_runs_of_classes(const Tensor& x, int64_t classes) {
 Tensor local_target(
     const char* op,
     const Tensor& target,
-    const ShardSpec& x,
+    const SpecPtr& x,
     int64_t classes) {
   const auto wanted = target_spec(x, classes, Placement::replicate());
   TORCH_CHECK_VALUE(
@@ -80,10 +68,10 @@ Tensor local_target(
       ": expected a target of sizes ",
       wanted->sizes(),
       " for an input of sizes ",
-      x.sizes(),
+      x->sizes(),
       ", got ",
       target.sizes());
-  return to_local(redistribute(promote_operand(target, x.mesh(), op), wanted));
+  return to_local(redistribute(promote_operand(target, x->mesh(), op), wanted));
 }
 
 /// The class weights, whole.
@@ -217,19 +205,19 @@ Tensor class_loss(
   const auto x = with_runs_of_classes(input, dim);
   const auto layout = spec(x);
   const auto count = layout->size(dim);
-  const auto labels = local_target(loss.op, target, *layout, dim);
+  const auto labels = local_target(loss.op, target, layout, dim);
   const auto piece = cut_piece(to_local(x), labels, loss, *layout);
   const auto local = unreduced(piece, loss, count);
   const auto wrong = labels.lt(0)
                          .logical_or(labels.ge(count))
                          .logical_and(piece.ignored.logical_not());
   if (loss.reduction == at::Reduction::None && !labels.is_cpu()) {
-    return from_local(local, target_spec(*layout, dim, Placement::partial()));
+    return from_local(local, target_spec(layout, dim, Placement::partial()));
   }
   const auto sums = totals(local, piece, wrong, *layout);
   check_targets(loss.op, sums[2], count);
   if (loss.reduction == at::Reduction::None) {
-    return from_local(local, target_spec(*layout, dim, Placement::partial()));
+    return from_local(local, target_spec(layout, dim, Placement::partial()));
   }
   const auto value =
       loss.reduction == at::Reduction::Mean ? sums[0] / sums[1] : sums[0];

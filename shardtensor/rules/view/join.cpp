@@ -260,10 +260,8 @@ Decision repeat_rule(Call& call) {
   const auto& own = call.operand(0).spec;
   const auto repeats = call.argument("repeats").toIntVector();
   const auto shift = static_cast<int64_t>(repeats.size()) - own->dim();
-  auto placements = own->placements();
-  for (auto& placement : placements) {
-    placement.dim += placement.is_shard() ? shift : 0;
-  }
+  std::vector<int64_t> from(repeats.size(), -1);
+  std::iota(from.begin() + shift, from.end(), 0);
   ShardSpec::Partitions partitions(repeats.size());
   for (const int64_t dim : own->sharded_dims()) {
     partitions[dim + shift] =
@@ -271,8 +269,12 @@ Decision repeat_rule(Call& call) {
   }
   Decision decision;
   decision.inputs = {own};
-  decision.outputs = {make_spec(
-      call.mesh(), call.output_sizes().at(0), placements, partitions)};
+  decision.outputs = {with_dims(
+      own,
+      call.output_sizes().at(0),
+      from,
+      Placement::replicate(),
+      std::move(partitions))};
   return decision;
 }
 
@@ -327,15 +329,6 @@ at::Tensor take_rows(
       local, plan_gather_rows(spec, {dim}, rows, mesh.position()), mesh);
 }
 
-SpecPtr contiguous_spec(SpecPtr spec) {
-  for (const int64_t dim : spec->sharded_dims()) {
-    if (!spec->partition(dim).is_contiguous()) {
-      spec = contiguous_dim(spec, dim);
-    }
-  }
-  return spec;
-}
-
 struct Laid {
   at::Tensor local;
   SpecPtr spec;
@@ -343,7 +336,7 @@ struct Laid {
 
 Laid contiguously(const at::Tensor& self) {
   const auto& own = spec(self);
-  const auto wanted = contiguous_spec(own);
+  const auto wanted = contiguous(own);
   return {redistribute_local(impl_of(self)->local(), own, wanted), wanted};
 }
 
@@ -423,10 +416,7 @@ Decision triangle_rule(Call& call) {
   const auto dims = own->dim();
   auto spec = own;
   for (const int64_t dim : {dims - 2, dims - 1}) {
-    if (dim >= 0 && spec->is_sharded(dim) &&
-        !spec->partition(dim).is_contiguous()) {
-      spec = contiguous_dim(spec, dim);
-    }
+    spec = dim >= 0 ? contiguous_dim(spec, dim) : spec;
   }
   const auto begin = [&](int64_t dim) {
     return dim >= 0 && spec->is_sharded(dim) ? spec->interval(dim).begin : 0;

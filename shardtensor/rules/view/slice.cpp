@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/view/kept_plans.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -189,18 +190,9 @@ std::vector<at::Tensor> unbind_kernel(const at::Tensor& self, int64_t dim) {
       self,
       dim,
       [&] {
-        const auto wanted =
-            own->is_sharded(dim) ? without_shard(own, dim) : own;
-        auto sizes = wanted->sizes();
-        auto partitions = wanted->partitions();
-        auto placements = wanted->placements();
-        sizes.erase(sizes.begin() + dim);
-        partitions.erase(partitions.begin() + dim);
-        for (auto& placement : placements) {
-          placement.dim -= placement.is_shard() && placement.dim > dim;
-        }
+        const auto wanted = without_shard(own, dim);
         return ViewPlan{
-            wanted, make_spec(own->mesh(), sizes, placements, partitions)};
+            wanted, reduced_spec(wanted, {dim}, false, Placement::replicate())};
       },
       [&](const at::Tensor& whole) { return whole.select(dim, 0); });
   note_view_repair("unbind", own, plan->wanted);

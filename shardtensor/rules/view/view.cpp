@@ -7,6 +7,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/reshape_plan.h"
 #include "shardtensor/rules/view/kept_plans.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <numeric>
+
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/diagonal_backward.h>
 #include <ATen/ops/empty.h>
@@ -23,23 +26,17 @@ SpecPtr with_new_dims(
     const SpecPtr& wanted,
     const std::vector<int64_t>& dims,
     const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> kept;
+  std::vector<int64_t> from;
+  std::vector<int64_t> all_sizes;
   for (int64_t dim = 0; dim < wanted->dim(); ++dim) {
     if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
-      kept.push_back(dim);
+      from.push_back(dim);
+      all_sizes.push_back(wanted->size(dim));
     }
   }
-  auto order = kept;
-  order.insert(order.end(), dims.begin(), dims.end());
-  auto moved = plan_dims(wanted, order).output;
-  auto new_sizes = moved->sizes();
-  auto partitions = moved->partitions();
-  new_sizes.resize(kept.size());
-  partitions.resize(kept.size());
-  new_sizes.insert(new_sizes.end(), sizes.begin(), sizes.end());
-  partitions.resize(new_sizes.size());
-  return make_spec(
-      wanted->mesh(), new_sizes, moved->placements(), std::move(partitions));
+  from.resize(from.size() + sizes.size(), -1);
+  all_sizes.insert(all_sizes.end(), sizes.begin(), sizes.end());
+  return with_dims(wanted, std::move(all_sizes), from);
 }
 
 int64_t diagonal_size(int64_t rows, int64_t columns, int64_t offset) {
@@ -89,24 +86,15 @@ SpecPtr with_dims_back(
     int64_t dropped,
     const std::vector<int64_t>& input_sizes,
     const std::vector<int64_t>& dims) {
-  auto placements = spec->placements();
-  ShardSpec::Partitions partitions(input_sizes.size());
-  int64_t from = 0;
-  for (int64_t dim = 0; dim < static_cast<int64_t>(input_sizes.size()); ++dim) {
-    if (std::find(dims.begin(), dims.end(), dim) != dims.end()) {
-      continue;
+  std::vector<int64_t> from(input_sizes.size(), -1);
+  int64_t next = 0;
+  for (size_t dim = 0; dim < input_sizes.size(); ++dim) {
+    if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
+      from[dim] = next++;
     }
-    if (spec->is_sharded(from)) {
-      partitions[dim] = spec->partition(from);
-      for (const int64_t axis : spec->axes(from)) {
-        placements[axis] = Placement::shard(dim);
-      }
-    }
-    ++from;
   }
-  TORCH_INTERNAL_ASSERT(from == spec->dim() - dropped);
-  return make_spec(
-      spec->mesh(), input_sizes, placements, std::move(partitions));
+  TORCH_INTERNAL_ASSERT(next == spec->dim() - dropped);
+  return with_dims(spec, input_sizes, from);
 }
 
 at::Tensor diagonal_backward_kernel(
@@ -160,12 +148,8 @@ at::Tensor unfold_kernel(
         const auto wanted = whole_dims(own, {dim});
         auto sizes = own->sizes();
         sizes[dim] = (extent - size) / step + 1;
-        auto partitions = wanted->partitions();
-        sizes.push_back(size);
-        partitions.emplace_back();
         return ViewPlan{
-            wanted,
-            make_spec(own->mesh(), sizes, wanted->placements(), partitions)};
+            wanted, with_new_dims(with_sizes(wanted, sizes), {}, {size})};
       },
       [&](const at::Tensor& whole) { return whole.unfold(dim, size, step); });
   note_view_repair("unfold", own, plan->wanted);
@@ -189,10 +173,12 @@ at::Tensor unfold_backward_kernel(
   const auto wanted = dims == 0
       ? without_shard(spec(grad), 0)
       : whole_dims(spec(grad), {wrapped, grad.dim() - 1});
-  auto partitions = wanted->partitions();
-  partitions.resize(dims);
-  const auto output = make_spec(
-      wanted->mesh(), input_sizes.vec(), wanted->placements(), partitions);
+  std::vector<int64_t> from(dims);
+  std::iota(from.begin(), from.end(), 0);
+  if (dims > 0) {
+    from[wrapped] = -1;
+  }
+  const auto output = with_dims(wanted, input_sizes.vec(), from);
   const auto local =
       redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
   return wrap(
