@@ -5,6 +5,7 @@
 #include <c10/core/MemoryFormat.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -98,16 +99,13 @@ std::shared_ptr<const Decision> decide(Call& call, Rule rule) {
 
 // ---- local arguments --------------------------------------------------------
 
-at::Tensor local_of(const Operand& operand) {
-  return is_shard_tensor(operand.tensor) ? impl_of(operand.tensor)->local()
-                                         : operand.tensor;
-}
-
 at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
   if (operand.written && is_shard_tensor(operand.tensor)) {
     impl_of(operand.tensor)->separate_elements();
   }
-  const auto local = local_of(operand);
+  const auto local = is_shard_tensor(operand.tensor)
+      ? impl_of(operand.tensor)->local()
+      : operand.tensor;
   if (!operand.spec || !wanted || operand.spec == wanted) {
     return local;
   }
@@ -168,20 +166,18 @@ void write_back(
   }
   auto* impl = impl_of(operand.tensor);
   const auto& result = output ? output : wanted ? wanted : impl->spec();
-  const bool takes_layout = impl->spec()->has_partial() &&
-      impl->spec() != result && !impl->shares_memory();
-  if (impl->spec()->sizes() != result->sizes() || takes_layout ||
-      (local.is_same(impl->local()) && impl->spec() != result)) {
-    impl->set(
-        local,
-        result,
-        impl->spec()->sizes() == result->sizes() ? operand.tensor.strides()
-                                                 : at::IntArrayRef());
-  } else if (!local.is_same(impl->local())) {
-    impl->local().copy_(redistribute_local(local, result, impl->spec()));
-  } else if (impl->local().sizes() != at::IntArrayRef(result->local_sizes())) {
-    impl->set(local, result);
+  const bool keeps_sizes = impl->spec()->sizes() == result->sizes();
+  const bool changed_in_place = local.is_same(impl->local()) &&
+      (impl->spec() != result ||
+       local.sizes() != at::IntArrayRef(result->local_sizes()));
+  if (keeps_sizes && !changed_in_place) {
+    write_local(operand.tensor, local, result);
+    return;
   }
+  impl->set(
+      local,
+      result,
+      keeps_sizes ? operand.tensor.strides() : at::IntArrayRef());
   note_written(operand.tensor);
 }
 

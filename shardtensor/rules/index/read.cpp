@@ -7,12 +7,12 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/terms.h"
 
 // x[...] with tensors along sharded dims, and with masks.
@@ -93,10 +93,7 @@ at::Tensor local_mask(
   }
   const auto wanted = make_spec(
       spec->mesh(), mask.sizes().vec(), placements, std::move(partitions));
-  return is_shard_tensor(mask)
-      ? redistribute_local(
-            impl_of(mask)->local(), shardtensor::spec(mask), wanted)
-      : redistribute_local(mask, replicated(wanted), wanted);
+  return local_of(mask, wanted).tensor;
 }
 
 at::Tensor masked_rows(
@@ -144,9 +141,7 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   if (const auto indices = without_scalar_mask(given)) {
     return index_kernel(self.unsqueeze(0), *indices);
   }
-  const auto own = without_partial(spec(self));
-  const auto local =
-      redistribute_local(impl_of(self)->local(), spec(self), own);
+  const auto [local, own] = local_of(self);
   if (const auto place = only_mask(given)) {
     const std::optional<at::Tensor> mask = given.get(*place);
     if (fits_mask(own, *place, *mask)) {
@@ -193,10 +188,8 @@ at::Tensor masked_select_kernel(
 
 /// Ranks that cut the first dim alone find their rows in order.
 at::Tensor nonzero_kernel(const at::Tensor& self) {
-  const auto own = without_partial(spec(self));
+  const auto [local, own] = local_of(self);
   const auto dims = own->sharded_dims();
-  const auto local =
-      redistribute_local(impl_of(self)->local(), spec(self), own);
   if (dims != std::vector<int64_t>{0} || !own->is_contiguous()) {
     if (!dims.empty()) {
       note_fallback("aten::nonzero", own, replicated(own));

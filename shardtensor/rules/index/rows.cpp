@@ -8,9 +8,8 @@
 #include <ATen/ops/where.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
 namespace {
@@ -18,8 +17,7 @@ namespace {
 /// The whole tensor, plain, on this rank.
 at::Tensor whole(const at::Tensor& tensor) {
   return is_shard_tensor(tensor)
-      ? redistribute_local(
-            impl_of(tensor)->local(), spec(tensor), replicated(spec(tensor)))
+      ? local_of(tensor, replicated(spec(tensor))).tensor
       : tensor;
 }
 

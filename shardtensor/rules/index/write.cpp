@@ -1,49 +1,14 @@
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 
 // x[...] = values with tensors along sharded dims, and with masks.
 
 namespace shardtensor {
 namespace {
-
-/// The local tensor of `self` in the layout `wanted`, to be written, and its
-/// way back.
-class Writing {
- public:
-  Writing(const at::Tensor& self, SpecPtr wanted)
-      : self_(self), impl_(impl_of(self)), wanted_(std::move(wanted)) {
-    local_ = redistribute_local(impl_->local(), impl_->spec(), wanted_);
-    if (wanted_ != impl_->spec() && local_.is_alias_of(impl_->local())) {
-      local_ = local_.clone();
-    }
-  }
-
-  const at::Tensor& local() const {
-    return local_;
-  }
-  void finish() const {
-    if (wanted_ != impl_->spec()) {
-      if (impl_->spec()->has_partial() && !impl_->shares_memory()) {
-        impl_->set(local_, wanted_);
-      } else {
-        impl_->local().copy_(
-            redistribute_local(local_, wanted_, impl_->spec()));
-      }
-    }
-    note_written(self_);
-  }
-
- private:
-  const at::Tensor& self_;
-  ShardTensorImpl* impl_;
-  SpecPtr wanted_;
-  at::Tensor local_;
-};
 
 /// values broadcast to self[index], cut like it.
 at::Tensor local_values(
@@ -59,8 +24,7 @@ at::Tensor local_values(
   if (!is_shard_tensor(values)) {
     return values; // a number
   }
-  const auto expanded = values.expand(result->sizes());
-  return redistribute_local(impl_of(expanded)->local(), spec(expanded), result);
+  return local_of(values.expand(result->sizes()), result).tensor;
 }
 
 /// x[mask] = number.
@@ -90,7 +54,7 @@ std::optional<at::Tensor> fill_mask(
 
 /// Every rank writes into the rows that it has, one index dim for all.
 void write_own_rows(
-    at::Tensor local,
+    const at::Tensor& local,
     const SpecPtr& spec,
     const Index& index,
     at::Tensor values,
@@ -109,7 +73,7 @@ void write_own_rows(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
 }
 
-at::Tensor& index_put_in_place(
+at::Tensor& index_put_in_place_kernel(
     at::Tensor& self,
     const Indices& given,
     const at::Tensor& values,
@@ -120,7 +84,7 @@ at::Tensor& index_put_in_place(
       "full_tensor() or to_local()");
   if (const auto indices = without_scalar_mask(given)) {
     auto rows = self.unsqueeze(0);
-    index_put_in_place(rows, *indices, values, accumulate);
+    index_put_in_place_kernel(rows, *indices, values, accumulate);
     return self;
   }
   if (const auto mask = fill_mask(self, given, values, accumulate)) {
@@ -139,27 +103,25 @@ at::Tensor& index_put_in_place(
   }
   const auto wanted =
       contiguous_dims(without_partial(spec(self)), index.indexed());
-  const Writing writing(self, wanted);
+  const LocalToWrite target(self, wanted);
   const auto source =
       local_values(values, result_spec(wanted, index), self.scalar_type());
   if (axes_of_dims(*wanted, index.indexed()).empty()) {
-    auto target = writing.local();
-    target.index_put_(index.list(self.dim()), source, accumulate);
-    writing.finish();
-    return self;
+    target.local().index_put_(index.list(self.dim()), source, accumulate);
+  } else {
+    write_own_rows(target.local(), wanted, index, source, accumulate);
   }
-  write_own_rows(writing.local(), wanted, index, source, accumulate);
-  writing.finish();
+  target.finish();
   return self;
 }
 
-at::Tensor& index_put_impl_in_place(
+at::Tensor& index_put_impl_kernel(
     at::Tensor& self,
     const Indices& given,
     const at::Tensor& values,
     bool accumulate,
     bool) {
-  return index_put_in_place(self, given, values, accumulate);
+  return index_put_in_place_kernel(self, given, values, accumulate);
 }
 
 at::Tensor index_put_kernel(
@@ -168,15 +130,15 @@ at::Tensor index_put_kernel(
     const at::Tensor& values,
     bool accumulate) {
   auto result = self.clone();
-  return index_put_in_place(result, given, values, accumulate);
+  return index_put_in_place_kernel(result, given, values, accumulate);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("index_put", index_put_kernel);
-  m.impl("index_put_", index_put_in_place);
-  m.impl("_index_put_impl_", index_put_impl_in_place);
+  m.impl("index_put_", index_put_in_place_kernel);
+  m.impl("_index_put_impl_", index_put_impl_kernel);
 }
 
 } // namespace shardtensor

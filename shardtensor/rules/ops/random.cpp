@@ -10,8 +10,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/dispatch/kernel.h"
 
 // Note [Random numbers]
 // Random numbers are those of one device with the same seed, in any layout:
@@ -34,7 +33,7 @@ using torch::jit::Stack;
 
 /// This rank's part of a tensor that every rank has; without the rest.
 at::Tensor own_part(const at::Tensor& whole, const SpecPtr& spec) {
-  const auto part = redistribute_local(whole, replicated(spec), spec);
+  const auto part = local_of(whole, spec).tensor;
   return spec->is_sharded() ? part.clone() : part;
 }
 
@@ -129,8 +128,7 @@ class Arguments {
       auto& value = (*this)[i];
       if (value.isTensor() && is_shard_tensor(value.toTensor())) {
         const auto tensor = value.toTensor();
-        value = redistribute_local(
-            impl_of(tensor)->local(), spec(tensor), replicated(spec(tensor)));
+        value = local_of(tensor, replicated(spec(tensor))).tensor;
       }
     }
   }
@@ -143,18 +141,11 @@ class Arguments {
 
 /// What is drawn into `self`; a Partial becomes what it was drawn as.
 void keep_own_part(const at::Tensor& self, const at::Tensor& whole) {
-  auto* impl = impl_of(self);
-  const auto target = without_partial(impl->spec());
-  const auto own = own_part(whole, target);
-  if (impl->spec() == target || impl->shares_memory()) {
-    impl->local().copy_(redistribute_local(own, target, impl->spec()));
-  } else {
-    impl->set(own, target, self.strides());
-  }
-  note_written(self);
+  const auto target = without_partial(spec(self));
+  write_local(self, own_part(whole, target), target);
 }
 
-void random_in_place(
+void random_in_place_kernel(
     const OperatorHandle& op,
     c10::DispatchKeySet,
     Stack* stack) {
@@ -169,7 +160,10 @@ void random_in_place(
   stack->back() = self;
 }
 
-void random_like(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+void random_like_kernel(
+    const OperatorHandle& op,
+    c10::DispatchKeySet,
+    Stack* stack) {
   const Arguments arguments(op, *stack);
   const auto self = arguments[0].toTensor();
   check_generators(
@@ -202,8 +196,7 @@ at::Tensor& bernoulli_tensor_kernel(
     const auto own = without_partial(spec(self));
     const auto p =
         at::full(self.sizes(), 0.5, impl_of(probabilities)->local().options());
-    write_own_part(
-        p, redistribute_local(impl_of(given)->local(), spec(given), own), *own);
+    write_own_part(p, local_of(given, own).tensor, *own);
     whole.bernoulli_(p, generator);
   } else {
     whole.bernoulli_(probabilities, generator);
@@ -276,9 +269,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout_kernel(
     double p,
     std::optional<bool> train) {
   check_generators("aten::native_dropout", {}, input);
-  const auto own = without_partial(spec(input));
-  const auto local =
-      redistribute_local(impl_of(input)->local(), spec(input), own);
+  const auto [local, own] = local_of(input);
   if (!train.value_or(true)) {
     const auto [output, mask] = at::native_dropout(local, p, train);
     return {
@@ -334,10 +325,13 @@ constexpr const char* kLike[] = {
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : kInPlace) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&random_in_place>());
+    m.impl(
+        name,
+        torch::CppFunction::makeFromBoxedFunction<&random_in_place_kernel>());
   }
   for (const char* name : kLike) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&random_like>());
+    m.impl(
+        name, torch::CppFunction::makeFromBoxedFunction<&random_like_kernel>());
   }
   m.impl("bernoulli", bernoulli_kernel);
   m.impl("bernoulli_.Tensor", bernoulli_tensor_kernel);

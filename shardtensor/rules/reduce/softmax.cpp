@@ -18,10 +18,8 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
-#include "shardtensor/tensor/keys.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/terms.h"
 
 // softmax, log_softmax and logsumexp below autograd; ATen's derivative formulas
@@ -35,24 +33,6 @@ namespace {
 using at::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// A tensor below autograd without Partial.
-struct Operand {
-  explicit Operand(const Tensor& tensor)
-      : Operand(tensor, without_partial(shardtensor::spec(tensor))) {}
-  Operand(const Tensor& tensor, SpecPtr wanted) : spec(std::move(wanted)) {
-    local = is_shard_tensor(tensor)
-        ? redistribute_local(
-              impl_of(tensor)->local(), shardtensor::spec(tensor), spec)
-        : redistribute_local(
-              tensor,
-              make_replicated(spec->mesh(), tensor.sizes().vec()),
-              spec);
-  }
-
-  SpecPtr spec;
-  Tensor local;
-};
 
 /// exp(x) summed over dims is sum * exp(largest).
 struct Exponentials {
@@ -108,29 +88,29 @@ at::ScalarType result_type(const Tensor& x, bool half_to_float) {
 }
 
 Tensor softmax_kernel(const Tensor& self, int64_t dim, bool half_to_float) {
-  const Operand x(self);
+  const auto x = local_of(self);
   dim = at::maybe_wrap_dim(dim, self.dim());
   if (self.dim() == 0 || !x.spec->is_sharded(dim)) {
-    return wrap(at::_softmax(x.local, dim, half_to_float), x.spec);
+    return wrap(at::_softmax(x.tensor, dim, half_to_float), x.spec);
   }
   const CommScope scope("aten::_softmax");
-  auto [own, result] = local_exponentials(wide(x.local), {dim});
+  auto [own, result] = local_exponentials(wide(x.tensor), {dim});
   const auto all = merged(own, x.spec, {dim});
   result = result.mul_(at::exp(own.largest - all.largest) / all.sum);
-  return wrap(result.to(result_type(x.local, half_to_float)), x.spec);
+  return wrap(result.to(result_type(x.tensor, half_to_float)), x.spec);
 }
 
 Tensor log_softmax_kernel(const Tensor& self, int64_t dim, bool half_to_float) {
-  const Operand x(self);
+  const auto x = local_of(self);
   dim = at::maybe_wrap_dim(dim, self.dim());
   if (self.dim() == 0 || !x.spec->is_sharded(dim)) {
-    return wrap(at::_log_softmax(x.local, dim, half_to_float), x.spec);
+    return wrap(at::_log_softmax(x.tensor, dim, half_to_float), x.spec);
   }
   const CommScope scope("aten::_log_softmax");
-  const auto own = local_exponentials(wide(x.local), {dim}).first;
+  const auto own = local_exponentials(wide(x.tensor), {dim}).first;
   const auto all = merged(own, x.spec, {dim});
-  const auto result = (wide(x.local) - all.largest).sub_(at::log(all.sum));
-  return wrap(result.to(result_type(x.local, half_to_float)), x.spec);
+  const auto result = (wide(x.tensor) - all.largest).sub_(at::log(all.sum));
+  return wrap(result.to(result_type(x.tensor, half_to_float)), x.spec);
 }
 
 /// The sum over a sharded dim, kept.
@@ -147,18 +127,18 @@ Tensor softmax_backward_kernel(
     const Tensor& output,
     int64_t dim,
     at::ScalarType input_dtype) {
-  const Operand y(output);
-  const Operand grad(grad_output, y.spec);
+  const auto y = local_of(output);
+  const auto grad = local_of(grad_output, y.spec);
   dim = at::maybe_wrap_dim(dim, output.dim());
   if (output.dim() == 0 || !y.spec->is_sharded(dim)) {
     return wrap(
-        at::_softmax_backward_data(grad.local, y.local, dim, input_dtype),
+        at::_softmax_backward_data(grad.tensor, y.tensor, dim, input_dtype),
         y.spec);
   }
   const CommScope scope("aten::_softmax_backward_data");
-  auto product = wide(grad.local) * wide(y.local);
+  auto product = wide(grad.tensor) * wide(y.tensor);
   const auto total = total_along(product, *y.spec, dim);
-  product.sub_(wide(y.local) * total);
+  product.sub_(wide(y.tensor) * total);
   return wrap(product.to(input_dtype), y.spec);
 }
 
@@ -167,34 +147,34 @@ Tensor log_softmax_backward_kernel(
     const Tensor& output,
     int64_t dim,
     at::ScalarType input_dtype) {
-  const Operand y(output);
-  const Operand grad(grad_output, y.spec);
+  const auto y = local_of(output);
+  const auto grad = local_of(grad_output, y.spec);
   dim = at::maybe_wrap_dim(dim, output.dim());
   if (output.dim() == 0 || !y.spec->is_sharded(dim)) {
     return wrap(
-        at::_log_softmax_backward_data(grad.local, y.local, dim, input_dtype),
+        at::_log_softmax_backward_data(grad.tensor, y.tensor, dim, input_dtype),
         y.spec);
   }
   const CommScope scope("aten::_log_softmax_backward_data");
-  const auto total = total_along(wide(grad.local), *y.spec, dim);
-  const auto result = wide(grad.local) - at::exp(wide(y.local)).mul_(total);
+  const auto total = total_along(wide(grad.tensor), *y.spec, dim);
+  const auto result = wide(grad.tensor) - at::exp(wide(y.tensor)).mul_(total);
   return wrap(result.to(input_dtype), y.spec);
 }
 
 Tensor logsumexp_kernel(const Tensor& self, at::IntArrayRef dim, bool keepdim) {
-  const Operand x(self);
+  const auto x = local_of(self);
   const auto dims = reduced_dims("logsumexp", self.dim(), dim);
   const auto result =
       reduced_spec(x.spec, dims, keepdim, Placement::replicate());
   const auto axes = axes_of_dims(*x.spec, dims);
   if (axes.empty()) {
-    return wrap(at::logsumexp(x.local, dim, keepdim), result);
+    return wrap(at::logsumexp(x.tensor, dim, keepdim), result);
   }
   const CommScope scope("aten::logsumexp");
   const auto dtype = at::isIntegralType(self.scalar_type(), true)
       ? c10::get_default_dtype_as_scalartype()
       : self.scalar_type();
-  const auto own = local_exponentials(wide(x.local.to(dtype)), dims).first;
+  const auto own = local_exponentials(wide(x.tensor.to(dtype)), dims).first;
   const auto all = merged(own, x.spec, dims);
   // Infinite rows stay infinite: their sum relative to it has no meaning.
   const auto value = at::where(

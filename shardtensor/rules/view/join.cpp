@@ -7,9 +7,9 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/layout/view_plan.h"
-#include "shardtensor/tensor/redistribute.h"
 
 // Tensors put together along a dim, and dims repeated, rolled and flipped.
 
@@ -280,7 +280,7 @@ Decision repeat_rule(Call& call) {
 
 /// ATen's gradient of nothing is a plain tensor of zeros. An empty slice has
 /// the same elements, none, and a sharded gradient.
-void repeat_rule_for_nothing(
+void repeat_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -329,17 +329,6 @@ at::Tensor take_rows(
       local, plan_gather_rows(spec, {dim}, rows, mesh.position()), mesh);
 }
 
-struct Laid {
-  at::Tensor local;
-  SpecPtr spec;
-};
-
-Laid contiguously(const at::Tensor& self) {
-  const auto& own = spec(self);
-  const auto wanted = contiguous(own);
-  return {redistribute_local(impl_of(self)->local(), own, wanted), wanted};
-}
-
 at::Tensor roll_kernel(
     const at::Tensor& self,
     at::IntArrayRef shifts,
@@ -357,7 +346,7 @@ at::Tensor roll_kernel(
       shifts,
       ", dims ",
       dims);
-  auto [local, layout] = contiguously(self);
+  auto [local, layout] = local_of(self, contiguous(spec(self)));
   for (size_t i = 0; i < dims.size(); ++i) {
     const auto dim = at::maybe_wrap_dim(dims[i], self.dim());
     const auto size = self.size(dim);
@@ -381,7 +370,7 @@ at::Tensor roll_kernel(
 /// Each rank gets its rows' mirror images in increasing order, in one piece per
 /// peer, and flips them.
 at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
-  auto [local, layout] = contiguously(self);
+  auto [local, layout] = local_of(self, contiguous(spec(self)));
   std::vector<int64_t> wrapped;
   for (const int64_t given : dims) {
     const auto dim = at::maybe_wrap_dim(given, self.dim());
@@ -452,8 +441,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl(
-      "repeat",
-      torch::CppFunction::makeFromBoxedFunction<&repeat_rule_for_nothing>());
+      "repeat", torch::CppFunction::makeFromBoxedFunction<&repeat_function>());
 }
 
 } // namespace shardtensor

@@ -6,10 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/view/kept_plans.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 
 // Parts of a dim. Every rank keeps its own rows of a slice, so slicing never
 // communicates; a selected row of a sharded dim goes to every rank.
@@ -240,8 +239,7 @@ at::Tensor slice_backward_kernel(
       : find_view_plan("slice_backward", own, {size, dim, from, to, step}, [&] {
           return plan_slice_backward(own, size, dim, from, to, step);
         });
-  const auto local =
-      redistribute_local(impl_of(grad)->local(), own, plan->wanted);
+  const auto local = local_of(grad, plan->wanted).tensor;
   return wrap(
       at::slice_backward(
           local,

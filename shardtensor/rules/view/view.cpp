@@ -7,10 +7,9 @@
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reshape_plan.h"
 #include "shardtensor/rules/view/kept_plans.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 
 // View operators, below autograd: a plan says in which layout the local view
 // can be taken. Where the tensor must be redistributed for it, the result stays
@@ -248,13 +247,16 @@ at::Tensor transpose_kernel(
     int64_t dim1) {
   return viewed(self, transposed_dims(self, dim0, dim1));
 }
-at::Tensor& transpose_in_place(at::Tensor& self, int64_t dim0, int64_t dim1) {
+at::Tensor& transpose_in_place_kernel(
+    at::Tensor& self,
+    int64_t dim0,
+    int64_t dim1) {
   return view_in_place(self, transposed_dims(self, dim0, dim1));
 }
 at::Tensor t_kernel(const at::Tensor& self) {
   return viewed(self, t_dims(self));
 }
-at::Tensor& t_in_place(at::Tensor& self) {
+at::Tensor& t_in_place_kernel(at::Tensor& self) {
   return view_in_place(self, t_dims(self));
 }
 at::Tensor squeeze_kernel(const at::Tensor& self) {
@@ -266,19 +268,21 @@ at::Tensor squeeze_dim_kernel(const at::Tensor& self, int64_t dim) {
 at::Tensor squeeze_dims_kernel(const at::Tensor& self, at::IntArrayRef dims) {
   return viewed(self, squeezed_dims(self, dims));
 }
-at::Tensor& squeeze_in_place(at::Tensor& self) {
+at::Tensor& squeeze_in_place_kernel(at::Tensor& self) {
   return view_in_place(self, squeezed_dims(self, {}));
 }
-at::Tensor& squeeze_dim_in_place(at::Tensor& self, int64_t dim) {
+at::Tensor& squeeze_dim_in_place_kernel(at::Tensor& self, int64_t dim) {
   return view_in_place(self, squeezed_dims(self, at::IntArrayRef(&dim, 1)));
 }
-at::Tensor& squeeze_dims_in_place(at::Tensor& self, at::IntArrayRef dims) {
+at::Tensor& squeeze_dims_in_place_kernel(
+    at::Tensor& self,
+    at::IntArrayRef dims) {
   return view_in_place(self, squeezed_dims(self, dims));
 }
 at::Tensor unsqueeze_kernel(const at::Tensor& self, int64_t dim) {
   return viewed(self, unsqueezed_dims(self, dim));
 }
-at::Tensor& unsqueeze_in_place(at::Tensor& self, int64_t dim) {
+at::Tensor& unsqueeze_in_place_kernel(at::Tensor& self, int64_t dim) {
   return view_in_place(self, unsqueezed_dims(self, dim));
 }
 
@@ -321,17 +325,17 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("as_strided", as_strided_kernel);
   m.impl("permute", permute_kernel);
   m.impl("transpose.int", transpose_kernel);
-  m.impl("transpose_", transpose_in_place);
+  m.impl("transpose_", transpose_in_place_kernel);
   m.impl("t", t_kernel);
-  m.impl("t_", t_in_place);
+  m.impl("t_", t_in_place_kernel);
   m.impl("squeeze", squeeze_kernel);
   m.impl("squeeze.dim", squeeze_dim_kernel);
   m.impl("squeeze.dims", squeeze_dims_kernel);
-  m.impl("squeeze_", squeeze_in_place);
-  m.impl("squeeze_.dim", squeeze_dim_in_place);
-  m.impl("squeeze_.dims", squeeze_dims_in_place);
+  m.impl("squeeze_", squeeze_in_place_kernel);
+  m.impl("squeeze_.dim", squeeze_dim_in_place_kernel);
+  m.impl("squeeze_.dims", squeeze_dims_in_place_kernel);
   m.impl("unsqueeze", unsqueeze_kernel);
-  m.impl("unsqueeze_", unsqueeze_in_place);
+  m.impl("unsqueeze_", unsqueeze_in_place_kernel);
   m.impl("expand", expand_kernel);
 }
 

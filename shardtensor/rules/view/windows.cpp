@@ -9,9 +9,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/view/kept_plans.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
 
 // Views along dims that must be whole: windows, diagonals, other element types.
 
@@ -110,8 +109,7 @@ at::Tensor diagonal_backward_kernel(
       1,
       input_sizes.vec(),
       {at::maybe_wrap_dim(dim1, dims), at::maybe_wrap_dim(dim2, dims)});
-  const auto local =
-      redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
+  const auto local = local_of(grad, wanted).tensor;
   return wrap(
       at::diagonal_backward(local, output->local_sizes(), offset, dim1, dim2),
       output);
@@ -179,8 +177,7 @@ at::Tensor unfold_backward_kernel(
     from[wrapped] = -1;
   }
   const auto output = with_dims(wanted, input_sizes.vec(), from);
-  const auto local =
-      redistribute_local(impl_of(grad)->local(), spec(grad), wanted);
+  const auto local = local_of(grad, wanted).tensor;
   return wrap(
       at::unfold_backward(local, output->local_sizes(), dim, size, step),
       output);
