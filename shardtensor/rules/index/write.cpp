@@ -2,6 +2,7 @@
 
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 
