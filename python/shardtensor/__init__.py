@@ -9,9 +9,10 @@ x = ShardTensor.from_local(piece, mesh, (Shard(2),))
 model(x).square().mean().backward()
 """
 
+from typing import TYPE_CHECKING
+
 import torch  # noqa: F401  its libraries come before ours
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from shardtensor import distributed
 from shardtensor._C import is_shard_tensor
@@ -45,6 +46,9 @@ from shardtensor.modes import (
 )
 from shardtensor.shard_tensor import ShardTensor, TensorPromotionMode
 from shardtensor.spec import ShardTensorSpec, make_spec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 __all__ = [
     "CommStats",
@@ -85,3 +89,13 @@ __all__ = [
     "set_gradient_policy",
     "zeros",
 ]
+
+
+def __getattr__(name: str):
+    """PyTorch's placements, see placements.py."""
+    if name in ("Partial", "Placement", "Replicate", "Shard"):
+        from torch.distributed import tensor
+
+        globals()[name] = getattr(tensor, name)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

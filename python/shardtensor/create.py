@@ -1,18 +1,23 @@
 """Making ShardTensors: from one rank's tensor, from equal ones, from nothing."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate
 
 from shardtensor import _C
 from shardtensor.mesh import default_mesh, whole_group
-from shardtensor.placements import check_placements
+from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 
 def scatter_tensor(
@@ -87,7 +92,7 @@ def distribute_tensor(
     values are those of the mesh's rank number `src_data_rank`; None takes each
     rank's own values, which must be equal, without communication."""
     mesh = default_mesh() if device_mesh is None else device_mesh
-    placements = [Replicate()] * mesh.ndim if placements is None else placements
+    placements = replicated(mesh.ndim) if placements is None else placements
     placements = check_placements(placements, mesh.ndim)
     if src_data_rank is not None:
         ranks = mesh.mesh.flatten().tolist()
@@ -168,7 +173,7 @@ def randn(*size: int, **options) -> ShardTensor:
 def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     mesh = options.pop("device_mesh", None) or default_mesh()
-    placements = options.pop("placements", None) or [Replicate()] * mesh.ndim
+    placements = options.pop("placements", None) or replicated(mesh.ndim)
     placements = check_placements(placements, mesh.ndim)
     spec = make_spec(mesh, shape, placements, options.pop("sizes", None))
     if not all(p.is_shard() or p.is_replicate() for p in placements):

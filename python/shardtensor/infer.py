@@ -1,15 +1,21 @@
 """The layout of a tensor of which each rank knows its own piece."""
 
+from __future__ import annotations
+
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.mesh import core_mesh
-from shardtensor.placements import Placements, to_core
+from shardtensor.placements import to_core
 from shardtensor.spec import ShardTensorSpec, make_spec
+
+if TYPE_CHECKING:
+    from shardtensor.placements import Placements
 
 # What ranks tell each other: dims, a hash of everything that must be equal,
 # and the local shape.

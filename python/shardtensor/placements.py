@@ -1,16 +1,32 @@
-"""PyTorch's placements and the core's, one for one."""
+"""PyTorch's placements and the core's, one for one.
+
+torch.distributed.tensor takes a second to import (sympy, above all), so this
+package does so where a placement is made or looked at, not before.
+"""
+
+from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from shardtensor import _C
 
-Placements = tuple[Placement, ...]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement, Replicate
+
+    Placements = tuple[Placement, ...]
+
+
+def replicated(axes: int) -> list[Replicate]:
+    from torch.distributed.tensor import Replicate
+
+    return [Replicate()] * axes
 
 
 def to_core(placement: Placement) -> _C.Placement:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
     # Subclasses mean something else.
     if type(placement) in (Shard, Replicate, Partial):
         return _to_core(placement)
@@ -22,15 +38,17 @@ def to_core(placement: Placement) -> _C.Placement:
 
 @functools.cache
 def _to_core(placement):
-    if type(placement) is Shard:
+    if placement.is_shard():
         return _C.Placement.shard(placement.dim)
-    if type(placement) is Replicate:
+    if placement.is_replicate():
         return _C.Placement.replicate()
     return _C.Placement.partial(placement.reduce_op)
 
 
 @functools.cache
 def from_core(placement: _C.Placement) -> Placement:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
     if placement.kind == "shard":
         return Shard(placement.dim)
     if placement.kind == "replicate":
@@ -40,7 +58,7 @@ def from_core(placement: _C.Placement) -> Placement:
 
 def as_list(placements: Sequence[Placement] | Placement) -> list[Placement]:
     """One placement stands for a list of one."""
-    return [placements] if isinstance(placements, Placement) else list(placements)
+    return list(placements) if isinstance(placements, Iterable) else [placements]
 
 
 def check_placements(placements: Sequence[Placement], axes: int) -> Placements:

@@ -1,13 +1,14 @@
 """The tensor that users hold."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from shardtensor import _C, handlers
 from shardtensor.compile import (
@@ -17,8 +18,13 @@ from shardtensor.compile import (
 )
 from shardtensor.infer import infer_spec
 from shardtensor.mesh import core_mesh, default_mesh
-from shardtensor.placements import Placements, as_list, check_placements, to_core
+from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+    from shardtensor.placements import Placements
 
 TensorPromotionMode = _C.TensorPromotionMode
 
@@ -55,7 +61,7 @@ class ShardTensor(torch.Tensor):
         placements: Sequence[Placement] | None = None,
         sharding_shapes: str | Mapping[int, Sequence[Sequence[int]]] = "infer",
         global_shape: Sequence[int] | None = None,
-    ) -> "ShardTensor":
+    ) -> ShardTensor:
         """The tensor of which each rank holds `local_tensor` (no copy),
         differentiable. `sharding_shapes` says how the others' pieces look:
         "infer" asks them (one small gather); "chunk" takes torch.chunk's split
@@ -64,7 +70,7 @@ class ShardTensor(torch.Tensor):
         Default: DistributedManager's mesh, Replicate."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
-            placements = [Replicate()] * mesh.ndim
+            placements = replicated(mesh.ndim)
         spec = infer_spec(
             local_tensor,
             mesh,
@@ -75,12 +81,12 @@ class ShardTensor(torch.Tensor):
         return _C.from_local(local_tensor, spec._core)
 
     @staticmethod
-    def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> "ShardTensor":
+    def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> ShardTensor:
         """The same with a known layout. No communication."""
         return _C.from_local(local_tensor, spec._core)
 
     @staticmethod
-    def from_dtensor(dtensor: DTensor) -> "ShardTensor":
+    def from_dtensor(dtensor: DTensor) -> ShardTensor:
         """The same pieces, differentiable. No communication."""
         local = dtensor.to_local()
         spec = make_spec(dtensor.device_mesh, dtensor.shape, dtensor.placements)
@@ -91,6 +97,8 @@ class ShardTensor(torch.Tensor):
     def to_dtensor(self) -> DTensor:
         """As a DTensor, differentiable. A DTensor is always cut as torch.chunk
         does: another split is redistributed first."""
+        from torch.distributed.tensor import DTensor
+
         even = make_spec(self.device_mesh, self.shape, self.placements)
         local = _C.to_local(_C.redistribute(self, even._core))
         return DTensor.from_local(
@@ -125,7 +133,7 @@ class ShardTensor(torch.Tensor):
         *,
         sizes: Sizes | None = None,
         async_op: bool = False,
-    ) -> "ShardTensor":
+    ) -> ShardTensor:
         """The same tensor in another layout, differentiable. `sizes` asks for
         an uneven split, {dim: piece sizes}; a dim that stays cut by the same
         mesh axes keeps its split otherwise. Every element moves at most once.
@@ -153,6 +161,8 @@ class ShardTensor(torch.Tensor):
 
     @property
     def _spec(self) -> ShardTensorSpec:
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
+
         meta = TensorMeta(self.shape, self.stride(), self.dtype)
         return ShardTensorSpec(_C.spec(self), meta)
 

@@ -1,15 +1,22 @@
 """Everything about a ShardTensor but its data."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
-from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from shardtensor import _C
 from shardtensor.mesh import core_mesh, device_mesh, find_mesh
-from shardtensor.placements import Placements, check_placements, from_core, to_core
+from shardtensor.placements import check_placements, from_core, to_core
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+    from shardtensor.placements import Placements
 
 # Piece sizes: {tensor dim: [5, 3, 2]}, or just [5, 3, 2] where one dim is cut.
 # A dim's may also be another spec's partition, which may be repeated.
@@ -115,7 +122,7 @@ class ShardTensorSpec:
             dim, self._position if position is None else position
         )
 
-    def without_partial(self) -> "ShardTensorSpec":
+    def without_partial(self) -> ShardTensorSpec:
         """Each Partial made Replicate: the layout of a gradient."""
         return ShardTensorSpec(self._core.without_partial(), self._meta)
 

@@ -1,12 +1,9 @@
 #include "shardtensor/dispatch/call.h"
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
-
-#include "shardtensor/dispatch/labels.h"
 
 namespace shardtensor {
 namespace {
@@ -34,16 +31,9 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-/// The Meta kernel of masked_fill is a Python one and wants its value on the
-/// same device; all others take plain 0-d tensors beside any, and may read
-/// them.
-bool wants_one_device(const c10::OperatorHandle& op) {
-  const auto& name = op.operator_name().name;
-  return name == "aten::masked_fill" || name == "aten::masked_fill_";
-}
-
-at::Tensor meta_like(const at::Tensor& tensor, bool one_device) {
-  if (tensor.dim() == 0 && !is_shard_tensor(tensor) && !one_device) {
+/// Kernels take plain 0-d tensors beside any, and may read them.
+at::Tensor meta_like(const at::Tensor& tensor) {
+  if (tensor.dim() == 0 && !is_shard_tensor(tensor)) {
     return tensor;
   }
   return at::empty_strided(
@@ -82,38 +72,19 @@ c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
   return value;
 }
 
-c10::IValue meta_value(const c10::IValue& value, bool one_device) {
-  if (value.isDevice()) {
-    return c10::Device(at::kMeta);
-  }
-  return with_tensors(value, [&](const at::Tensor& tensor) {
-    return meta_like(tensor, one_device);
-  });
+c10::IValue meta_value(const c10::IValue& value) {
+  return value.isDevice() ? c10::Device(at::kMeta)
+                          : with_tensors(value, meta_like);
 }
 
 // Note [Meta kernels in Python]
-// Some of PyTorch's Meta kernels are written in Python (relu's, say), so a C++
-// program is without them. Pointwise operators broadcast instead; other ones of
-// PyTorch's run once on zeros, which is slow, but only until the decision is
-// cached.
-
-bool has_meta_kernel(const c10::OperatorHandle& op) {
-  using c10::DispatchKey;
-  return op.hasKernelForDispatchKey(DispatchKey::Meta) ||
-      op.hasKernelForDispatchKey(
-          DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-}
-
-std::vector<int64_t> broadcast_sizes(const Call& call) {
-  std::vector<int64_t> sizes;
-  for (const auto& operand : call.operands()) {
-    if (!is_out_argument(call, operand)) {
-      sizes = at::infer_size(sizes, operand.tensor.sizes());
-    }
-  }
-  return sizes;
-}
+// Python registers its own Meta kernels for most of PyTorch's operators. A C++
+// program is without them, and those that compute with a pointwise operator
+// import the compiler (torch._dynamo), which takes seconds. So rules find sizes
+// without any kernel where they can: by broadcasting, by labels, or because
+// an operator keeps them (Call::set_output_sizes). For the others a C++ program
+// runs the operator on zeros if it has no Meta kernel in C++, which is slow,
+// but only until the decision is cached.
 
 } // namespace
 
@@ -170,7 +141,7 @@ const c10::IValue& Call::argument(const char* name) const {
 torch::jit::Stack Call::run_on_meta() const {
   torch::jit::Stack stack;
   for (const auto& argument : arguments_) {
-    stack.push_back(meta_value(argument, wants_one_device(op_)));
+    stack.push_back(meta_value(argument));
   }
   op_.callBoxed(&stack);
   return stack;
@@ -189,13 +160,13 @@ torch::jit::Stack Call::run_on_zeros() const {
   return stack;
 }
 
+void Call::set_output_sizes(std::vector<std::vector<int64_t>> sizes) {
+  output_sizes_ = std::move(sizes);
+  inferred_ = true;
+}
+
 const std::vector<std::vector<int64_t>>& Call::output_sizes() {
   if (inferred_) {
-    return output_sizes_;
-  }
-  if (op_.hasTag(at::Tag::pointwise) && !has_meta_kernel(op_)) {
-    output_sizes_.assign(op_.schema().returns().size(), broadcast_sizes(*this));
-    inferred_ = true;
     return output_sizes_;
   }
   torch::jit::Stack stack;

@@ -55,12 +55,13 @@ class Call {
   size_t argument_index(const char* name) const;
   bool has_argument(const char* name) const;
 
-  /// The global sizes of the tensor outputs, one after the other, by running
-  /// the operator on meta tensors of the global sizes; without a Meta kernel by
-  /// broadcasting (pointwise operators) or on zeros (others of PyTorch's).
-  /// PyTorch's own shape errors come from here, with global sizes, the same on
-  /// every rank.
+  /// The global sizes of the tensor outputs, one after the other: those that
+  /// were set, or by running the operator on meta tensors of the global sizes;
+  /// without a Meta kernel on zeros (PyTorch's operators). PyTorch's own shape
+  /// errors come from here, with global sizes, the same on every rank.
   const std::vector<std::vector<int64_t>>& output_sizes();
+  /// For a rule that knows the sizes and has checked the arguments.
+  void set_output_sizes(std::vector<std::vector<int64_t>> sizes);
 
  private:
   torch::jit::Stack run_on_meta() const;

@@ -4,6 +4,8 @@
 #include <map>
 #include <numeric>
 
+#include <ATen/ExpandUtils.h>
+
 namespace shardtensor {
 namespace {
 
@@ -229,6 +231,9 @@ Decision rule_by_labels(
       adopt(assignment, *call.operand(i).spec, labels.operands[i]);
     }
   }
+  if (auto sizes = sizes_by_labels(call, labels)) {
+    call.set_output_sizes(*std::move(sizes));
+  }
   const auto& sizes = call.output_sizes();
   for (const size_t i : by_weight(call)) {
     if (i != addend && !sizes.empty()) {
@@ -280,17 +285,75 @@ Decision rule_by_labels(
   return decision;
 }
 
-Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole) {
+std::optional<std::vector<std::vector<int64_t>>> sizes_by_labels(
+    const Call& call,
+    const Labels& labels) {
+  std::map<int64_t, int64_t> extents;
+  for (size_t i = 0; i < call.operands().size(); ++i) {
+    const auto& operand = call.operand(i);
+    if (!operand.spec || is_out_argument(call, operand)) {
+      continue;
+    }
+    const auto& own = labels.operands[i];
+    if (static_cast<int64_t>(own.size()) != operand.dim()) {
+      return {};
+    }
+    for (size_t dim = 0; dim < own.size(); ++dim) {
+      const auto extent = operand.spec->size(static_cast<int64_t>(dim));
+      if (own[dim] != kPrivate &&
+          extents.emplace(own[dim], extent).first->second != extent) {
+        return {};
+      }
+    }
+  }
+  std::vector<std::vector<int64_t>> outputs;
+  for (const auto& of_output : labels.outputs) {
+    auto& sizes = outputs.emplace_back();
+    for (const int64_t label : of_output) {
+      const auto found = extents.find(label);
+      if (found == extents.end()) {
+        return {};
+      }
+      sizes.push_back(found->second);
+    }
+  }
+  return outputs;
+}
+
+namespace {
+
+/// The sizes of operands that are broadcast against each other. One that is
+/// written in place must have them.
+std::vector<int64_t> broadcast_sizes(const Call& call) {
+  std::vector<int64_t> sizes;
+  for (const auto& operand : call.operands()) {
+    if (!is_out_argument(call, operand)) {
+      sizes = at::infer_size(sizes, operand.tensor.sizes());
+    }
+  }
+  for (const auto& operand : call.operands()) {
+    TORCH_CHECK(
+        !operand.written || is_out_argument(call, operand) ||
+            operand.tensor.sizes() == sizes,
+        call.name(),
+        ": output with shape ",
+        operand.tensor.sizes(),
+        " doesn't match the broadcast shape ",
+        at::IntArrayRef(sizes));
+  }
+  return sizes;
+}
+
+} // namespace
+
+Labels broadcast_labels(Call& call) {
   Labels labels;
-  const auto& outputs = call.output_sizes();
-  TORCH_INTERNAL_ASSERT(!outputs.empty(), call.name(), " has no output");
-  const auto& sizes = outputs[0];
+  const auto sizes = broadcast_sizes(call);
+  const auto outputs = call.op().schema().returns().size();
+  call.set_output_sizes(std::vector(outputs, sizes));
   const auto dims = static_cast<int64_t>(sizes.size());
   std::vector<int64_t> of_output(dims);
   std::iota(of_output.begin(), of_output.end(), 0);
-  for (const int64_t dim : whole) {
-    of_output[dim] = kPrivate;
-  }
   for (const auto& operand : call.operands()) {
     std::vector<int64_t> of_operand(operand.dim(), kPrivate);
     const auto shift = dims - operand.dim();
@@ -301,7 +364,7 @@ Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole) {
     }
     labels.operands.push_back(std::move(of_operand));
   }
-  labels.outputs.assign(outputs.size(), of_output);
+  labels.outputs.assign(outputs, of_output);
   return labels;
 }
 

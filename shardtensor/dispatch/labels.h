@@ -40,9 +40,15 @@ Decision rule_by_labels(
     Linearity linearity,
     std::optional<size_t> addend = {});
 
+/// The sizes of the outputs, where operands have dims of every label and agree
+/// on its extent.
+std::optional<std::vector<std::vector<int64_t>>> sizes_by_labels(
+    const Call& call,
+    const Labels& labels);
+
 /// Labels of broadcasting: output dim i is label i, operands are aligned at
-/// their last dims. `whole` lists output dims that must not be sharded.
-Labels broadcast_labels(Call& call, const std::vector<int64_t>& whole = {});
+/// their last dims.
+Labels broadcast_labels(Call& call);
 
 /// Output element i depends on the elements i of the inputs (broadcast). For
 /// operators of other libraries, too: see register_rule.

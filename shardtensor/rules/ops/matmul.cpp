@@ -1,3 +1,5 @@
+#include <ATen/ExpandUtils.h>
+
 #include "shardtensor/dispatch/labels.h"
 
 namespace shardtensor {
@@ -43,16 +45,20 @@ std::vector<int64_t> addend_labels(
 /// addend + left @ right. Where the product is a Partial sum, the addend counts
 /// on one rank only.
 Decision add_product_rule(Call& call, const Product& product) {
-  const auto& sizes = call.output_sizes()[0];
-  return rule_by_labels(
-      call,
-      {{addend_labels(call.operand(0), product.output, sizes),
-        product.left,
-        product.right,
-        product.output},
-       {product.output}},
-      Linearity::None,
-      0);
+  const auto& addend = call.operand(0);
+  Labels labels{
+      {std::vector<int64_t>(addend.dim(), kPrivate),
+       product.left,
+       product.right,
+       product.output},
+      {product.output}};
+  auto sizes = sizes_by_labels(call, labels);
+  if (sizes && at::is_expandable_to(addend.tensor.sizes(), sizes->at(0))) {
+    call.set_output_sizes(*std::move(sizes));
+  }
+  labels.operands[0] =
+      addend_labels(addend, product.output, call.output_sizes()[0]);
+  return rule_by_labels(call, labels, Linearity::None, 0);
 }
 
 Decision mm_rule(Call& call) {

@@ -1,5 +1,7 @@
 #include <numeric>
 
+#include <ATen/WrapDimUtils.h>
+
 #include "shardtensor/dispatch/labels.h"
 
 // Operators that work along one dim, with all others as batch. That dim is made
@@ -51,12 +53,22 @@ Decision along_dim_rule(Call& call) {
       call, aligned_labels(call, dim < 0 ? dim + dims : dim), Linearity::None);
 }
 
+/// Scans and sorts: the outputs have the sizes of the input.
+Decision same_sizes_rule(Call& call) {
+  const auto& self = call.operand(0).tensor;
+  at::maybe_wrap_dim(call.argument("dim").toInt(), self.dim());
+  call.set_output_sizes(
+      std::vector(call.op().schema().returns().size(), self.sizes().vec()));
+  return along_dim_rule(call);
+}
+
 /// renorm scales each row of `dim` by its norm over all other dims.
 Decision renorm_rule(Call& call) {
   const auto dims = call.operand(0).dim();
   const auto dim = call.argument("dim").toInt();
   std::vector<int64_t> own(dims, kPrivate);
-  own.at(dim < 0 ? dim + dims : dim) = 0;
+  own.at(at::maybe_wrap_dim(dim, dims)) = 0;
+  call.set_output_sizes({call.operand(0).spec->sizes()});
   return rule_by_labels(call, {{own}, {own}}, Linearity::None);
 }
 
@@ -104,8 +116,8 @@ Decision lookup_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
-const RegisterRules along_one_dim{
-    along_dim_rule,
+const RegisterRules scans_and_sorts{
+    same_sizes_rule,
     {
         "aten::cumsum",
         "aten::cumsum_",
@@ -117,6 +129,10 @@ const RegisterRules along_one_dim{
         "aten::cummin",
         "aten::sort",
         "aten::sort.stable",
+    }};
+const RegisterRules along_one_dim{
+    along_dim_rule,
+    {
         "aten::topk",
         "aten::kthvalue",
         "aten::mode",

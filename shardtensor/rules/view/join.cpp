@@ -216,7 +216,47 @@ class Cat {
   std::vector<Placement> placements_;
 };
 
+/// The tensors among the arguments that are put together.
+std::vector<std::vector<int64_t>> sizes_of_parts(const Call& call) {
+  std::vector<std::vector<int64_t>> parts;
+  for (const auto& operand : call.operands()) {
+    if (!is_out_argument(call, operand)) {
+      parts.push_back(operand.tensor.sizes().vec());
+    }
+  }
+  return parts;
+}
+
+/// Nothing where the parts do not fit, which PyTorch puts into words.
+std::optional<std::vector<int64_t>> cat_sizes(const Call& call) {
+  const std::vector<int64_t> skipped{0};
+  auto parts = sizes_of_parts(call);
+  parts.erase(std::remove(parts.begin(), parts.end(), skipped), parts.end());
+  if (parts.empty()) {
+    return skipped;
+  }
+  auto sizes = parts[0];
+  const auto dim = at::maybe_wrap_dim(
+      call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()));
+  int64_t extent = 0;
+  for (auto& part : parts) {
+    if (sizes.empty() || part.size() != sizes.size()) {
+      return {};
+    }
+    extent += part[dim];
+    part[dim] = sizes[dim];
+    if (part != sizes) {
+      return {};
+    }
+  }
+  sizes[dim] = extent;
+  return sizes;
+}
+
 Decision cat_rule(Call& call) {
+  if (auto sizes = cat_sizes(call)) {
+    call.set_output_sizes({*std::move(sizes)});
+  }
   const auto dims = static_cast<int64_t>(call.output_sizes().at(0).size());
   const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
   const bool all_skipped = std::all_of(
@@ -236,6 +276,15 @@ Decision cat_rule(Call& call) {
 }
 
 Decision stack_rule(Call& call) {
+  const auto parts = sizes_of_parts(call);
+  if (std::count(parts.begin(), parts.end(), parts[0]) ==
+      static_cast<int64_t>(parts.size())) {
+    auto sizes = parts[0];
+    const auto dim = at::maybe_wrap_dim(
+        call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()) + 1);
+    sizes.insert(sizes.begin() + dim, static_cast<int64_t>(parts.size()));
+    call.set_output_sizes({std::move(sizes)});
+  }
   const auto dims = static_cast<int64_t>(call.output_sizes().at(0).size());
   const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
   std::vector<int64_t> own(dims - 1);
