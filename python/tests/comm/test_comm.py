@@ -17,6 +17,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor as st
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 ops = torch.ops.shardtensor
 SIZES = {1: [4], 2: [3, 1], 3: [2, 0, 3], 4: [0, 1, 4, 2]}
 

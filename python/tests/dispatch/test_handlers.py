@@ -11,6 +11,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 from shardtensor import ShardTensor, TensorPromotionMode
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 
 @torch.library.custom_op("shardtensor_test::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ import pytest
 from programs import ROOT
 from ranks import ranks
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 DOCS = ROOT / "docs"
 
 

@@ -9,6 +9,8 @@ from torch.distributed.tensor import Replicate, Shard
 import shardtensor
 from shardtensor import ShardTensor
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 
 def perceptron():
     return torch.nn.Sequential(

@@ -9,6 +9,8 @@ from ranks import check_op, ranks, sharded
 from torch import nn
 from torch.distributed.tensor import Shard
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 
 class UNet(nn.Module):
     """Convolutions with halos, both norms, pooling, up-sampling, a skip."""

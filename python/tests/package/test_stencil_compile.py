@@ -11,6 +11,8 @@ from torch.profiler import profile
 
 import shardtensor
 
+PRELOAD = ("torch._inductor.compile_fx",)
+
 
 class Padded(nn.Module):
     def forward(self, x):

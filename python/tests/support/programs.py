@@ -1,18 +1,40 @@
 """Programs of the repository, run as a user runs them."""
 
 import ast
+import contextlib
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+from ranks import run_isolated
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples" / "python"
 
 
+def printed(ranks, script, *arguments):
+    """What an example prints on `ranks` ranks, which start at once: they are
+    forked, in the environment that torchrun would give them."""
+    outcomes = run_isolated(ranks, _run_program, script, arguments, world=False)
+    assert all(o.kind == "ok" for o in outcomes), [o.text for o in outcomes]
+    return "".join(o.value for o in outcomes)
+
+
+def _run_program(script, arguments):
+    program = str(EXAMPLES / script)
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        runpy.run_path(program, run_name="__main__")
+    return text.getvalue()
+
+
 def launch(ranks, script, *arguments, timeout=300):
-    """What `ranks` processes of an example print."""
+    """What `ranks` processes of an example print that torchrun starts."""
     launcher = ["-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, f"--nproc-per-node={ranks}", EXAMPLES / script, *arguments]
     done = subprocess.run(

@@ -23,7 +23,8 @@ What there is:
                                         a list with what each rank returned
   run_isolated(n, fn, *args)            fresh processes, for tests that kill a
                                         rank or break a group; fn(*args), one
-                                        Outcome per rank, never raises
+                                        Outcome per rank, never raises.
+                                        world=False: nobody has joined yet
   uneven, partitions                    piece sizes to sweep
   shard, sharded, assert_close, check_op, from_spec, piece
                                         the oracle, see oracle.py
@@ -37,7 +38,9 @@ package's default settings (modes, policies, no DistributedManager). The world
 How: one process (the *seed*) imports torch once and never computes; workers
 are forked from it, a pool per number of ranks, and live for the whole pytest
 session. Where ranks disagree about the outcome, the pool is replaced, which
-costs 0.1 s. A body runs 1 ms after it is called.
+costs 0.1 s. A body runs 1 ms after it is called. A test file that needs modules
+which take seconds to import names them, PRELOAD = ("torch._dynamo",): its
+workers come from a seed that has imported them, once for all.
 """
 
 import ast
@@ -46,6 +49,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -111,7 +115,7 @@ def ranks(*meshes, timeout=60.0):
         @functools.wraps(body)
         def test(ranks, **arguments):
             __tracebackhide__ = True
-            outcomes = _pool(ranks).call(ranks, body, (), arguments, timeout)
+            outcomes = _pool(ranks, body).call(ranks, body, (), arguments, timeout)
             _report(outcomes)
 
         test.body = body
@@ -127,16 +131,16 @@ def ranks(*meshes, timeout=60.0):
 
 def run(mesh, fn, *args, timeout=60.0):
     """fn(device_mesh, *args) on each rank of mesh (3, or "2x2"): the results."""
-    outcomes = _pool(str(mesh)).call(str(mesh), fn, args, {}, timeout)
+    outcomes = _pool(str(mesh), fn).call(str(mesh), fn, args, {}, timeout)
     bad = [o for o in outcomes if o.kind != "ok"]
     if bad:
         raise RankError(_describe(outcomes))
     return [o.value for o in outcomes]
 
 
-def run_isolated(count, fn, *args, timeout=60.0, group_timeout=60.0):
+def run_isolated(count, fn, *args, timeout=60.0, group_timeout=60.0, world=True):
     """fn(*args) on `count` fresh ranks with a world of their own: Outcomes."""
-    pool = Pool(count, group_timeout)
+    pool = Pool(count, _seed_of(fn), group_timeout, world)
     try:
         # One rank's failure is the point of such a test: wait for the others.
         return pool.call(None, fn, args, {}, timeout, grace=timeout)
@@ -168,31 +172,41 @@ def _describe(outcomes):
 
 # ---- pools of workers -------------------------------------------------------
 
-_pools = {}
-_seed = None
+_pools = {}  # (number of ranks, preloaded modules) -> Pool
+_seeds = {}  # preloaded modules -> Seed
 
 
 def _shape(mesh):
     return tuple(int(n) for n in str(mesh).split("x"))
 
 
-def _pool(mesh):
+def _pool(mesh, fn):
     count = math.prod(_shape(mesh))
-    if count not in _pools or _pools[count].broken:
-        if count in _pools:
-            _pools[count].stop()
-        _pools[count] = Pool(count)
-    return _pools[count]
+    seed = _seed_of(fn)
+    key = count, seed.preload
+    if key not in _pools or _pools[key].broken:
+        if key in _pools:
+            _pools[key].stop()
+        _pools[key] = Pool(count, seed)
+    return _pools[key]
+
+
+def _seed_of(fn):
+    preload = tuple(getattr(sys.modules[fn.__module__], "PRELOAD", ()))
+    if preload not in _seeds:
+        _seeds[preload] = Seed(preload)
+    return _seeds[preload]
 
 
 class Seed:
-    """The process that workers are forked from. It has imported torch and
+    """A process that workers are forked from. It has imported torch and
     started no thread."""
 
-    def __init__(self):
+    def __init__(self, preload):
+        self.preload = preload
         self.socket, theirs = socket.socketpair()
         code = f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parents[1])]}; "
-        code += f"import ranks; ranks._serve_seed({theirs.fileno()})"
+        code += f"import ranks; ranks._serve_seed({theirs.fileno()}, {preload})"
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -218,13 +232,12 @@ class Seed:
 
 
 def _stop_all():
-    global _seed
     for pool in _pools.values():
         pool.stop()
     _pools.clear()
-    if _seed is not None:
-        _seed.stop()
-        _seed = None
+    for seed in _seeds.values():
+        seed.stop()
+    _seeds.clear()
 
 
 atexit.register(_stop_all)
@@ -233,17 +246,16 @@ atexit.register(_stop_all)
 class Pool:
     """`count` ranks with a world of their own."""
 
-    def __init__(self, count, group_timeout=60.0):
-        global _seed
-        if _seed is None:
-            _seed = Seed()
+    def __init__(self, count, seed, group_timeout=60.0, world=True):
         self.count = count
+        self.seed = seed
         self.broken = False
         self.folder = tempfile.mkdtemp(prefix="shardtensor-ranks-")
         pairs = [socket.socketpair() for _ in range(count)]
         message = {"fork": count, "folder": self.folder, "timeout": group_timeout}
+        message["port"] = None if world else _free_port()
         theirs = [pair[1] for pair in pairs]
-        self.pids = _seed.request(message, [s.fileno() for s in theirs])
+        self.pids = seed.request(message, [s.fileno() for s in theirs])
         for end in theirs:
             end.close()
         self.pipes = [connection.Connection(pair[0].detach()) for pair in pairs]
@@ -283,7 +295,7 @@ class Pool:
         try:
             return Outcome(*pipe.recv())
         except (EOFError, ConnectionResetError):
-            status = _seed.request({"wait": self.pids[rank]})
+            status = self.seed.request({"wait": self.pids[rank]})
             self.pids[rank] = None
             return Outcome("died", status, f"{_exit_text(status)}\n{self._stack(rank)}")
 
@@ -302,9 +314,15 @@ class Pool:
         for pid in filter(None, self.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            _seed.request({"wait": pid})
+            self.seed.request({"wait": pid})
         shutil.rmtree(self.folder, ignore_errors=True)
         self.pids = []
+
+
+def _free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
 
 
 def _exit_text(status):
@@ -316,12 +334,14 @@ def _exit_text(status):
 # ---- in the seed and in the workers -----------------------------------------
 
 
-def _serve_seed(descriptor):
+def _serve_seed(descriptor, preload):
     import torch
     import torch.distributed.tensor  # noqa: F401
 
     import shardtensor  # noqa: F401
 
+    for module in preload:
+        importlib.import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     control = socket.socket(fileno=descriptor)
     children = set()
@@ -351,20 +371,20 @@ def _fork_workers(control, message, descriptors):
             for other in descriptors:
                 if other != mine:
                     os.close(other)
-            _worker(mine, rank, message["fork"], message["folder"], message["timeout"])
+            _worker(mine, rank, message)
         pids.append(pid)
     for descriptor in descriptors:
         os.close(descriptor)
     return pids
 
 
-def _worker(descriptor, rank, count, folder, group_timeout):
+def _worker(descriptor, rank, message):
     try:
-        stack = open(os.path.join(folder, f"stack{rank}"), "w")  # noqa: SIM115
+        stack = open(os.path.join(message["folder"], f"stack{rank}"), "w")  # noqa: SIM115
         faulthandler.enable(stack)
         faulthandler.register(signal.SIGUSR1, stack)
         pipe = connection.Connection(descriptor)
-        _init_world(rank, count, folder, group_timeout)
+        _prepare(rank, message)
         while True:
             pipe.send(_outcome(*pickle.loads(pipe.recv_bytes())))
     except (EOFError, BrokenPipeError):
@@ -374,22 +394,25 @@ def _worker(descriptor, rank, count, folder, group_timeout):
         os._exit(1)
 
 
-def _init_world(rank, count, folder, group_timeout):
+def _prepare(rank, message):
+    """One thread, a launcher's environment and, where asked for, the world."""
     import torch
     import torch.distributed as dist
 
+    count = message["fork"]
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
-        MASTER_ADDR="localhost", MASTER_PORT="29500",
+        MASTER_ADDR="localhost", MASTER_PORT=str(message["port"] or 29500),
     )  # fmt: skip
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(os.path.join(folder, "store"), count),
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=group_timeout),
-    )
+    if message["port"] is None:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(os.path.join(message["folder"], "store"), count),
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=message["timeout"]),
+        )
 
 
 def _outcome(path, module, name, mesh, args, kwargs):

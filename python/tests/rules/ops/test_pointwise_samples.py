@@ -2,25 +2,15 @@
 
 import functools
 import itertools
-import sys
-import types
-import unittest
 
 import pytest
 import torch
+from operator_samples import BinaryUfuncInfo, UnaryUfuncInfo, op_db
 from ranks import check_op, ranks, sharded, uneven
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils._pytree import tree_map
 
-# PyTorch's samples import a package that only its own tests need.
-sys.modules.setdefault(
-    "expecttest", types.ModuleType("expecttest")
-).__dict__.setdefault("TestCase", unittest.TestCase)
-from torch.testing._internal.common_methods_invocations import (  # noqa: E402
-    BinaryUfuncInfo,
-    UnaryUfuncInfo,
-    op_db,
-)
+PRELOAD = ("operator_samples",)
 
 OTHERS = [
     "where", "clamp", "clamp_min", "lerp", "addcmul", "addcdiv", "masked_fill",
