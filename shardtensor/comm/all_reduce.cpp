@@ -168,7 +168,7 @@ const auto& all_reduce_operator() {
 
 void check_linear(const std::string& reduce) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      reduce == "sum" || reduce == "avg",
+      is_linear_reduce(parse_reduce(reduce)),
       "shardtensor::all_reduce: ",
       reduce,
       " has no derivative, only sum and avg have");

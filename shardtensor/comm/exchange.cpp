@@ -44,7 +44,7 @@ at::Tensor make_target(const at::Tensor& x, const MessageSide& target) {
 }
 
 /// The box of x, in one operation; decode() has checked that it lies within.
-at::Tensor part(const at::Tensor& x, const Piece& piece) {
+at::Tensor part(const at::Tensor& x, const MessageBox& piece) {
   if (piece.extent == x.sizes()) {
     return x;
   }
@@ -55,7 +55,10 @@ at::Tensor part(const at::Tensor& x, const Piece& piece) {
   return x.as_strided(piece.extent, x.strides(), offset);
 }
 
-void write(const at::Tensor& target, const Piece& piece, const at::Tensor& x) {
+void write(
+    const at::Tensor& target,
+    const MessageBox& piece,
+    const at::Tensor& x) {
   at::Tensor destination = part(target, piece);
   if (piece.adds) {
     destination.add_(x);
@@ -109,7 +112,7 @@ at::Tensor pack(const at::Tensor& x, const Messages& messages) {
   }
   at::Tensor buffer = at::empty({messages.numel}, x.options());
   for_each_piece(
-      buffer, messages, [&](const Piece& piece, const at::Tensor& place) {
+      buffer, messages, [&](const MessageBox& piece, const at::Tensor& place) {
         place.copy_(part(x, piece));
       });
   return buffer;
@@ -173,7 +176,7 @@ void unpack(const at::Tensor& target, const Received& received) {
   for_each_piece(
       received.buffer,
       received.messages,
-      [&](const Piece& piece, const at::Tensor& x) {
+      [&](const MessageBox& piece, const at::Tensor& x) {
         write(target, piece, x);
       });
 }
@@ -184,10 +187,12 @@ void write_in_rank_order(
     const at::Tensor& x,
     const ExchangeCode& code,
     const std::vector<Received>& received) {
-  std::vector<std::pair<Piece, at::Tensor>> writes;
+  std::vector<std::pair<MessageBox, at::Tensor>> writes;
   for (const auto& r : received) {
     for_each_piece(
-        r.buffer, r.messages, [&](const Piece& piece, const at::Tensor& box) {
+        r.buffer,
+        r.messages,
+        [&](const MessageBox& piece, const at::Tensor& box) {
           writes.emplace_back(piece, box);
         });
   }

@@ -72,7 +72,7 @@ MessageSide read_side(Reader& reader, int64_t ranks) {
   side.in_rank_order = (flags & kInRankOrder) != 0;
   side.pieces.reserve(pieces);
   for (int64_t i = 0; i < pieces; ++i) {
-    Piece& piece = side.pieces.emplace_back();
+    MessageBox& piece = side.pieces.emplace_back();
     piece.peer = reader.next();
     check_peer(piece.peer, ranks);
     piece.adds = reader.next() != 0;
@@ -237,16 +237,17 @@ void write_side(
 
 } // namespace
 
-c10::ArrayRef<Piece> MessageSide::of(int64_t peer) const {
+c10::ArrayRef<MessageBox> MessageSide::of(int64_t peer) const {
   const auto begin = std::lower_bound(
-      pieces.begin(), pieces.end(), peer, [](const Piece& piece, int64_t p) {
-        return piece.peer < p;
-      });
+      pieces.begin(),
+      pieces.end(),
+      peer,
+      [](const MessageBox& piece, int64_t p) { return piece.peer < p; });
   auto end = begin;
   while (end != pieces.end() && end->peer == peer) {
     ++end;
   }
-  return c10::ArrayRef<Piece>(pieces).slice(
+  return c10::ArrayRef<MessageBox>(pieces).slice(
       begin - pieces.begin(), end - begin);
 }
 

@@ -11,7 +11,7 @@ namespace shardtensor {
 
 /// One box of a local tensor, with the rank of the group that it goes to or
 /// comes from; the peer may be this rank.
-struct Piece {
+struct MessageBox {
   int64_t peer = 0;
   bool adds = false; // as a target: an earlier piece wrote some of it
   c10::IntArrayRef begin;
@@ -29,10 +29,10 @@ struct MessageSide {
   // that holds a copy of it gets the same bits. Otherwise each element has at
   // most one writer besides this rank, and order does not matter.
   bool in_rank_order = false;
-  std::vector<Piece> pieces;
+  std::vector<MessageBox> pieces;
 
   /// The pieces of one peer.
-  c10::ArrayRef<Piece> of(int64_t peer) const;
+  c10::ArrayRef<MessageBox> of(int64_t peer) const;
 };
 
 /// An ExchangePlan seen from a process group, as a view of the integers that

@@ -14,7 +14,7 @@ namespace shardtensor {
 /// The pieces that go to, or come from, some peers, in the order in which they
 /// stand in one flat buffer.
 struct Messages {
-  std::vector<Piece> pieces;
+  std::vector<MessageBox> pieces;
   Splits splits; // per rank of the group
   int64_t numel = 0;
   bool adds = false; // some piece does

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <set>
 
-#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/dispatch/labels.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
@@ -33,15 +33,6 @@ bool count(const std::string& op, const SpecPtr& spec, int64_t elements) {
   entry.calls += 1;
   entry.elements += elements;
   return state.said.insert(op + to_string(*spec)).second;
-}
-
-Decision replicate_rule(Call& call) {
-  Decision decision;
-  for (const auto& operand : call.operands()) {
-    decision.inputs.push_back(
-        operand.spec ? replicated(operand.spec) : nullptr);
-  }
-  return decision;
 }
 
 } // namespace

@@ -136,7 +136,7 @@ std::optional<Reduce> kept_partial(
   const auto& first = call.operand(0);
   const bool first_is_partial =
       !is_scalar_operand(first) && first.spec->placement(axis).is_partial();
-  const bool linear_reduce = *reduce == Reduce::Sum || *reduce == Reduce::Avg;
+  const bool linear_reduce = is_linear_reduce(*reduce);
   switch (linearity) {
     case Linearity::Copy:
       return values == 1 ? reduce : std::nullopt;
@@ -346,23 +346,29 @@ std::vector<int64_t> broadcast_sizes(const Call& call) {
 
 } // namespace
 
+std::vector<int64_t> broadcast_to(
+    const Operand& operand,
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& labels) {
+  std::vector<int64_t> result(operand.dim(), kPrivate);
+  const auto shift = static_cast<int64_t>(labels.size()) - operand.dim();
+  for (int64_t dim = 0; dim < operand.dim(); ++dim) {
+    if (dim + shift >= 0 && operand.spec->size(dim) == sizes[dim + shift]) {
+      result[dim] = labels[dim + shift];
+    }
+  }
+  return result;
+}
+
 Labels broadcast_labels(Call& call) {
   Labels labels;
   const auto sizes = broadcast_sizes(call);
   const auto outputs = call.op().schema().returns().size();
   call.set_output_sizes(std::vector(outputs, sizes));
-  const auto dims = static_cast<int64_t>(sizes.size());
-  std::vector<int64_t> of_output(dims);
+  std::vector<int64_t> of_output(sizes.size());
   std::iota(of_output.begin(), of_output.end(), 0);
   for (const auto& operand : call.operands()) {
-    std::vector<int64_t> of_operand(operand.dim(), kPrivate);
-    const auto shift = dims - operand.dim();
-    for (int64_t dim = 0; dim < operand.dim(); ++dim) {
-      if (dim + shift >= 0 && operand.spec->size(dim) == sizes[dim + shift]) {
-        of_operand[dim] = of_output[dim + shift];
-      }
-    }
-    labels.operands.push_back(std::move(of_operand));
+    labels.operands.push_back(broadcast_to(operand, sizes, of_output));
   }
   labels.outputs.assign(outputs, of_output);
   return labels;
@@ -370,6 +376,15 @@ Labels broadcast_labels(Call& call) {
 
 Decision pointwise_rule(Call& call) {
   return rule_by_labels(call, broadcast_labels(call), Linearity::None);
+}
+
+Decision replicate_rule(Call& call) {
+  Decision decision;
+  for (const auto& operand : call.operands()) {
+    decision.inputs.push_back(
+        operand.spec ? replicated(operand.spec) : nullptr);
+  }
+  return decision;
 }
 
 } // namespace shardtensor

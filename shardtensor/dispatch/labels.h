@@ -46,6 +46,13 @@ std::optional<std::vector<std::vector<int64_t>>> sizes_by_labels(
     const Call& call,
     const Labels& labels);
 
+/// The labels of an operand that is broadcast to a tensor of `sizes` and
+/// `labels`: aligned at the last dims, expanded dims private.
+std::vector<int64_t> broadcast_to(
+    const Operand& operand,
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& labels);
+
 /// Labels of broadcasting: output dim i is label i, operands are aligned at
 /// their last dims.
 Labels broadcast_labels(Call& call);
@@ -53,6 +60,9 @@ Labels broadcast_labels(Call& call);
 /// Output element i depends on the elements i of the inputs (broadcast). For
 /// operators of other libraries, too: see register_rule.
 Decision pointwise_rule(Call& call);
+
+/// Every rank works on the whole tensors.
+Decision replicate_rule(Call& call);
 
 /// True for the out= arguments of an operator.
 bool is_out_argument(const Call& call, const Operand& operand);

@@ -48,11 +48,15 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
+/// The adjoint of such a reduction is one, too; a maximum, a minimum and a
+/// product have none.
+inline bool is_linear_reduce(Reduce reduce) {
+  return reduce == Reduce::Sum || reduce == Reduce::Avg;
+}
 /// False for what only a maximum, a minimum or a product of the terms makes
 /// whole.
 inline bool is_linear(const Placement& placement) {
-  return !placement.is_partial() || placement.reduce == Reduce::Sum ||
-      placement.reduce == Reduce::Avg;
+  return !placement.is_partial() || is_linear_reduce(placement.reduce);
 }
 
 /// "Shard(dim=2)", "Replicate()", "Partial(sum)".

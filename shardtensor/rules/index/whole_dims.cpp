@@ -5,8 +5,8 @@
 #include "shardtensor/rules/index/rules.h"
 
 // Reading and writing at index tensors where the indexed dims are whole: the
-// other dims, and those of the indices, keep their layout. index_read.cpp and
-// index_write.cpp do the rest.
+// other dims, and those of the indices, keep their layout. read.cpp and
+// write.cpp do the rest.
 
 namespace shardtensor {
 namespace {
@@ -104,21 +104,6 @@ struct Indexed {
     return labels;
   }
 };
-
-/// Dims of a tensor that is broadcast against one of `sizes` and `labels`.
-std::vector<int64_t> broadcast_to(
-    const Operand& operand,
-    const std::vector<int64_t>& sizes,
-    const std::vector<int64_t>& labels) {
-  std::vector<int64_t> result(operand.dim(), kPrivate);
-  const auto shift = static_cast<int64_t>(labels.size()) - operand.dim();
-  for (int64_t dim = 0; dim < operand.dim(); ++dim) {
-    if (dim + shift >= 0 && operand.spec->size(dim) == sizes[dim + shift]) {
-      result[dim] = labels[dim + shift];
-    }
-  }
-  return result;
-}
 
 } // namespace
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/rule.h"
 
 namespace shardtensor {
 namespace {

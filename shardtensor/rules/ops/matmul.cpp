@@ -27,21 +27,6 @@ Decision product_rule(Call& call, const Product& product) {
       Linearity::Product);
 }
 
-/// The labels of an addend that is broadcast to the product.
-std::vector<int64_t> addend_labels(
-    const Operand& addend,
-    const std::vector<int64_t>& output,
-    const std::vector<int64_t>& sizes) {
-  const auto shift = static_cast<int64_t>(output.size()) - addend.dim();
-  std::vector<int64_t> labels(addend.dim(), kPrivate);
-  for (int64_t dim = 0; dim < addend.dim(); ++dim) {
-    if (addend.spec->size(dim) == sizes[dim + shift]) {
-      labels[dim] = output[dim + shift];
-    }
-  }
-  return labels;
-}
-
 /// addend + left @ right. Where the product is a Partial sum, the addend counts
 /// on one rank only.
 Decision add_product_rule(Call& call, const Product& product) {
@@ -57,7 +42,7 @@ Decision add_product_rule(Call& call, const Product& product) {
     call.set_output_sizes(*std::move(sizes));
   }
   labels.operands[0] =
-      addend_labels(addend, product.output, call.output_sizes()[0]);
+      broadcast_to(addend, call.output_sizes()[0], product.output);
   return rule_by_labels(call, labels, Linearity::None, 0);
 }
 

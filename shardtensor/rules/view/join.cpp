@@ -23,7 +23,8 @@ bool is_skipped(const Operand& operand) {
   return operand.dim() == 1 && operand.spec->size(0) == 0;
 }
 
-/// One cat: its operands without the skipped ones.
+/// The layouts of one cat: of its operands, without the skipped ones, and of
+/// its result.
 class Cat {
  public:
   Cat(Call& call, int64_t dim) : call_(call), dim_(dim) {
@@ -46,12 +47,7 @@ class Cat {
         chief_->is_sharded(dim_) ? chief_->axes(dim_) : std::vector<int64_t>();
     keep_common_partial();
     const auto cuts = axes_.empty() ? std::vector<Partition>() : cut_parts();
-    Decision decision;
-    for (const auto& operand : call_.operands()) {
-      decision.inputs.push_back(
-          operand.spec ? replicated(operand.spec) : nullptr);
-    }
-    std::vector<int64_t> total;
+    auto decision = replicate_rule(call_);
     for (size_t part = 0; part < parts_.size(); ++part) {
       decision.inputs[parts_[part]] = laid_out(
           spec(parts_[part]).sizes(),
@@ -264,15 +260,7 @@ Decision cat_rule(Call& call) {
         return !operand.spec || is_out_argument(call, operand) ||
             is_skipped(operand);
       });
-  if (all_skipped) {
-    Decision decision;
-    for (const auto& operand : call.operands()) {
-      decision.inputs.push_back(
-          operand.spec ? replicated(operand.spec) : nullptr);
-    }
-    return decision;
-  }
-  return Cat(call, dim).decide();
+  return all_skipped ? replicate_rule(call) : Cat(call, dim).decide();
 }
 
 Decision stack_rule(Call& call) {
