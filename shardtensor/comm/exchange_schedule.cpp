@@ -90,10 +90,10 @@ std::shared_ptr<const ExchangeSchedule> find_schedule(
   if (code.size() > kLongestKept) {
     return std::make_shared<const ExchangeSchedule>(make());
   }
-  static auto* schedules = new PlanCache<ExchangeSchedule>();
+  static PlanCache<ExchangeSchedule> schedules;
   PlanKey key;
   key.add(element_size).add(static_cast<int64_t>(adds)).add(code);
-  return schedules->find(key, make);
+  return schedules.find(key, make);
 }
 
 } // namespace shardtensor

@@ -58,8 +58,7 @@ bool append(PlanKey& key, const c10::IValue& value) {
 /// The positions of undefined tensors and of list ends count, too.
 bool make_key(const Call& call, Rule rule, PlanKey& key) {
   key.add(reinterpret_cast<int64_t>(rule))
-      .add(reinterpret_cast<int64_t>(&call.op().schema()))
-      .add(reinterpret_cast<int64_t>(call.mesh().get()));
+      .add(reinterpret_cast<int64_t>(&call.op().schema()));
   for (const auto& operand : call.operands()) {
     // Masks and numbers index differently: the dtype counts.
     key.add(
@@ -75,26 +74,13 @@ bool make_key(const Call& call, Rule rule, PlanKey& key) {
   return true;
 }
 
-struct Kept {
-  Decision decision;
-  std::vector<SpecPtr> alive; // the key's addresses stay taken
-  MeshPtr mesh;
-};
-
 std::shared_ptr<const Decision> decide(Call& call, Rule rule) {
-  static auto* decisions = new PlanCache<Kept>();
+  static PlanCache<Decision> decisions;
   PlanKey key;
   if (!make_key(call, rule, key)) {
     return std::make_shared<const Decision>(rule(call));
   }
-  const auto kept = decisions->find(key, [&] {
-    Kept made{rule(call), {}, call.mesh()};
-    for (const auto& operand : call.operands()) {
-      made.alive.push_back(operand.spec);
-    }
-    return made;
-  });
-  return {kept, &kept->decision};
+  return decisions.find(key, [&] { return rule(call); });
 }
 
 // ---- local arguments --------------------------------------------------------

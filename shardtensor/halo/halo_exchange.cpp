@@ -60,7 +60,6 @@ Interval extended(
 }
 
 struct HaloPlan {
-  SpecPtr given;
   SpecPtr layout;
   EncodedExchange gather;
 };
@@ -69,7 +68,7 @@ HaloPlan plan_halo(
     const SpecPtr& spec,
     const std::vector<Halo>& halos,
     Boundary boundary) {
-  HaloPlan plan{spec, stencil_layout(spec, {}), {}};
+  HaloPlan plan{stencil_layout(spec, {}), {}};
   const auto& layout = *plan.layout;
   std::vector<int64_t> dims;
   for (const auto& halo : halos) {

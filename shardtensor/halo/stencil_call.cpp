@@ -61,7 +61,7 @@ StencilCall plan_stencil_call(
   const SpecPtr input = stencil_layout(spec, whole);
   const int64_t position = std::max<int64_t>(0, input->mesh()->position());
   const int64_t first = input->dim() - static_cast<int64_t>(stencils.size());
-  StencilCall call{spec, input, nullptr, false, {}, {}, {}};
+  StencilCall call{input, nullptr, false, {}, {}, {}};
   auto partitions = input->partitions();
   std::vector<std::vector<StencilPiece>> gathered(stencils.size());
   for (size_t i = 0; i < stencils.size(); ++i) {

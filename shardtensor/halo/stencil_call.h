@@ -14,7 +14,6 @@ namespace shardtensor {
 /// the input to `input`, gather rows, call the local operator on them, keep
 /// the owned outputs. The same decisions on every rank.
 struct StencilCall {
-  SpecPtr given; // the layout that the operator was called with
   SpecPtr input; // the layout that it needs
   SpecPtr output;
   bool gathers = false; // some rank needs rows that another one owns

@@ -5,6 +5,8 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
@@ -25,6 +27,7 @@ class PlanKey {
     return add(std::bit_cast<int64_t>(value));
   }
   PlanKey& add(const SpecPtr& spec) {
+    specs_.push_back(spec.get());
     return add(reinterpret_cast<int64_t>(spec.get()));
   }
   PlanKey& add(c10::IntArrayRef values) {
@@ -35,6 +38,13 @@ class PlanKey {
   bool operator==(const PlanKey& other) const {
     return values_ == other.values_;
   }
+  /// Keeps the specs alive, or others could take their addresses. Keys that
+  /// are only looked up do without.
+  void own() {
+    for (const auto* spec : specs_) {
+      owned_.push_back(spec ? spec->shared_from_this() : nullptr);
+    }
+  }
   size_t hash() const {
     size_t result = values_.size();
     for (const int64_t value : values_) {
@@ -44,50 +54,51 @@ class PlanKey {
   }
 
  private:
-  c10::SmallVector<int64_t, 24> values_; // on the hot path no allocation
+  // On the hot path no allocation.
+  c10::SmallVector<int64_t, 24> values_;
+  c10::SmallVector<const ShardSpec*, 4> specs_;
+  std::vector<SpecPtr> owned_;
 };
 
-/// Plans by key, made on first use and kept. A plan must hold the specs whose
-/// addresses are in its key, or another spec could take their place.
+/// Plans by key, made on first use and kept with the specs of their keys. Never
+/// destroyed: at the program's end another thread may still be in a backward.
 template <typename Plan>
 class PlanCache {
  public:
   template <typename Make>
   std::shared_ptr<const Plan> find(const PlanKey& key, const Make& make) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = plans_.find(key);
-      if (found != plans_.end()) {
-        return found->second;
-      }
+    if (auto found = get(key)) {
+      return found;
     }
     // Made without the lock: making one may call operators.
-    auto plan = std::make_shared<const Plan>(make());
-    std::lock_guard<std::mutex> lock(mutex_);
-    make_room();
-    return plans_.emplace(key, std::move(plan)).first->second;
+    return insert(key, make(), /*replace=*/false);
   }
 
   /// The plan of this key, or null.
   std::shared_ptr<const Plan> get(const PlanKey& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = plans_.find(key);
-    return found == plans_.end() ? nullptr : found->second;
+    std::lock_guard<std::mutex> lock(state_.mutex);
+    const auto found = state_.plans.find(key);
+    return found == state_.plans.end() ? nullptr : found->second;
   }
 
   /// Keeps `plan` in the place of the one before.
   void put(const PlanKey& key, Plan plan) {
-    auto kept = std::make_shared<const Plan>(std::move(plan));
-    std::lock_guard<std::mutex> lock(mutex_);
-    make_room();
-    plans_.insert_or_assign(key, std::move(kept));
+    insert(key, std::move(plan), /*replace=*/true);
   }
 
  private:
-  void make_room() {
-    if (plans_.size() >= kMaxPlans) {
-      plans_.clear();
+  std::shared_ptr<const Plan> insert(PlanKey key, Plan plan, bool replace) {
+    auto kept = std::make_shared<const Plan>(std::move(plan));
+    key.own();
+    std::lock_guard<std::mutex> lock(state_.mutex);
+    if (state_.plans.size() >= kMaxPlans) {
+      state_.plans.clear();
     }
+    const auto [entry, is_new] = state_.plans.try_emplace(std::move(key), kept);
+    if (!is_new && replace) {
+      entry->second = std::move(kept);
+    }
+    return entry->second;
   }
 
   static constexpr size_t kMaxPlans = 8192;
@@ -96,8 +107,11 @@ class PlanCache {
       return key.hash();
     }
   };
-  std::mutex mutex_;
-  std::unordered_map<PlanKey, std::shared_ptr<const Plan>, Hash> plans_;
+  struct State {
+    std::mutex mutex;
+    std::unordered_map<PlanKey, std::shared_ptr<const Plan>, Hash> plans;
+  };
+  State& state_ = *new State();
 };
 
 } // namespace shardtensor

@@ -27,7 +27,7 @@ using SpecPtr = std::shared_ptr<const ShardSpec>;
 ///
 /// Example: sizes (10, 4) on a mesh of 2 x 2 with (Shard(0), Shard(0)) and the
 /// partition {3, 3, 2, 2}: position 2, coordinates (1, 0), owns rows [6, 8).
-class ShardSpec {
+class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
  public:
   using Partitions = std::vector<std::optional<Partition>>;
 

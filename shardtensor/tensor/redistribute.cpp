@@ -1,15 +1,12 @@
 #include "shardtensor/tensor/redistribute.h"
 
-#include <mutex>
-#include <unordered_map>
-
 #include <ATen/ops/div.h>
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
-#include <c10/util/hash.h>
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange.h"
+#include "shardtensor/layout/plan_cache.h"
 
 namespace shardtensor {
 namespace {
@@ -17,8 +14,6 @@ namespace {
 /// The steps of a redistribution, a function of the two specs alone:
 /// all-reduces, then one exchange, then terms made from whole values.
 struct Route {
-  SpecPtr from; // keep the keys of the cache alive
-  SpecPtr to;
   std::vector<int64_t> averaged; // Partial(avg) axes that the exchange sums
   std::vector<std::pair<int64_t, Reduce>> reduced; // axes to all-reduce
   bool exchanges = false;
@@ -26,8 +21,6 @@ struct Route {
   EncodedExchange exchange;
   bool zeroed = false; // made Partial(sum): another rank holds the value
 };
-
-using SpecPair = std::pair<const ShardSpec*, const ShardSpec*>;
 
 bool cut_only(const ShardSpec& from, const ShardSpec& to) {
   for (int64_t axis = 0; axis < from.mesh()->axes(); ++axis) {
@@ -62,7 +55,7 @@ void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
 
 Route plan_route(const SpecPtr& from, const SpecPtr& to) {
   check_same_tensor(*from, *to);
-  Route route{from, to, {}, {}, false, false, {}, false};
+  Route route;
   auto source = from->placements();
   auto target = to->placements();
   for (int64_t axis = 0; axis < from->mesh()->axes(); ++axis) {
@@ -120,26 +113,10 @@ Route plan_route(const SpecPtr& from, const SpecPtr& to) {
 std::shared_ptr<const Route> find_route(
     const SpecPtr& from,
     const SpecPtr& to) {
-  struct Hash {
-    size_t operator()(const SpecPair& key) const {
-      return c10::get_hash(key.first, key.second);
-    }
-  };
-  constexpr size_t kMaxRoutes = 4096;
-  static std::mutex mutex;
-  static std::unordered_map<SpecPair, std::shared_ptr<const Route>, Hash>
-      routes;
-  const SpecPair key{from.get(), to.get()};
-  std::lock_guard<std::mutex> lock(mutex);
-  auto found = routes.find(key);
-  if (found == routes.end()) {
-    if (routes.size() >= kMaxRoutes) {
-      routes.clear();
-    }
-    auto route = std::make_shared<const Route>(plan_route(from, to));
-    found = routes.emplace(key, std::move(route)).first;
-  }
-  return found->second;
+  static PlanCache<Route> routes;
+  PlanKey key;
+  key.add(from).add(to);
+  return routes.find(key, [&] { return plan_route(from, to); });
 }
 
 at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {

@@ -44,7 +44,7 @@ at::Tensor twice_kernel(const at::Tensor& x) {
 at::Tensor shifted_kernel(const at::Tensor& x) {
   return x + 1;
 }
-at::Tensor shifted_rule(const at::Tensor& x) {
+at::Tensor shifted_function(const at::Tensor& x) {
   return from_local(to_local(x) + 100, spec(x));
 }
 
@@ -52,17 +52,19 @@ TORCH_LIBRARY(rule_test, m) {
   m.def("twice(Tensor x) -> Tensor");
   m.def("shifted(Tensor x) -> Tensor");
   m.def("lonely(Tensor x) -> Tensor");
+  m.def("by_dtype(Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(rule_test, CPU, m) {
   m.impl("twice", twice_kernel);
   m.impl("shifted", shifted_kernel);
   m.impl("lonely", twice_kernel);
+  m.impl("by_dtype", twice_kernel);
 }
 TORCH_LIBRARY_IMPL(rule_test, Meta, m) {
   m.impl("twice", twice_kernel);
 }
 TORCH_LIBRARY_IMPL(rule_test, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("shifted", shifted_rule);
+  m.impl("shifted", shifted_function);
 }
 
 at::Tensor call(const char* op, const at::Tensor& x) {
@@ -89,6 +91,25 @@ TEST(Rule, AForeignOperatorHasAFunctionLevelRule) {
 TEST(Rule, UnknownOperatorsCannotHaveRules) {
   EXPECT_THROW(
       register_rule("rule_test::missing", pointwise_rule), c10::ValueError);
+}
+
+/// Truth values are wanted cut, numbers as they are.
+Decision by_dtype_rule(Call& call) {
+  const auto& x = call.operand(0);
+  const auto wanted = x.tensor.scalar_type() == at::kBool
+      ? with_placements(x.spec, {Placement::shard(0)})
+      : x.spec;
+  return {{wanted}, {wanted}, {}};
+}
+
+TEST(Rule, DecidesAnewForAnotherDtype) {
+  register_rule("rule_test::by_dtype", by_dtype_rule);
+  const auto numbers = laid_out(at::ones({4}), Placement::replicate());
+  const auto truths =
+      laid_out(at::ones({4}, at::kBool), Placement::replicate());
+  EXPECT_EQ(spec(numbers), spec(truths));
+  EXPECT_EQ(spec(call("rule_test::by_dtype", numbers)), spec(numbers));
+  EXPECT_TRUE(spec(call("rule_test::by_dtype", truths))->is_sharded());
 }
 
 // ---- layouts of results -----------------------------------------------------

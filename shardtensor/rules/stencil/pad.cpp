@@ -130,7 +130,6 @@ Tensor constant_pad_rule(
 // ---- rows of the input again ------------------------------------------------
 
 struct PadPlan {
-  SpecPtr given;
   SpecPtr input;
   SpecPtr output;
   EncodedExchange gather; // local rows, too
@@ -160,7 +159,7 @@ PadPlan plan_pad(
     const std::vector<Padding>& padding,
     Boundary boundary) {
   const SpecPtr input = stencil_layout(spec, {});
-  PadPlan plan{spec, input, padded_layout(input, padding), {}};
+  PadPlan plan{input, padded_layout(input, padding), {}};
   const auto rows = [&](int64_t dim, int64_t position) {
     return source_rows(
         rows_of(plan.output, padding, dim, position),

@@ -19,18 +19,9 @@ at::Tensor global_meta(const at::Tensor& self) {
       self.sizes(), self.strides(), self.options().device(at::kMeta));
 }
 
-struct Kept {
-  ViewPlan plan;
-  SpecPtr spec; // its address is part of the key
-};
-
-ViewPlanPtr find_kept(
-    const PlanKey& key,
-    const SpecPtr& spec,
-    c10::function_ref<ViewPlan()> make) {
-  static auto* plans = new PlanCache<Kept>();
-  const auto kept = plans->find(key, [&] { return Kept{make(), spec}; });
-  return {kept, &kept->plan};
+PlanCache<ViewPlan>& plans() {
+  static PlanCache<ViewPlan> plans;
+  return plans;
 }
 
 PlanKey key_of(
@@ -49,7 +40,7 @@ ViewPlanPtr find_view_plan(
     const SpecPtr& spec,
     c10::IntArrayRef arguments,
     c10::function_ref<ViewPlan()> make) {
-  return find_kept(key_of(op, spec, arguments), spec, make);
+  return plans().find(key_of(op, spec, arguments), make);
 }
 
 ViewPlanPtr find_view_plan(
@@ -62,7 +53,7 @@ ViewPlanPtr find_view_plan(
   if (!self.is_contiguous()) {
     key.add(self.strides());
   }
-  return find_kept(key, spec(self), [&] {
+  return plans().find(key, [&] {
     const at::AutoDispatchBelowAutograd below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_modes(
         c10::DispatchKeySet(
@@ -77,15 +68,10 @@ ViewPlanPtr find_view_plan(
 
 namespace {
 
-struct Origin {
-  SpecPtr input;
-  SpecPtr output; // its address is part of the key
-};
-
 /// Shared by all threads: backward may run on another one than forward.
-PlanCache<Origin>& origins() {
-  static auto* origins = new PlanCache<Origin>();
-  return *origins;
+PlanCache<SpecPtr>& origins() {
+  static PlanCache<SpecPtr> origins;
+  return origins;
 }
 
 PlanKey origin_key(const SpecPtr& output, c10::IntArrayRef arguments) {
@@ -101,13 +87,13 @@ void note_origin(
     const SpecPtr& output,
     c10::IntArrayRef arguments) {
   if (self.requires_grad() && spec(self)->is_sharded()) {
-    origins().put(origin_key(output, arguments), {spec(self), output});
+    origins().put(origin_key(output, arguments), spec(self));
   }
 }
 
 SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments) {
   const auto found = origins().get(origin_key(grad, arguments));
-  return found ? found->input : nullptr;
+  return found ? *found : nullptr;
 }
 
 void note_view_repair(
