@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 
 namespace shardtensor {
 namespace {
@@ -45,7 +44,7 @@ at::Tensor zeros_along(const at::Tensor& like, int64_t dim, int64_t extent) {
 }
 
 /// The gradient of cummax and cummin: a row may be selected many times.
-at::Tensor cummaxmin_backward_rule(
+at::Tensor cummaxmin_backward_function(
     const at::Tensor& grad,
     const at::Tensor& input,
     const at::Tensor& indices,
@@ -62,7 +61,7 @@ at::Tensor cummaxmin_backward_rule(
 /// The gradient of max, min, median and the like: it goes to the selected row
 /// of `dim`. ATen writes it into a tensor of the global sizes; this compares
 /// row numbers shard by shard.
-at::Tensor value_selecting_reduction_backward_rule(
+at::Tensor value_selecting_reduction_backward_function(
     const at::Tensor& grad,
     int64_t dim,
     const at::Tensor& indices,
@@ -93,10 +92,10 @@ at::Tensor value_selecting_reduction_backward_rule(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("cummaxmin_backward", cummaxmin_backward_rule);
+  m.impl("cummaxmin_backward", cummaxmin_backward_function);
   m.impl(
       "value_selecting_reduction_backward",
-      value_selecting_reduction_backward_rule);
+      value_selecting_reduction_backward_function);
 }
 
 } // namespace shardtensor

@@ -13,7 +13,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/layout/global_rows.h"
-#include "shardtensor/rules/reduce/reduction.h"
+#include "shardtensor/rules/reduce/reduction_table.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 // The largest and smallest elements, and where they are: every rank's best
@@ -64,37 +64,16 @@ at::Scalar highest(at::ScalarType dtype) {
   }
 }
 
-at::Tensor amax_kernel(
-    const at::Tensor& self,
-    at::IntArrayRef dim,
-    bool keepdim) {
-  const Reduction reduction("amax", self, dim, keepdim);
-  const auto term = reduction.has_rows()
-      ? at::amax(reduction.local, reduction.dims, keepdim)
-      : reduction.neutral(lowest(self.scalar_type()), self.scalar_type());
-  return wrap(at::amax(reduction.gathered(term), {0}, false), reduction.result);
-}
-
-at::Tensor amin_kernel(
-    const at::Tensor& self,
-    at::IntArrayRef dim,
-    bool keepdim) {
-  const Reduction reduction("amin", self, dim, keepdim);
-  const auto term = reduction.has_rows()
-      ? at::amin(reduction.local, reduction.dims, keepdim)
-      : reduction.neutral(highest(self.scalar_type()), self.scalar_type());
-  return wrap(at::amin(reduction.gathered(term), {0}, false), reduction.result);
-}
-
-at::Tensor max_kernel(const at::Tensor& self) {
-  TORCH_CHECK(self.numel() > 0, "max: expected at least one element, got none");
-  return amax_kernel(self, {}, false);
-}
-
-at::Tensor min_kernel(const at::Tensor& self) {
-  TORCH_CHECK(self.numel() > 0, "min: expected at least one element, got none");
-  return amin_kernel(self, {}, false);
-}
+struct Largest : ReductionKind {
+  static std::optional<at::Scalar> neutral(at::ScalarType dtype) {
+    return lowest(dtype);
+  }
+};
+struct Smallest : ReductionKind {
+  static std::optional<at::Scalar> neutral(at::ScalarType dtype) {
+    return highest(dtype);
+  }
+};
 
 std::tuple<at::Tensor, at::Tensor> aminmax_kernel(
     const at::Tensor& self,
@@ -239,10 +218,10 @@ at::Tensor argmin_kernel(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("amax", amax_kernel);
-  m.impl("amin", amin_kernel);
-  m.impl("max", max_kernel);
-  m.impl("min", min_kernel);
+  reduction<at::_ops::amax, Largest>(m);
+  reduction<at::_ops::amin, Smallest>(m);
+  reduction<at::_ops::max, Largest>(m);
+  reduction<at::_ops::min, Smallest>(m);
   m.impl("max.dim", max_dim_kernel);
   m.impl("min.dim", min_dim_kernel);
   m.impl("argmax", argmax_kernel);

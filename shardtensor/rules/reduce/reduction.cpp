@@ -2,9 +2,9 @@
 
 #include <ATen/ops/full.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
-#include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/rules/reduce/moments.h"
 #include "shardtensor/tensor/terms.h"
 
 namespace shardtensor {
@@ -15,20 +15,16 @@ Reduction::Reduction(
     at::OptionalIntArrayRef dim,
     bool keepdim)
     : dims(reduced_dims(op, tensor.dim(), dim)) {
-  const auto& own = shardtensor::spec(tensor);
-  spec = without_partial(own);
-  local = redistribute_local(impl_of(tensor)->local(), own, spec);
+  const auto x = local_of(tensor);
+  spec = x.spec;
+  local = x.tensor;
   axes = axes_of_dims(*spec, dims);
   result = reduced_spec(spec, dims, keepdim, Placement::replicate());
 }
 
 bool Reduction::has_rows() const {
-  for (const int64_t dim : dims) {
-    if (local.size(dim) == 0 && spec->size(dim) > 0) {
-      return false;
-    }
-  }
-  return true;
+  return count_over(local.sizes(), dims) > 0 ||
+      count_over(spec->sizes(), dims) == 0;
 }
 
 at::Tensor Reduction::gathered(const at::Tensor& term) const {

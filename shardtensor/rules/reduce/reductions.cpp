@@ -1,117 +1,54 @@
 #include <cmath>
 #include <limits>
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/all.h>
-#include <ATen/ops/any.h>
-#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/all_ops.h>
+#include <ATen/ops/any_ops.h>
+#include <ATen/ops/count_nonzero_ops.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/prod.h>
+#include <ATen/ops/logsumexp_ops.h>
+#include <ATen/ops/nansum_ops.h>
+#include <ATen/ops/norm_ops.h>
+#include <ATen/ops/prod_ops.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/rule.h"
+#include "shardtensor/dispatch/labels.h"
 #include "shardtensor/rules/reduce/moments.h"
-#include "shardtensor/rules/reduce/reduction.h"
-#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/rules/reduce/reduction_table.h"
 
-// Reductions that are not linear: each rank reduces its shard, the terms are
-// gathered (they are small) and reduced once more by the same ATen operator,
-// so that NaN, ties and dtypes are PyTorch's. ATen's derivative formulas run
-// above.
+// Reductions that are not linear. ATen's derivative formulas run above.
 
 namespace shardtensor {
 namespace {
 
+namespace ops = at::_ops;
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
-// ---- logical, product, counts -----------------------------------------------
+// ---- the table's kinds ------------------------------------------------------
 
-at::Tensor logical_kernel(
-    const char* op,
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    bool keepdim,
-    bool all) {
-  const Reduction reduction(op, self, dim, keepdim);
-  const auto reduce =
-      [&](const at::Tensor& tensor, at::OptionalIntArrayRef dims, bool keep) {
-        return tensor.dim() == 0 ? tensor.clone()
-            : all                ? at::all(tensor, dims, keep)
-                                 : at::any(tensor, dims, keep);
-      };
-  auto local = reduction.local;
-  if (local.scalar_type() != at::kByte) {
-    local = local.ne(0); // PyTorch keeps uint8 as it is
-  }
-  const auto term = reduce(local, reduction.dims, keepdim);
-  return wrap(
-      reduction.axes.empty()
-          ? term
-          : reduce(reduction.gathered(term), at::IntArrayRef{0}, false),
-      reduction.result);
-}
-
-at::Tensor any_kernel(const at::Tensor& self) {
-  return logical_kernel("any", self, {}, false, false);
-}
-at::Tensor any_dim_kernel(const at::Tensor& self, int64_t dim, bool keepdim) {
-  return logical_kernel("any", self, at::IntArrayRef(&dim, 1), keepdim, false);
-}
-at::Tensor any_dims_kernel(
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    bool keepdim) {
-  return logical_kernel("any", self, dim, keepdim, false);
-}
-at::Tensor all_kernel(const at::Tensor& self) {
-  return logical_kernel("all", self, {}, false, true);
-}
-at::Tensor all_dim_kernel(const at::Tensor& self, int64_t dim, bool keepdim) {
-  return logical_kernel("all", self, at::IntArrayRef(&dim, 1), keepdim, true);
-}
-at::Tensor all_dims_kernel(
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    bool keepdim) {
-  return logical_kernel("all", self, dim, keepdim, true);
-}
-
-at::Tensor prod_kernel(
-    const at::Tensor& self,
-    std::optional<at::ScalarType> dtype) {
-  const Reduction reduction("prod", self, {}, false);
-  const auto term = at::prod(reduction.local, dtype);
-  return wrap(at::prod(reduction.gathered(term), 0, false), reduction.result);
-}
-
-at::Tensor prod_dim_kernel(
-    const at::Tensor& self,
-    int64_t dim,
-    bool keepdim,
-    std::optional<at::ScalarType> dtype) {
-  const Reduction reduction("prod", self, at::IntArrayRef(&dim, 1), keepdim);
-  const auto term = at::prod(reduction.local, dim, keepdim, dtype);
-  return wrap(at::prod(reduction.gathered(term), 0, false), reduction.result);
-}
-
-at::Tensor count_nonzero_kernel(const at::Tensor& self, at::IntArrayRef dim) {
-  const Reduction reduction("count_nonzero", self, dim, false);
-  const auto term = at::count_nonzero(reduction.local, reduction.dims);
-  return wrap(
-      at::sum(reduction.gathered(term), at::IntArrayRef{0}, false),
-      reduction.result);
-}
+struct Logical : ReductionKind {
+  static constexpr bool takes_no_dims = true;
+};
+struct Rounded : ReductionKind {
+  static constexpr bool rounds = true;
+};
+struct Count : ReductionKind {
+  static constexpr bool adds = true;
+};
+struct Sum : Rounded {
+  static constexpr bool adds = true;
+};
 
 // ---- moments and norms ------------------------------------------------------
 
 Moments moments(const Reduction& reduction, bool keepdim) {
-  const auto dtype = reduction.local.scalar_type();
-  const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
-  const auto local = half ? reduction.local.to(at::kFloat) : reduction.local;
+  const auto local =
+      reduction.local.to(at::toOpMathType(reduction.local.scalar_type()));
   const auto rows = count_over(local.sizes(), reduction.dims);
   const auto real = at::toRealValueType(local.scalar_type());
   auto mean = at::zeros(reduction.result->local_sizes(), local.options());
@@ -191,74 +128,87 @@ TwoTensors std_mean_kernel(
 
 /// A norm of the ranks' norms is the norm of the whole, for every order; order
 /// 0 counts, and counts add up.
-at::Tensor vector_norm_kernel(
+at::Tensor norm(
+    const char* op,
     const at::Tensor& self,
-    const at::Scalar& ord,
-    at::OptionalIntArrayRef dim,
-    bool keepdim,
-    std::optional<at::ScalarType> dtype) {
-  const Reduction reduction("linalg_vector_norm", self, dim, keepdim);
-  const double order = ord.toDouble();
-  const auto in = dtype ? reduction.local.to(*dtype) : reduction.local;
-  const bool half =
-      in.scalar_type() == at::kHalf || in.scalar_type() == at::kBFloat16;
+    const ReductionArguments& given) {
+  const Reduction reduction(op, self, given.dims, given.keepdim);
+  const double order = given.order.toDouble();
+  const auto in =
+      given.dtype ? reduction.local.to(*given.dtype) : reduction.local;
   const auto out = at::toRealValueType(in.scalar_type());
-  const auto wide = half ? in.to(at::kFloat) : in;
-  const auto real = at::toRealValueType(wide.scalar_type());
+  const auto wide = in.to(at::toOpMathType(in.scalar_type()));
   TORCH_CHECK(
       (order >= 0 && !std::isinf(order)) ||
           count_over(reduction.spec->sizes(), reduction.dims) > 0,
-      "linalg_vector_norm: order ",
+      op,
+      ": order ",
       order,
       " has no value for a tensor without elements, of sizes ",
       self.sizes());
-  const bool smallest = order < 0;
   const auto term = reduction.has_rows()
-      ? at::linalg_vector_norm(wide, ord, reduction.dims, keepdim)
+      ? at::linalg_vector_norm(wide, given.order, reduction.dims, given.keepdim)
       : reduction.neutral(
-            smallest ? std::numeric_limits<double>::infinity() : 0.0, real);
+            order < 0 ? std::numeric_limits<double>::infinity() : 0.0,
+            at::toRealValueType(wide.scalar_type()));
   if (reduction.axes.empty()) {
     return wrap(term.to(out), reduction.result);
   }
   const auto terms = reduction.gathered(term);
   const auto whole = order == 0
-      ? at::sum(terms, at::IntArrayRef{0}, false)
-      : at::linalg_vector_norm(terms, ord, at::IntArrayRef{0}, false);
+      ? at::sum(terms, at::IntArrayRef{0})
+      : at::linalg_vector_norm(terms, given.order, at::IntArrayRef{0}, false);
   return wrap(whole.to(out), reduction.result);
 }
 
-/// item(): the one element, wherever it is.
-Decision whole_rule(Call& call) {
-  Decision decision;
-  for (const auto& operand : call.operands()) {
-    decision.inputs.push_back(
-        operand.spec ? replicated(operand.spec) : nullptr);
+template <class Op, class Signature>
+struct NormKernel;
+
+template <class Op, class... Args>
+struct NormKernel<Op, at::Tensor(const at::Tensor&, Args...)> {
+  static at::Tensor call(const at::Tensor& self, Args... args) {
+    ReductionArguments given;
+    (given.read(args), ...);
+    return norm(Op::name, self, given);
   }
-  return decision;
+};
+
+/// A line of the table.
+template <class Op>
+void norm(torch::Library& m) {
+  m.impl(full_name<Op>().c_str(), &NormKernel<Op, typename Op::schema>::call);
 }
 
 const RegisterRules whole_numbers{
-    {"aten::_local_scalar_dense", whole_rule},
-    {"aten::is_nonzero", whole_rule},
-};
+    replicate_rule,
+    {
+        "aten::_local_scalar_dense",
+        "aten::is_nonzero",
+    }};
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("any", any_kernel);
-  m.impl("any.dim", any_dim_kernel);
-  m.impl("any.dims", any_dims_kernel);
-  m.impl("all", all_kernel);
-  m.impl("all.dim", all_dim_kernel);
-  m.impl("all.dims", all_dims_kernel);
-  m.impl("prod", prod_kernel);
-  m.impl("prod.dim_int", prod_dim_kernel);
-  m.impl("count_nonzero.dim_IntList", count_nonzero_kernel);
+  reduction<ops::any, Logical>(m);
+  reduction<ops::any_dim, Logical>(m);
+  reduction<ops::any_dims, Logical>(m);
+  reduction<ops::all, Logical>(m);
+  reduction<ops::all_dim, Logical>(m);
+  reduction<ops::all_dims, Logical>(m);
+  reduction<ops::prod, Rounded>(m);
+  reduction<ops::prod_dim_int, Rounded>(m);
+  reduction<ops::count_nonzero_dim_IntList, Count>(m);
+  reduction<ops::logsumexp, Rounded>(m);
+  reduction<ops::nansum, Sum>(m);
   m.impl("var.correction", var_kernel);
   m.impl("var_mean.correction", var_mean_kernel);
   m.impl("std.correction", std_kernel);
   m.impl("std_mean.correction", std_mean_kernel);
-  m.impl("linalg_vector_norm", vector_norm_kernel);
+  norm<ops::linalg_vector_norm>(m);
+  norm<ops::norm_Scalar>(m);
+  norm<ops::norm_ScalarOpt_dim>(m);
+  norm<ops::norm_ScalarOpt_dtype>(m);
+  norm<ops::norm_ScalarOpt_dim_dtype>(m);
 }
 
 } // namespace shardtensor

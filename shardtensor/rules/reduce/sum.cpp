@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
 #include "shardtensor/rules/reduce/sum.h"
@@ -100,10 +99,6 @@ at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
   return result;
 }
 
-bool is_half(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16;
-}
-
 /// Sums are linear in Partial(sum) and Partial(avg); other reductions first.
 at::Tensor without_nonlinear_partial(const at::Tensor& tensor) {
   auto placements = spec(tensor)->placements();
@@ -143,7 +138,7 @@ at::Tensor sum_dims(
   at::Tensor result;
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    if (is_half(out_dtype) && terms->has_partial()) {
+    if (at::isReducedFloatingType(out_dtype) && terms->has_partial()) {
       const auto whole = without_partial(terms);
       const auto sum = local_sum(local, dims, keepdim, at::kFloat);
       result = wrap(redistribute_local(sum, terms, whole).to(out_dtype), whole);
@@ -167,13 +162,13 @@ at::Tensor sum_dims(
 
 namespace {
 
-at::Tensor sum_all_rule(
+at::Tensor sum_all_function(
     const at::Tensor& self,
     std::optional<at::ScalarType> dtype) {
   return sum_dims(self, reduced_dims("sum", self.dim(), {}), false, dtype);
 }
 
-at::Tensor sum_rule(
+at::Tensor sum_function(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     bool keepdim,
@@ -182,7 +177,7 @@ at::Tensor sum_rule(
 }
 
 /// The mean divides by the global count, so uneven shards weigh as they should.
-at::Tensor mean_rule(
+at::Tensor mean_function(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     bool keepdim,
@@ -194,7 +189,7 @@ at::Tensor mean_rule(
       type);
   const auto dims = reduced_dims("mean", self.dim(), dim);
   const auto count = count_over(self.sizes(), dims);
-  if (is_half(type)) {
+  if (at::isReducedFloatingType(type)) {
     return at::div(
                sum_dims(self, dims, keepdim, at::kFloat),
                at::Scalar(static_cast<double>(count)))
@@ -205,19 +200,19 @@ at::Tensor mean_rule(
       at::Scalar(static_cast<double>(count)));
 }
 
-at::Tensor mean_all_rule(
+at::Tensor mean_all_function(
     const at::Tensor& self,
     std::optional<at::ScalarType> dtype) {
-  return mean_rule(self, {}, false, dtype);
+  return mean_function(self, {}, false, dtype);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("sum", sum_all_rule);
-  m.impl("sum.dim_IntList", sum_rule);
-  m.impl("mean", mean_all_rule);
-  m.impl("mean.dim", mean_rule);
+  m.impl("sum", sum_all_function);
+  m.impl("sum.dim_IntList", sum_function);
+  m.impl("mean", mean_all_function);
+  m.impl("mean.dim", mean_function);
 }
 
 } // namespace shardtensor

@@ -26,6 +26,7 @@ DIMENSIONAL = {
     "norm_low": lambda x, dim, keepdim: torch.linalg.vector_norm(x, -INF, dim, keepdim),
     "norm_half": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 0.5, dim, keepdim),
     "norm_0": lambda x, dim, keepdim: torch.linalg.vector_norm(x, 0, dim, keepdim),
+    "norm_aten": lambda x, dim, keepdim: torch.ops.aten.norm(x, 3, dim, keepdim),
     "logsumexp": torch.logsumexp,
     "nansum": torch.nansum,
     "nanmean": torch.nanmean,
@@ -52,6 +53,9 @@ def values(*shape, dtype=torch.float64):
 @pytest.mark.parametrize("cut", [0, 1, 2])
 @pytest.mark.parametrize("name", DIMENSIONAL)
 def test_over_every_dim_of_every_cut(mesh, name, cut):
+    import shardtensor
+
+    shardtensor.set_fallback_mode("error")
     x = values(5, 4, 6)
     for sizes in partitions(x.shape[cut], mesh.size()):
         part = sharded(x, [Shard(cut)], {cut: sizes})
@@ -133,6 +137,7 @@ def test_of_integers_and_truth_values(mesh, dtype):
         results += [x.amax(0), x.amin((0, 1)), x.max(), x.min(), x.max(1).values]
         results += [x.count_nonzero(), x.sum(1, dtype=torch.float32)]
         results += [x.any(), torch.any(x, (0, 1)), x.max(0).indices]
+        results += [torch.any(x, ()), torch.all(x, ()), x.prod(0, dtype=torch.int32)]
         if dtype != torch.bool:
             results += [x.argmax(), x.argmin(0), x.double().mean(0)]
         return results
@@ -149,6 +154,7 @@ def test_narrow_types_accumulate_in_float32(mesh, dtype):
         lambda x: (
             x.sum(), x.sum(0), x.mean(), x.mean(0), x.var(0), x.std(), x.norm(),
             x.amax(0), x.sum(dtype=torch.float32), x.mean(1, dtype=torch.float64),
+            x[:5].prod(0), x.logsumexp(0), x.nansum(0), x.nansum(0, dtype=dtype),
         ),
         sharded(x, [Shard(0)]), mesh=mesh,
     )  # fmt: skip
@@ -169,6 +175,8 @@ def test_nan_wins_wherever_it_is(mesh):
             assert_close(actual.values, expected.values)
             assert_close(actual.indices, expected.indices)
         assert_close(part.argmax(0), y.argmax(0))
+    infinite = torch.tensor([[INF], [NAN], [1.0], [2.0], [3.0], [-INF]])
+    assert_close(shard(infinite, mesh, [Shard(0)]).nansum(0), infinite.nansum(0))
 
 
 @ranks(1, 2, 3, 4)
@@ -219,6 +227,9 @@ def test_without_elements(mesh):
         assert_close(reduce(part, 0), reduce(x, 0))
     assert_close(part.var(0), x.var(0))
     assert_close(part.amax(1), x.amax(1))
+    assert_close(part.logsumexp(0), x.logsumexp(0))
+    with pytest.raises(RuntimeError):
+        shard(x, mesh, [Shard(1)], {1: [4, 0]}).max()
     for reduce in (torch.max, torch.amax, torch.min):
         with pytest.raises((RuntimeError, IndexError)):
             reduce(part)
