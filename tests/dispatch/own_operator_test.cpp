@@ -7,6 +7,7 @@
 #include "../comm/thread_ranks.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/halo/halo_exchange.h"
@@ -21,6 +22,12 @@ at::Tensor damped(const at::Tensor& x) {
 at::Tensor mirrored(const at::Tensor& x) {
   return x.flip(-1);
 }
+at::Tensor scaled(const at::Tensor& x) {
+  return x / x.abs().max();
+}
+at::Tensor& scaled_(at::Tensor& x) {
+  return x.copy_(scaled(x));
+}
 at::Tensor centred(const at::Tensor& x) {
   return x - x.mean();
 }
@@ -32,12 +39,16 @@ at::Tensor smoothed(const at::Tensor& x) { // rows, around the ends
 TORCH_LIBRARY(my_library, m) {
   m.def("damped(Tensor x) -> Tensor");
   m.def("mirrored(Tensor x) -> Tensor");
+  m.def("scaled(Tensor x) -> Tensor");
+  m.def("scaled_(Tensor(a!) x) -> Tensor(a!)");
   m.def("centred(Tensor x) -> Tensor");
   m.def("smoothed(Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(my_library, CompositeExplicitAutograd, m) {
   m.impl("damped", damped);
   m.impl("mirrored", mirrored);
+  m.impl("scaled", scaled);
+  m.impl("scaled_", scaled_);
 }
 TORCH_LIBRARY_IMPL(my_library, CompositeImplicitAutograd, m) {
   m.impl("centred", centred);
@@ -59,7 +70,28 @@ void register_rules() {
   shardtensor::register_rule("my_library::mirrored", mirrored_rule);
 }
 
-at::Tensor centred_rule(const at::Tensor& given) {
+at::Tensor scaled_kernel(const at::Tensor& given) {
+  shardtensor::CommScope scope("my_library::scaled");
+  const auto x = shardtensor::local_of(given);
+  const auto own = x.tensor.numel() > 0 ? x.tensor.abs().max()
+                                        : at::zeros({}, x.tensor.options());
+  const auto largest = shardtensor::all_reduce(
+      own, shardtensor::Reduce::Max, *x.spec->mesh(), x.spec->sharded_axes());
+  return shardtensor::wrap(x.tensor / largest, x.spec);
+}
+
+at::Tensor& scaled_in_place_kernel(at::Tensor& x) {
+  const auto result = shardtensor::local_of(scaled_kernel(x));
+  shardtensor::write_local(x, result.tensor, result.spec);
+  return x;
+}
+
+TORCH_LIBRARY_IMPL(my_library, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("scaled", scaled_kernel);
+  m.impl("scaled_", scaled_in_place_kernel);
+}
+
+at::Tensor centred_function(const at::Tensor& given) {
   shardtensor::CommScope scope("my_library::centred");
   const auto layout = shardtensor::without_partial(shardtensor::spec(given));
   const auto x =
@@ -73,10 +105,10 @@ at::Tensor centred_rule(const at::Tensor& given) {
 }
 
 TORCH_LIBRARY_IMPL(my_library, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("centred", centred_rule);
+  m.impl("centred", centred_function);
 }
 
-at::Tensor smoothed_rule(const at::Tensor& x) {
+at::Tensor smoothed_function(const at::Tensor& x) {
   const auto rows = shardtensor::halo_exchange(
       x,
       {{/*dim=*/0, /*before=*/1, /*after=*/1}},
@@ -87,7 +119,7 @@ at::Tensor smoothed_rule(const at::Tensor& x) {
 }
 
 TORCH_LIBRARY_IMPL(my_library, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("smoothed", smoothed_rule);
+  m.impl("smoothed", smoothed_function);
 }
 
 // ---- which work -------------------------------------------------------------
@@ -159,6 +191,21 @@ TEST_F(OwnOperator, SaysWhichLayoutItNeeds) {
         shardtensor::from_local(piece(whole, columns), columns));
     EXPECT_TRUE(shardtensor::spec(moved)->is_replicated());
     expect_piece(moved, mirrored(whole));
+  });
+}
+
+TEST_F(OwnOperator, CommunicatesBelowAutograd) {
+  shardtensor::testing::run_on_mesh({2}, [&](const MeshPtr& mesh) {
+    const auto spec = uneven_rows(mesh);
+    auto x = shardtensor::from_local(piece(whole, spec), spec);
+    const auto result = call("my_library::scaled", x);
+    EXPECT_EQ(shardtensor::spec(result), spec);
+    expect_piece(result, scaled(whole));
+    c10::Dispatcher::singleton()
+        .findSchemaOrThrow("my_library::scaled_", "")
+        .typed<at::Tensor&(at::Tensor&)>()
+        .call(x);
+    expect_piece(x, scaled(whole));
   });
 }
 

@@ -46,7 +46,7 @@ def test_python_code_about_own_operators(mesh, index):
 def test_cpp_code_about_own_operators_is_tested():
     tested = (ROOT / "tests" / "dispatch" / "own_operator_test.cpp").read_text()
     quoted = blocks(DOCS / "adding_an_op.md", "cpp")
-    assert len(quoted) == 4
+    assert len(quoted) == 5
     for block in quoted:
         assert block in tested, block
 

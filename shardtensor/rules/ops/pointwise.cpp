@@ -177,12 +177,12 @@ at::Tensor with_sharded_gradient(const at::Tensor& tensor) {
   return result;
 }
 
-at::Tensor sgn_rule(c10::DispatchKeySet keys, const at::Tensor& self) {
+at::Tensor sgn_function(c10::DispatchKeySet keys, const at::Tensor& self) {
   return at::_ops::sgn::redispatch(
       below_function_level(keys), with_sharded_gradient(self));
 }
 
-void second_argument_rule(
+void second_argument_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -195,9 +195,10 @@ void second_argument_rule(
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   for (const char* op : {"copysign.Tensor", "nextafter"}) {
     m.impl(
-        op, torch::CppFunction::makeFromBoxedFunction<&second_argument_rule>());
+        op,
+        torch::CppFunction::makeFromBoxedFunction<&second_argument_function>());
   }
-  m.impl("sgn", sgn_rule);
+  m.impl("sgn", sgn_function);
 }
 
 } // namespace shardtensor
