@@ -23,6 +23,8 @@ OPS = {
     "roll": lambda x, d: x.roll(2, d),
     "index_select": lambda x, d: x.index_select(d, torch.tensor([3, 0, 3])),
     "tril": lambda x, d: x.tril(),
+    "renorm": lambda x, d: x.renorm(2, d, 3.3),
+    "renorm_": lambda x, d: x.clone().renorm_(3, d, 1.6),
 }
 
 
