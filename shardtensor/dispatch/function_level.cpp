@@ -65,7 +65,8 @@ void promote_value(
     const c10::OperatorHandle& op) {
   const auto promoted = [&](const at::Tensor& tensor) {
     return must_promote(tensor)
-        ? promote_operand(tensor, mesh, c10::toString(op.operator_name()))
+        ? promote_operand(
+              tensor, mesh, c10::toString(op.operator_name()).c_str())
         : tensor;
   };
   if (value.isTensor()) {

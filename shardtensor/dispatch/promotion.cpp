@@ -20,7 +20,10 @@ TensorPromotionMode promotion_mode() {
 at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,
-    const std::string& op) {
+    const char* op) {
+  if (is_shard_tensor(tensor)) {
+    return tensor;
+  }
   // Not a TypeError: Python's binary operators would take that for "not
   // implemented" and hide the text.
   TORCH_CHECK_VALUE(

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/mesh.h"
@@ -16,10 +14,11 @@ enum class TensorPromotionMode { Disabled, Warn, Silent };
 void set_promotion_mode(TensorPromotionMode mode);
 TensorPromotionMode promotion_mode();
 
-/// promote() under the current mode, for the operator `op`.
+/// promote() under the current mode, for the operator `op`; a ShardTensor stays
+/// as it is.
 at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,
-    const std::string& op);
+    const char* op);
 
 } // namespace shardtensor

@@ -253,6 +253,15 @@ def test_promotion_modes(mesh):
     assert ShardTensor.get_promotion_mode() == TensorPromotionMode.SILENT
 
 
+@ranks(2)
+def test_what_is_sharded_already_needs_no_promotion(mesh):
+    x, target = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])
+    cut = [shard(t, mesh, [Shard(0)]) for t in (x, target)]
+    with ShardTensor.promotion_mode(TensorPromotionMode.DISABLED):
+        loss = F.cross_entropy(*cut)
+    assert_close(loss, F.cross_entropy(x, target))
+
+
 @ranks(2, 3)
 def test_check_mode_finds_promoted_tensors_that_differ(mesh):
     import shardtensor
