@@ -23,17 +23,6 @@ namespace shardtensor {
 /// none, or when two are on different meshes.
 MeshPtr common_mesh(const char* op, at::ArrayRef<at::Tensor> tensors);
 
-/// The operator's other path for tensors that need no rule of ours: inside
-/// this scope calls skip the function level and go on to autograd. Plain
-/// tensors with dims must have been promoted before.
-class BelowFunctionLevel {
- public:
-  BelowFunctionLevel() : guard_(c10::DispatchKeySet(kFunctionKey)) {}
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard guard_;
-};
-
 /// In-place changes of a view are replayed on its base by the view's own
 /// operator: as_strided has no meaning on a shard.
 class ViewReplay {
@@ -71,19 +60,13 @@ void run_below_function_level(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack);
 
-/// Whether one of these is a tensor of a torch.func transform. A function-level
-/// rule then steps aside, with BelowFunctionLevel: the transform calls the
-/// operator again on what is inside.
-inline bool is_transformed(std::initializer_list<at::Tensor> tensors) {
-  const c10::DispatchKeySet transforms{
+/// Whether this is a tensor of a torch.func transform, which calls the operator
+/// again on what is inside: nothing for a function-level rule.
+inline bool is_transformed(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet transforms{
       c10::DispatchKey::FuncTorchGradWrapper,
       c10::DispatchKey::FuncTorchBatched};
-  for (const auto& tensor : tensors) {
-    if (tensor.defined() && tensor.key_set().has_any(transforms)) {
-      return true;
-    }
-  }
-  return false;
+  return tensor.defined() && tensor.key_set().has_any(transforms);
 }
 
 inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {

@@ -12,10 +12,15 @@ namespace shardtensor {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-Tensor norm_input(const char* op, const Tensor& input, const MeshPtr& mesh) {
-  auto x = is_shard_tensor(input) ? input : promote_operand(input, mesh, op);
-  x = redistribute(x, without_partial(spec(x)));
-  return autocast_to_float(op, x);
+Tensor norm_input(
+    const char* op,
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias) {
+  const auto mesh = common_mesh(
+      op, {input, value_or_undefined(weight), value_or_undefined(bias)});
+  const auto x = promote_operand(input, mesh, op);
+  return autocast_to_float(op, redistribute(x, without_partial(spec(x))));
 }
 
 Tensor cut_like(Tensor tensor, const ShardSpec& spec, int64_t first) {

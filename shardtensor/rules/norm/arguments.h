@@ -9,12 +9,14 @@ namespace shardtensor {
 
 // How the arguments of a norm become this rank's.
 
-/// The input of a norm on its way to local work: no Partial, the dtype that
-/// autocast wants. Communication: none but for a Partial input.
+/// The input of a norm on its way to local work: on the mesh of the arguments,
+/// no Partial, the dtype that autocast wants. Communication: none but for a
+/// Partial input.
 at::Tensor norm_input(
     const char* op,
     const at::Tensor& input,
-    const MeshPtr& mesh);
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias = {});
 
 /// What this rank needs of a plain tensor whose dims are the dims of `spec`
 /// from `first` on.

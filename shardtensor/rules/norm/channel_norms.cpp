@@ -2,15 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/batch_norm.h>
-#include <ATen/ops/instance_norm.h>
+#include <ATen/ops/instance_norm_ops.h>
 #include <ATen/ops/mean.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/dispatch/autocast.h"
-#include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/norm/arguments.h"
 
 // Norms of each channel at the function level, with running statistics.
@@ -97,6 +93,14 @@ Tensor evaluated_norm(
   return result.to(local.scalar_type());
 }
 
+/// The arguments beside the input, each with one element per channel.
+struct PerChannel {
+  const OptionalTensor& weight;
+  const OptionalTensor& bias;
+  const OptionalTensor& running_mean;
+  const OptionalTensor& running_var;
+};
+
 /// The arguments of a norm of each channel, checked, as this rank needs them.
 struct ChannelNorm {
   SpecPtr layout;
@@ -108,13 +112,11 @@ struct ChannelNorm {
 /// `op` is "aten::batch_norm"; `when` says when running statistics are needed.
 ChannelNorm channel_norm(
     const std::string& op,
-    const Tensor& x,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    const OptionalTensor& running_mean,
-    const OptionalTensor& running_var,
+    const Tensor& input,
+    const PerChannel& given,
     bool uses_input,
     const char* when) {
+  const auto x = norm_input(op.c_str(), input, given.weight, given.bias);
   const auto name = op.substr(op.find("::") + 2);
   TORCH_CHECK(
       x.dim() >= 2,
@@ -124,13 +126,13 @@ ChannelNorm channel_norm(
   const auto check = [&](const char* what, const OptionalTensor& tensor) {
     check_channels(name.c_str(), what, tensor, x.size(1));
   };
-  check("weight", weight);
-  check("bias", bias);
-  check("running_mean", running_mean);
-  check("running_var", running_var);
+  check("weight", given.weight);
+  check("bias", given.bias);
+  check("running_mean", given.running_mean);
+  check("running_var", given.running_var);
   const Running running{
-      running_buffer(op.c_str(), running_mean),
-      running_buffer(op.c_str(), running_var)};
+      running_buffer(op.c_str(), given.running_mean),
+      running_buffer(op.c_str(), given.running_var)};
   TORCH_CHECK(
       uses_input || (running.mean.defined() && running.var.defined()),
       name,
@@ -140,7 +142,7 @@ ChannelNorm channel_norm(
   return {
       layout,
       to_local(x),
-      local_affine(op.c_str(), weight, bias, *layout, 1),
+      local_affine(op.c_str(), given.weight, given.bias, *layout, 1),
       running};
 }
 
@@ -175,7 +177,7 @@ Tensor normalized(
       norm.layout);
 }
 
-Tensor batch_norm_rule(
+Tensor batch_norm_function(
     const Tensor& input,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
@@ -185,37 +187,16 @@ Tensor batch_norm_rule(
     double momentum,
     double eps,
     bool cudnn_enabled) {
-  const auto w = value_or_undefined(weight);
-  const auto b = value_or_undefined(bias);
-  if (is_transformed({input, w, b})) {
-    const BelowFunctionLevel below;
-    return at::batch_norm(
-        input,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        training,
-        momentum,
-        eps,
-        cudnn_enabled);
-  }
-  constexpr auto op = "aten::batch_norm";
-  const CommScope scope(op);
-  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
   const auto norm = channel_norm(
-      op,
-      x,
-      weight,
-      bias,
-      running_mean,
-      running_var,
+      "aten::batch_norm",
+      input,
+      {weight, bias, running_mean, running_var},
       training,
       "it is not in training");
   if (!training) {
     return evaluated(norm, eps, cudnn_enabled);
   }
-  if (norm.layout->is_replicated() || x.numel() == 0) {
+  if (norm.layout->is_replicated() || norm.layout->numel() == 0) {
     return from_local(
         at::batch_norm(
             norm.local,
@@ -229,12 +210,12 @@ Tensor batch_norm_rule(
             cudnn_enabled),
         norm.layout);
   }
-  auto dims = dims_from(1, x.dim());
+  auto dims = dims_from(1, norm.layout->dim());
   dims[0] = 0;
   return normalized(norm, dims, momentum, eps);
 }
 
-Tensor instance_norm_rule(
+Tensor instance_norm_function(
     const Tensor& input,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
@@ -244,43 +225,25 @@ Tensor instance_norm_rule(
     double momentum,
     double eps,
     bool cudnn_enabled) {
-  const auto w = value_or_undefined(weight);
-  const auto b = value_or_undefined(bias);
-  if (is_transformed({input, w, b})) {
-    const BelowFunctionLevel below;
-    return at::instance_norm(
-        input,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        use_input_stats,
-        momentum,
-        eps,
-        cudnn_enabled);
-  }
-  constexpr auto op = "aten::instance_norm";
-  const CommScope scope(op);
-  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
   const auto norm = channel_norm(
-      op,
-      x,
-      weight,
-      bias,
-      running_mean,
-      running_var,
+      "aten::instance_norm",
+      input,
+      {weight, bias, running_mean, running_var},
       use_input_stats,
       "use_input_stats is false");
   return use_input_stats
-      ? normalized(norm, dims_from(2, x.dim()), momentum, eps)
+      ? normalized(norm, dims_from(2, norm.layout->dim()), momentum, eps)
       : evaluated(norm, eps, cudnn_enabled);
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("batch_norm", batch_norm_rule);
-  m.impl("instance_norm", instance_norm_rule);
+  m.impl(
+      "batch_norm", function_rule<at::_ops::batch_norm, batch_norm_function>);
+  m.impl(
+      "instance_norm",
+      function_rule<at::_ops::instance_norm, instance_norm_function>);
 }
 
 } // namespace shardtensor

@@ -20,8 +20,7 @@ struct NormGeometry {
 };
 
 /// Of the elements of each statistic, over all ranks; the covered dims have
-/// size
-/// 1. fp32, or fp64 for an fp64 tensor; no mean when not centered.
+/// extent 1. fp32, or fp64 for an fp64 tensor; no mean when not centered.
 /// Communication: one exchange of three numbers per statistic with each rank
 /// of the axes (an all-reduce of one when not centered). Stable for any mean:
 /// no large number is squared. No autograd history.

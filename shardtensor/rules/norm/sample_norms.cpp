@@ -6,11 +6,8 @@
 #include <ATen/ops/rms_norm.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/norm/arguments.h"
 
@@ -92,22 +89,15 @@ Tensor sharded_group_norm(
       .flatten(1, 2);
 }
 
-Tensor group_norm_rule(
+Tensor group_norm_function(
     const Tensor& input,
     int64_t groups,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
     double eps,
     bool cudnn_enabled) {
-  const auto w = value_or_undefined(weight);
-  const auto b = value_or_undefined(bias);
-  if (is_transformed({input, w, b})) {
-    const BelowFunctionLevel below;
-    return at::group_norm(input, groups, weight, bias, eps, cudnn_enabled);
-  }
   constexpr auto op = "aten::group_norm";
-  const CommScope scope(op);
-  auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  auto x = norm_input(op, input, weight, bias);
   TORCH_CHECK(
       x.dim() >= 2,
       "group_norm: expected an input of at least 2 dims, got sizes ",
@@ -174,23 +164,15 @@ int64_t check_normalized_shape(
   return x.dim() - covered;
 }
 
-Tensor layer_norm_rule(
+Tensor layer_norm_function(
     const Tensor& input,
     at::IntArrayRef normalized_shape,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
     double eps,
     bool cudnn_enable) {
-  const auto w = value_or_undefined(weight);
-  const auto b = value_or_undefined(bias);
-  if (is_transformed({input, w, b})) {
-    const BelowFunctionLevel below;
-    return at::layer_norm(
-        input, normalized_shape, weight, bias, eps, cudnn_enable);
-  }
   constexpr auto op = "aten::layer_norm";
-  const CommScope scope(op);
-  const auto x = norm_input(op, input, common_mesh(op, {input, w, b}));
+  const auto x = norm_input(op, input, weight, bias);
   const auto first =
       check_normalized_shape("layer_norm", x, normalized_shape, weight, bias);
   const auto layout = spec(x);
@@ -238,19 +220,13 @@ Tensor without_sharded_complex(const char* op, const Tensor& x, int64_t first) {
   return redistribute(x, wanted);
 }
 
-Tensor rms_norm_rule(
+Tensor rms_norm_function(
     const Tensor& input,
     at::IntArrayRef normalized_shape,
     const OptionalTensor& weight,
     std::optional<double> eps) {
-  const auto w = value_or_undefined(weight);
-  if (is_transformed({input, w})) {
-    const BelowFunctionLevel below;
-    return at::rms_norm(input, normalized_shape, weight, eps);
-  }
   constexpr auto op = "aten::rms_norm";
-  const CommScope scope(op);
-  auto x = norm_input(op, input, common_mesh(op, {input, w}));
+  auto x = norm_input(op, input, weight);
   const auto first =
       check_normalized_shape("rms_norm", x, normalized_shape, weight, {});
   x = without_sharded_complex(op, x, first);
@@ -279,9 +255,11 @@ Tensor rms_norm_rule(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("group_norm", group_norm_rule);
-  m.impl("layer_norm", layer_norm_rule);
-  m.impl("rms_norm", rms_norm_rule);
+  m.impl(
+      "group_norm", function_rule<at::_ops::group_norm, group_norm_function>);
+  m.impl(
+      "layer_norm", function_rule<at::_ops::layer_norm, layer_norm_function>);
+  m.impl("rms_norm", function_rule<at::_ops::rms_norm, rms_norm_function>);
 }
 
 } // namespace shardtensor

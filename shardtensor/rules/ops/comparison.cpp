@@ -1,16 +1,18 @@
 #include <ATen/ops/all.h>
+#include <ATen/ops/allclose_ops.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/equal_ops.h>
 #include <ATen/ops/isclose.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 
 namespace shardtensor {
 namespace {
 
 // Answers for the host: every rank compares its shard, then all agree.
 
-bool equal_rule(const at::Tensor& self, const at::Tensor& other) {
+bool equal_function(const at::Tensor& self, const at::Tensor& other) {
   common_mesh("aten::equal", {self, other});
   TORCH_CHECK(
       self.scalar_type() == other.scalar_type(),
@@ -22,7 +24,7 @@ bool equal_rule(const at::Tensor& self, const at::Tensor& other) {
       at::eq(self, other).all().item<bool>();
 }
 
-bool allclose_rule(
+bool allclose_function(
     const at::Tensor& self,
     const at::Tensor& other,
     double rtol,
@@ -33,23 +35,23 @@ bool allclose_rule(
 }
 
 // What PyTorch asks of a tangent: sizes, and memory, which a wrapper has none
-// of.
+// of. Answered without a message, in a transform, too.
 
-bool is_same_size_rule(const at::Tensor& self, const at::Tensor& other) {
+bool is_same_size_function(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-bool has_same_storage_rule(const at::Tensor&, const at::Tensor&) {
+bool has_same_storage_function(const at::Tensor&, const at::Tensor&) {
   return true;
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("is_same_size", is_same_size_rule);
-  m.impl("_has_same_storage_numel", has_same_storage_rule);
-  m.impl("equal", equal_rule);
-  m.impl("allclose", allclose_rule);
+  m.impl("is_same_size", is_same_size_function);
+  m.impl("_has_same_storage_numel", has_same_storage_function);
+  m.impl("equal", function_rule<at::_ops::equal, equal_function>);
+  m.impl("allclose", function_rule<at::_ops::allclose, allclose_function>);
 }
 
 } // namespace shardtensor

@@ -1,8 +1,7 @@
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/promotion.h"
 
 // x @ weight^T + bias where every row is whole: rows are independent, so the
@@ -42,18 +41,16 @@ Tensor below(
   return stack.back().toTensor();
 }
 
-Tensor linear_rule(
+Tensor linear_function(
     c10::DispatchKeySet keys,
     const Tensor& input,
     const Tensor& weight,
     const std::optional<Tensor>& maybe_bias) {
   const auto bias = value_or_undefined(maybe_bias);
   if (promotion_mode() != TensorPromotionMode::Silent ||
-      is_transformed({input, weight, bias}) ||
       !has_whole_rows(input, weight, bias)) {
     return below(keys, input, weight, maybe_bias);
   }
-  const CommScope scope("aten::linear");
   const auto& x = spec(input);
   const auto weights =
       shared_weights({weight, bias}, x->mesh(), x->sharded_axes());
@@ -66,7 +63,7 @@ Tensor linear_rule(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("linear", linear_rule);
+  m.impl("linear", function_rule<at::_ops::linear, linear_function>);
 }
 
 } // namespace shardtensor

@@ -1,18 +1,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/cross_entropy_loss_ops.h>
 #include <ATen/ops/log_softmax.h>
-#include <ATen/ops/nll_loss.h>
-#include <ATen/ops/nll_loss2d.h>
+#include <ATen/ops/nll_loss2d_ops.h>
 #include <ATen/ops/nll_loss_nd.h>
+#include <ATen/ops/nll_loss_ops.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/autocast.h"
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
 
@@ -225,19 +224,29 @@ Tensor class_loss(
       value.to(local.scalar_type()), make_replicated(layout->mesh(), {}));
 }
 
-Tensor nll_loss_rule(
+/// The input, on the mesh of the arguments, in the dtype that autocast wants.
+Tensor loss_input(
+    const char* op,
+    const Tensor& input,
+    const Tensor& target,
+    const OptionalTensor& weight) {
+  TORCH_CHECK_VALUE(
+      input.dim() > 0,
+      op,
+      ": expected an input with a dim of classes, got none");
+  const auto mesh =
+      common_mesh(op, {input, target, value_or_undefined(weight)});
+  return autocast_to_float(op, promote_operand(input, mesh, op));
+}
+
+Tensor nll_loss_function(
     const Tensor& self,
     const Tensor& target,
     const OptionalTensor& weight,
     int64_t reduction,
     int64_t ignore_index) {
   constexpr auto op = "aten::nll_loss";
-  const CommScope scope(op);
-  const auto mesh = common_mesh(op, {self, target, value_or_undefined(weight)});
-  const auto x = autocast_to_float(
-      op, is_shard_tensor(self) ? self : promote_operand(self, mesh, op));
-  TORCH_CHECK_VALUE(
-      x.dim() > 0, op, ": expected an input with a dim of classes, got none");
+  const auto x = loss_input(op, self, target, weight);
   return class_loss(
       x,
       target,
@@ -248,38 +257,17 @@ Tensor nll_loss_rule(
        0.0});
 }
 
-template <class Operator>
-Tensor nll_loss_function(
+Tensor cross_entropy_function(
     c10::DispatchKeySet keys,
     const Tensor& self,
     const Tensor& target,
     const OptionalTensor& weight,
     int64_t reduction,
-    c10::SymInt ignore_index) {
-  return is_transformed({self, target, value_or_undefined(weight)})
-      ? Operator::redispatch(
-            below_function_level(keys),
-            self,
-            target,
-            weight,
-            reduction,
-            ignore_index)
-      : nll_loss_rule(
-            self, target, weight, reduction, ignore_index.expect_int());
-}
-
-Tensor cross_entropy_rule(
-    c10::DispatchKeySet keys,
-    const Tensor& self,
-    const Tensor& target,
-    const OptionalTensor& weight,
-    int64_t reduction,
-    c10::SymInt ignore_index,
+    int64_t ignore_index,
     double label_smoothing) {
   // Probabilities as targets are sums and products: right as PyTorch composes
   // them.
-  if (is_transformed({self, target, value_or_undefined(weight)}) ||
-      self.sizes() == target.sizes()) {
+  if (self.sizes() == target.sizes()) {
     return at::_ops::cross_entropy_loss::redispatch(
         below_function_level(keys),
         self,
@@ -295,14 +283,7 @@ Tensor cross_entropy_rule(
       op,
       ": expected a label_smoothing in [0, 1], got ",
       label_smoothing);
-  TORCH_CHECK_VALUE(
-      self.dim() > 0,
-      op,
-      ": expected an input with a dim of classes, got none");
-  const CommScope scope(op);
-  const auto mesh = common_mesh(op, {self, target, value_or_undefined(weight)});
-  const auto x = autocast_to_float(
-      op, is_shard_tensor(self) ? self : promote_operand(self, mesh, op));
+  const auto x = loss_input(op, self, target, weight);
   const auto dim = class_dim(x.dim());
   return class_loss(
       at::log_softmax(x, dim, x.scalar_type()),
@@ -310,17 +291,20 @@ Tensor cross_entropy_rule(
       {op,
        plain_weight(op, weight, x.size(dim)),
        reduction,
-       ignore_index.expect_int(),
+       ignore_index,
        label_smoothing});
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("nll_loss_nd", nll_loss_function<at::_ops::nll_loss_nd>);
-  m.impl("nll_loss", nll_loss_function<at::_ops::nll_loss>);
-  m.impl("nll_loss2d", nll_loss_function<at::_ops::nll_loss2d>);
-  m.impl("cross_entropy_loss", cross_entropy_rule);
+  m.impl(
+      "nll_loss_nd", function_rule<at::_ops::nll_loss_nd, nll_loss_function>);
+  m.impl("nll_loss", function_rule<at::_ops::nll_loss, nll_loss_function>);
+  m.impl("nll_loss2d", function_rule<at::_ops::nll_loss2d, nll_loss_function>);
+  m.impl(
+      "cross_entropy_loss",
+      function_rule<at::_ops::cross_entropy_loss, cross_entropy_function>);
 }
 
 } // namespace shardtensor

@@ -33,14 +33,14 @@ Decision elementwise_loss_rule(Call& call) {
 
 bool any_transformed(const torch::jit::Stack& stack, size_t arguments) {
   for (const auto& value : torch::jit::last(stack, arguments)) {
-    if (value.isTensor() && is_transformed({value.toTensor()})) {
+    if (value.isTensor() && is_transformed(value.toTensor())) {
       return true;
     }
   }
   return false;
 }
 
-void loss_rule(
+void loss_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -84,7 +84,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
         "soft_margin_loss",
         "binary_cross_entropy",
         "binary_cross_entropy_with_logits"}) {
-    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss_rule>());
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss_function>());
   }
 }
 

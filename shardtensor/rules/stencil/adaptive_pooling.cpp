@@ -7,6 +7,9 @@
 
 #include <ATen/ops/_adaptive_avg_pool2d.h>
 #include <ATen/ops/_adaptive_avg_pool3d.h>
+#include <ATen/ops/adaptive_avg_pool1d_ops.h>
+#include <ATen/ops/adaptive_avg_pool2d_ops.h>
+#include <ATen/ops/adaptive_avg_pool3d_ops.h>
 #include <ATen/ops/adaptive_max_pool1d.h>
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/adaptive_max_pool3d.h>
@@ -20,7 +23,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
@@ -198,15 +201,10 @@ std::vector<int64_t> dims_to_mean(const Tensor& x, IntArrayRef size) {
   return sharded ? dims : std::vector<int64_t>{};
 }
 
-Tensor average_rule(const Adaptive& pool, const Tensor& input) {
+Tensor averaged(const Adaptive& pool, const Tensor& input) {
   const auto plain = [&](const Tensor& x) {
     return plain_average(x, pool.size);
   };
-  if (is_transformed({input})) {
-    BelowFunctionLevel below;
-    return plain(input);
-  }
-  CommScope scope(pool.op);
   const auto whole = dims_to_mean(input, pool.size);
   const Tensor x = whole.empty() ? input : at::mean(input, whole, true);
   const auto plan = find_plan(pool, x, plain);
@@ -282,12 +280,7 @@ Pair local_maximum(const AdaptivePlan& plan, const Tensor& rows) {
   return {values, indices};
 }
 
-Pair maximum_rule(const Adaptive& pool, const Tensor& x) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain_maximum(x, pool.size);
-  }
-  CommScope scope(pool.op);
+Pair maximum(const Adaptive& pool, const Tensor& x) {
   const auto plan = find_plan(pool, x, [&](const Tensor& t) {
     return std::get<0>(plain_maximum(t, pool.size));
   });
@@ -298,31 +291,40 @@ Pair maximum_rule(const Adaptive& pool, const Tensor& x) {
 
 // ---- the operators ----------------------------------------------------------
 
-template <int64_t dims>
-Tensor adaptive_avg_pool_rule(const Tensor& x, IntArrayRef size) {
-  static const std::string op = c10::str("aten::adaptive_avg_pool", dims, "d");
-  const auto all = expanded(size, dims);
-  return average_rule({op.c_str(), dims, all, false}, x);
+template <class Op, int64_t dims>
+Tensor adaptive_avg_pool_function(const Tensor& x, IntArrayRef size) {
+  const auto sizes = expanded(size, dims);
+  return averaged({Op::name, dims, sizes, false}, x);
 }
 
-template <int64_t dims>
-Pair adaptive_max_pool_rule(const Tensor& x, IntArrayRef size) {
-  static const std::string op = c10::str("aten::adaptive_max_pool", dims, "d");
-  const auto all = expanded(size, dims);
-  return maximum_rule({op.c_str(), dims, all, true}, x);
+template <class Op, int64_t dims>
+Pair adaptive_max_pool_function(const Tensor& x, IntArrayRef size) {
+  const auto sizes = expanded(size, dims);
+  return maximum({Op::name, dims, sizes, true}, x);
 }
+
+namespace ops = at::_ops;
+
+template <class Op, int64_t dims>
+constexpr auto adaptive_avg_pool =
+    function_rule<Op, adaptive_avg_pool_function<Op, dims>>;
+template <class Op, int64_t dims>
+constexpr auto adaptive_max_pool =
+    function_rule<Op, adaptive_max_pool_function<Op, dims>>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("adaptive_avg_pool1d", adaptive_avg_pool_rule<1>);
-  m.impl("adaptive_avg_pool2d", adaptive_avg_pool_rule<2>);
-  m.impl("adaptive_avg_pool3d", adaptive_avg_pool_rule<3>);
-  m.impl("_adaptive_avg_pool2d", adaptive_avg_pool_rule<2>);
-  m.impl("_adaptive_avg_pool3d", adaptive_avg_pool_rule<3>);
-  m.impl("adaptive_max_pool1d", adaptive_max_pool_rule<1>);
-  m.impl("adaptive_max_pool2d", adaptive_max_pool_rule<2>);
-  m.impl("adaptive_max_pool3d", adaptive_max_pool_rule<3>);
+  m.impl("adaptive_avg_pool1d", adaptive_avg_pool<ops::adaptive_avg_pool1d, 1>);
+  m.impl("adaptive_avg_pool2d", adaptive_avg_pool<ops::adaptive_avg_pool2d, 2>);
+  m.impl("adaptive_avg_pool3d", adaptive_avg_pool<ops::adaptive_avg_pool3d, 3>);
+  m.impl(
+      "_adaptive_avg_pool2d", adaptive_avg_pool<ops::_adaptive_avg_pool2d, 2>);
+  m.impl(
+      "_adaptive_avg_pool3d", adaptive_avg_pool<ops::_adaptive_avg_pool3d, 3>);
+  m.impl("adaptive_max_pool1d", adaptive_max_pool<ops::adaptive_max_pool1d, 1>);
+  m.impl("adaptive_max_pool2d", adaptive_max_pool<ops::adaptive_max_pool2d, 2>);
+  m.impl("adaptive_max_pool3d", adaptive_max_pool<ops::adaptive_max_pool3d, 3>);
 }
 
 } // namespace shardtensor

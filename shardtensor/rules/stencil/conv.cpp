@@ -1,20 +1,19 @@
 // Convolutions at the function level: gather the input rows that the owned
 // outputs read, call the plain operator on them (halo/stencil.h); without
-// joining them to the owned rows where that is possible (conv_apart.h).
-#include <array>
-
+// joining them to the owned rows where that is possible (conv_overlap.h).
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
 #include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/conv_transpose3d.h>
-#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_ops.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
@@ -35,8 +34,8 @@ struct Conv {
   IntArrayRef padding;
   IntArrayRef dilation;
   int64_t groups;
-  IntArrayRef output_padding;
-  std::optional<bool> same; // padding="same" (true) or "valid" (false)
+  IntArrayRef output_padding = {};
+  std::optional<bool> same = {}; // padding="same" (true) or "valid" (false)
 };
 
 Tensor plain_conv(
@@ -159,8 +158,7 @@ ConvPlan plan_conv(
     }
   }
   plan.weight_axes = plan.call.input->sharded_axes();
-  if (plan.call.gathers && x.dim() == first + static_cast<int64_t>(n) &&
-      first == 2) {
+  if (plan.call.gathers && first == 2) {
     plan.apart = plan_conv_apart(
         plan.call, stencils, plan.padding, stride, dilation, conv.groups);
   }
@@ -208,20 +206,14 @@ bool computes_apart(
       !has_tangent({x, weight, bias});
 }
 
-Tensor conv_rule(
+Tensor convolve(
     const Conv& conv,
     const Tensor& input,
     const Tensor& weight,
     const std::optional<Tensor>& maybe_bias) {
   const Tensor bias = value_or_undefined(maybe_bias);
-  if (is_transformed({input, weight, bias})) {
-    BelowFunctionLevel below;
-    return call_plain(conv, input, weight, bias);
-  }
   const auto mesh = common_mesh(conv.op, {input, weight, bias});
-  const Tensor x =
-      is_shard_tensor(input) ? input : promote_operand(input, mesh, conv.op);
-  CommScope scope(conv.op);
+  const Tensor x = promote_operand(input, mesh, conv.op);
   const auto plan = find_plan(conv, x, weight, bias);
   const auto& call = plan->call;
   const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
@@ -257,110 +249,53 @@ bool is_same(const char* op, c10::string_view padding) {
   return padding == "same";
 }
 
-#define SHARDTENSOR_CONV(N)                      \
-  Tensor conv##N##d_rule(                        \
-      const Tensor& x,                           \
-      const Tensor& w,                           \
-      const std::optional<Tensor>& b,            \
-      IntArrayRef stride,                        \
-      IntArrayRef padding,                       \
-      IntArrayRef dilation,                      \
-      int64_t groups) {                          \
-    return conv_rule(                            \
-        {"aten::conv" #N "d",                    \
-         N,                                      \
-         false,                                  \
-         stride,                                 \
-         padding,                                \
-         dilation,                               \
-         groups,                                 \
-         {},                                     \
-         {}},                                    \
-        x,                                       \
-        w,                                       \
-        b);                                      \
-  }                                              \
-  Tensor conv##N##d_padding_rule(                \
-      const Tensor& x,                           \
-      const Tensor& w,                           \
-      const std::optional<Tensor>& b,            \
-      IntArrayRef stride,                        \
-      c10::string_view padding,                  \
-      IntArrayRef dilation,                      \
-      int64_t groups) {                          \
-    return conv_rule(                            \
-        {"aten::conv" #N "d",                    \
-         N,                                      \
-         false,                                  \
-         stride,                                 \
-         {},                                     \
-         dilation,                               \
-         groups,                                 \
-         {},                                     \
-         is_same("aten::conv" #N "d", padding)}, \
-        x,                                       \
-        w,                                       \
-        b);                                      \
-  }                                              \
-  Tensor conv_transpose##N##d_rule(              \
-      const Tensor& x,                           \
-      const Tensor& w,                           \
-      const std::optional<Tensor>& b,            \
-      IntArrayRef stride,                        \
-      IntArrayRef padding,                       \
-      IntArrayRef output_padding,                \
-      int64_t groups,                            \
-      IntArrayRef dilation) {                    \
-    return conv_rule(                            \
-        {"aten::conv_transpose" #N "d",          \
-         N,                                      \
-         true,                                   \
-         stride,                                 \
-         padding,                                \
-         dilation,                               \
-         groups,                                 \
-         output_padding,                         \
-         {}},                                    \
-        x,                                       \
-        w,                                       \
-        b);                                      \
-  }
-
-SHARDTENSOR_CONV(1)
-SHARDTENSOR_CONV(2)
-SHARDTENSOR_CONV(3)
-
-Tensor convolution_rule(
+template <class Op, size_t dims>
+Tensor conv_function(
     const Tensor& x,
     const Tensor& w,
     const std::optional<Tensor>& b,
     IntArrayRef stride,
     IntArrayRef padding,
     IntArrayRef dilation,
-    bool transposed,
-    IntArrayRef output_padding,
     int64_t groups) {
-  const int64_t dims = w.dim() - 2;
-  TORCH_CHECK(
-      dims >= 1 && dims <= 3,
-      "aten::convolution: expected a weight of 3 to 5 dims, got sizes ",
-      w.sizes());
-  return conv_rule(
-      {"aten::convolution",
-       static_cast<size_t>(dims),
-       transposed,
-       stride,
-       padding,
-       dilation,
-       groups,
-       output_padding,
-       {}},
+  return convolve(
+      {Op::name, dims, false, stride, padding, dilation, groups}, x, w, b);
+}
+
+template <class Op, size_t dims>
+Tensor conv_by_name_function(
+    const Tensor& x,
+    const Tensor& w,
+    const std::optional<Tensor>& b,
+    IntArrayRef stride,
+    c10::string_view padding,
+    IntArrayRef dilation,
+    int64_t groups) {
+  const bool same = is_same(Op::name, padding);
+  return convolve(
+      {Op::name, dims, false, stride, {}, dilation, groups, {}, same}, x, w, b);
+}
+
+template <class Op, size_t dims>
+Tensor conv_transpose_function(
+    const Tensor& x,
+    const Tensor& w,
+    const std::optional<Tensor>& b,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef output_padding,
+    int64_t groups,
+    IntArrayRef dilation) {
+  return convolve(
+      {Op::name, dims, true, stride, padding, dilation, groups, output_padding},
       x,
       w,
       b);
 }
 
-Tensor _convolution_rule(
+/// The switches are those of _convolution.
+template <class Op, class... Switches>
+Tensor convolution_function(
     const Tensor& x,
     const Tensor& w,
     const std::optional<Tensor>& b,
@@ -370,28 +305,58 @@ Tensor _convolution_rule(
     bool transposed,
     IntArrayRef output_padding,
     int64_t groups,
-    bool /*benchmark*/,
-    bool /*deterministic*/,
-    bool /*cudnn_enabled*/,
-    bool /*allow_tf32*/) {
-  return convolution_rule(
-      x, w, b, stride, padding, dilation, transposed, output_padding, groups);
+    Switches...) {
+  const int64_t dims = w.dim() - 2;
+  TORCH_CHECK(
+      dims >= 1 && dims <= 3,
+      Op::name,
+      ": expected a weight of 3 to 5 dims, got sizes ",
+      w.sizes());
+  return convolve(
+      {Op::name,
+       static_cast<size_t>(dims),
+       transposed,
+       stride,
+       padding,
+       dilation,
+       groups,
+       output_padding},
+      x,
+      w,
+      b);
 }
+
+namespace ops = at::_ops;
+
+template <class Op, size_t dims>
+constexpr auto conv = function_rule<Op, conv_function<Op, dims>>;
+template <class Op, size_t dims>
+constexpr auto conv_by_name =
+    function_rule<Op, conv_by_name_function<Op, dims>>;
+template <class Op, size_t dims>
+constexpr auto conv_transpose =
+    function_rule<Op, conv_transpose_function<Op, dims>>;
+template <class Op, class... Switches>
+constexpr auto convolution =
+    function_rule<Op, convolution_function<Op, Switches...>>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("conv1d", conv1d_rule);
-  m.impl("conv2d", conv2d_rule);
-  m.impl("conv3d", conv3d_rule);
-  m.impl("conv1d.padding", conv1d_padding_rule);
-  m.impl("conv2d.padding", conv2d_padding_rule);
-  m.impl("conv3d.padding", conv3d_padding_rule);
-  m.impl("conv_transpose1d", conv_transpose1d_rule);
-  m.impl("conv_transpose2d.input", conv_transpose2d_rule);
-  m.impl("conv_transpose3d.input", conv_transpose3d_rule);
-  m.impl("convolution", convolution_rule);
-  m.impl("_convolution", _convolution_rule);
+  m.impl("conv1d", conv<ops::conv1d, 1>);
+  m.impl("conv2d", conv<ops::conv2d, 2>);
+  m.impl("conv3d", conv<ops::conv3d, 3>);
+  m.impl("conv1d.padding", conv_by_name<ops::conv1d_padding, 1>);
+  m.impl("conv2d.padding", conv_by_name<ops::conv2d_padding, 2>);
+  m.impl("conv3d.padding", conv_by_name<ops::conv3d_padding, 3>);
+  m.impl("conv_transpose1d", conv_transpose<ops::conv_transpose1d, 1>);
+  m.impl(
+      "conv_transpose2d.input", conv_transpose<ops::conv_transpose2d_input, 2>);
+  m.impl(
+      "conv_transpose3d.input", conv_transpose<ops::conv_transpose3d_input, 3>);
+  m.impl("convolution", convolution<ops::convolution>);
+  m.impl(
+      "_convolution", convolution<ops::_convolution, bool, bool, bool, bool>);
 }
 
 } // namespace shardtensor

@@ -3,12 +3,22 @@
 // nothing (see Note [Shift-invariant interpolation]); elsewhere rows are
 // weighted one tap at a time. Both give PyTorch's numbers.
 #include <ATen/native/UpSample.h>
+#include <ATen/ops/_upsample_nearest_exact1d_ops.h>
+#include <ATen/ops/_upsample_nearest_exact2d_ops.h>
+#include <ATen/ops/_upsample_nearest_exact3d_ops.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/upsample_bicubic2d_ops.h>
+#include <ATen/ops/upsample_bilinear2d_ops.h>
+#include <ATen/ops/upsample_linear1d_ops.h>
+#include <ATen/ops/upsample_nearest1d_ops.h>
+#include <ATen/ops/upsample_nearest2d_ops.h>
+#include <ATen/ops/upsample_nearest3d_ops.h>
+#include <ATen/ops/upsample_trilinear3d_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/upsample_overlap.h"
@@ -207,11 +217,7 @@ bool computes_apart(const UpsamplePlan& plan, const Tensor& x) {
   return plan.apart && wide && !local.is_meta() && !is_traced(local);
 }
 
-Tensor upsample_rule(const Upsample& u, const Tensor& x) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain_upsample(u, x);
-  }
+Tensor upsampled(const Upsample& u, const Tensor& x) {
   TORCH_CHECK_VALUE(
       u.size.size() == u.scales.size(),
       u.op,
@@ -219,7 +225,6 @@ Tensor upsample_rule(const Upsample& u, const Tensor& x) {
       u.scales.size(),
       " output sizes, got ",
       IntArrayRef(u.size));
-  CommScope scope(u.op);
   const auto plan = find_plan(u, x);
   if (computes_apart(*plan, x)) {
     const auto local = to_local(redistribute(x, plan->call.input));
@@ -232,42 +237,27 @@ Tensor upsample_rule(const Upsample& u, const Tensor& x) {
 
 // ---- the operators ----------------------------------------------------------
 
-const char* name_of(Mode mode, size_t dims) {
-  static constexpr const char* names[][3] = {
-      {"aten::upsample_nearest1d",
-       "aten::upsample_nearest2d",
-       "aten::upsample_nearest3d"},
-      {"aten::_upsample_nearest_exact1d",
-       "aten::_upsample_nearest_exact2d",
-       "aten::_upsample_nearest_exact3d"},
-      {"aten::upsample_linear1d",
-       "aten::upsample_bilinear2d",
-       "aten::upsample_trilinear3d"},
-      {"", "aten::upsample_bicubic2d", ""}};
-  return names[static_cast<size_t>(mode)][dims - 1];
+/// One scale per dim: nearest_function<Op, Mode::Nearest, Scale, Scale> has
+/// two.
+template <class Op, Mode mode, class... Scales>
+Tensor nearest_function(const Tensor& x, IntArrayRef size, Scales... scales) {
+  return upsampled({Op::name, mode, size.vec(), false, {scales...}}, x);
 }
 
-/// One scale per dim: upsample_rule<mode, Scale, Scale> is the rule of 2 dims.
-template <Mode mode, class... Scales>
-Tensor nearest_rule(const Tensor& x, IntArrayRef size, Scales... scales) {
-  const auto* op = name_of(mode, sizeof...(Scales));
-  return upsample_rule({op, mode, size.vec(), false, {scales...}}, x);
-}
-
-template <Mode mode, class... Scales>
-Tensor smooth_rule(
+template <class Op, Mode mode, class... Scales>
+Tensor smooth_function(
     const Tensor& x,
     IntArrayRef size,
     bool align_corners,
     Scales... scales) {
-  const auto* op = name_of(mode, sizeof...(Scales));
-  return upsample_rule({op, mode, size.vec(), align_corners, {scales...}}, x);
+  return upsampled({Op::name, mode, size.vec(), align_corners, {scales...}}, x);
 }
 
 using OptionalScales = std::optional<at::ArrayRef<double>>;
 
 /// What torch.nn.functional.interpolate calls: with sizes or scales.
-Tensor size_or_scale_rule(
+Tensor upsampled_by_size_or_scale(
+    const char* op,
     Mode mode,
     size_t dims,
     const Tensor& x,
@@ -280,8 +270,8 @@ Tensor size_or_scale_rule(
   if (scales) {
     factors.assign(scales->begin(), scales->end());
   }
-  return upsample_rule(
-      {name_of(mode, dims),
+  return upsampled(
+      {op,
        mode,
        {sizes.begin(), sizes.end()},
        align_corners,
@@ -289,55 +279,104 @@ Tensor size_or_scale_rule(
       x);
 }
 
-template <Mode mode, size_t dims>
-Tensor nearest_vec_rule(
+template <class Op, Mode mode, size_t dims>
+Tensor nearest_vec_function(
     const Tensor& x,
     at::OptionalIntArrayRef size,
     OptionalScales scales) {
-  return size_or_scale_rule(mode, dims, x, size, false, scales);
+  return upsampled_by_size_or_scale(
+      Op::name, mode, dims, x, size, false, scales);
 }
 
-template <Mode mode, size_t dims>
-Tensor smooth_vec_rule(
+template <class Op, Mode mode, size_t dims>
+Tensor smooth_vec_function(
     const Tensor& x,
     at::OptionalIntArrayRef size,
     bool align_corners,
     OptionalScales scales) {
-  return size_or_scale_rule(mode, dims, x, size, align_corners, scales);
+  return upsampled_by_size_or_scale(
+      Op::name, mode, dims, x, size, align_corners, scales);
 }
+
+namespace ops = at::_ops;
+
+template <class Op, Mode mode, class... Scales>
+constexpr auto nearest =
+    function_rule<Op, nearest_function<Op, mode, Scales...>>;
+template <class Op, Mode mode, class... Scales>
+constexpr auto smooth = function_rule<Op, smooth_function<Op, mode, Scales...>>;
+template <class Op, Mode mode, size_t dims>
+constexpr auto nearest_vec =
+    function_rule<Op, nearest_vec_function<Op, mode, dims>>;
+template <class Op, Mode mode, size_t dims>
+constexpr auto smooth_vec =
+    function_rule<Op, smooth_vec_function<Op, mode, dims>>;
+
+constexpr auto kNearest = Mode::Nearest;
+constexpr auto kExact = Mode::NearestExact;
+constexpr auto kLinear = Mode::Linear;
+constexpr auto kCubic = Mode::Cubic;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("upsample_nearest1d", nearest_rule<Mode::Nearest, Scale>);
-  m.impl("upsample_nearest2d", nearest_rule<Mode::Nearest, Scale, Scale>);
   m.impl(
-      "upsample_nearest3d", nearest_rule<Mode::Nearest, Scale, Scale, Scale>);
-  m.impl("_upsample_nearest_exact1d", nearest_rule<Mode::NearestExact, Scale>);
+      "upsample_nearest1d", nearest<ops::upsample_nearest1d, kNearest, Scale>);
+  m.impl(
+      "upsample_nearest2d",
+      nearest<ops::upsample_nearest2d, kNearest, Scale, Scale>);
+  m.impl(
+      "upsample_nearest3d",
+      nearest<ops::upsample_nearest3d, kNearest, Scale, Scale, Scale>);
+  m.impl(
+      "_upsample_nearest_exact1d",
+      nearest<ops::_upsample_nearest_exact1d, kExact, Scale>);
   m.impl(
       "_upsample_nearest_exact2d",
-      nearest_rule<Mode::NearestExact, Scale, Scale>);
+      nearest<ops::_upsample_nearest_exact2d, kExact, Scale, Scale>);
   m.impl(
       "_upsample_nearest_exact3d",
-      nearest_rule<Mode::NearestExact, Scale, Scale, Scale>);
-  m.impl("upsample_linear1d", smooth_rule<Mode::Linear, Scale>);
-  m.impl("upsample_bilinear2d", smooth_rule<Mode::Linear, Scale, Scale>);
+      nearest<ops::_upsample_nearest_exact3d, kExact, Scale, Scale, Scale>);
+  m.impl("upsample_linear1d", smooth<ops::upsample_linear1d, kLinear, Scale>);
   m.impl(
-      "upsample_trilinear3d", smooth_rule<Mode::Linear, Scale, Scale, Scale>);
-  m.impl("upsample_bicubic2d", smooth_rule<Mode::Cubic, Scale, Scale>);
-  m.impl("upsample_nearest1d.vec", nearest_vec_rule<Mode::Nearest, 1>);
-  m.impl("upsample_nearest2d.vec", nearest_vec_rule<Mode::Nearest, 2>);
-  m.impl("upsample_nearest3d.vec", nearest_vec_rule<Mode::Nearest, 3>);
+      "upsample_bilinear2d",
+      smooth<ops::upsample_bilinear2d, kLinear, Scale, Scale>);
   m.impl(
-      "_upsample_nearest_exact1d.vec", nearest_vec_rule<Mode::NearestExact, 1>);
+      "upsample_trilinear3d",
+      smooth<ops::upsample_trilinear3d, kLinear, Scale, Scale, Scale>);
   m.impl(
-      "_upsample_nearest_exact2d.vec", nearest_vec_rule<Mode::NearestExact, 2>);
+      "upsample_bicubic2d",
+      smooth<ops::upsample_bicubic2d, kCubic, Scale, Scale>);
   m.impl(
-      "_upsample_nearest_exact3d.vec", nearest_vec_rule<Mode::NearestExact, 3>);
-  m.impl("upsample_linear1d.vec", smooth_vec_rule<Mode::Linear, 1>);
-  m.impl("upsample_bilinear2d.vec", smooth_vec_rule<Mode::Linear, 2>);
-  m.impl("upsample_trilinear3d.vec", smooth_vec_rule<Mode::Linear, 3>);
-  m.impl("upsample_bicubic2d.vec", smooth_vec_rule<Mode::Cubic, 2>);
+      "upsample_nearest1d.vec",
+      nearest_vec<ops::upsample_nearest1d_vec, kNearest, 1>);
+  m.impl(
+      "upsample_nearest2d.vec",
+      nearest_vec<ops::upsample_nearest2d_vec, kNearest, 2>);
+  m.impl(
+      "upsample_nearest3d.vec",
+      nearest_vec<ops::upsample_nearest3d_vec, kNearest, 3>);
+  m.impl(
+      "_upsample_nearest_exact1d.vec",
+      nearest_vec<ops::_upsample_nearest_exact1d_vec, kExact, 1>);
+  m.impl(
+      "_upsample_nearest_exact2d.vec",
+      nearest_vec<ops::_upsample_nearest_exact2d_vec, kExact, 2>);
+  m.impl(
+      "_upsample_nearest_exact3d.vec",
+      nearest_vec<ops::_upsample_nearest_exact3d_vec, kExact, 3>);
+  m.impl(
+      "upsample_linear1d.vec",
+      smooth_vec<ops::upsample_linear1d_vec, kLinear, 1>);
+  m.impl(
+      "upsample_bilinear2d.vec",
+      smooth_vec<ops::upsample_bilinear2d_vec, kLinear, 2>);
+  m.impl(
+      "upsample_trilinear3d.vec",
+      smooth_vec<ops::upsample_trilinear3d_vec, kLinear, 3>);
+  m.impl(
+      "upsample_bicubic2d.vec",
+      smooth_vec<ops::upsample_bicubic2d_vec, kCubic, 2>);
 }
 
 } // namespace shardtensor

@@ -1,18 +1,18 @@
 // Padding at the function level. The rank that owns the first or last row owns
 // what is padded before or after it: a constant needs no communication, the
 // other modes fetch the rows that they repeat.
-#include <ATen/ops/_pad_circular.h>
+#include <ATen/ops/_pad_circular_ops.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/reflection_pad1d.h>
-#include <ATen/ops/reflection_pad2d.h>
-#include <ATen/ops/reflection_pad3d.h>
-#include <ATen/ops/replication_pad1d.h>
-#include <ATen/ops/replication_pad2d.h>
-#include <ATen/ops/replication_pad3d.h>
+#include <ATen/ops/reflection_pad1d_ops.h>
+#include <ATen/ops/reflection_pad2d_ops.h>
+#include <ATen/ops/reflection_pad3d_ops.h>
+#include <ATen/ops/replication_pad1d_ops.h>
+#include <ATen/ops/replication_pad2d_ops.h>
+#include <ATen/ops/replication_pad3d_ops.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
@@ -90,14 +90,10 @@ std::vector<int64_t> local_padding(
   return pad;
 }
 
-Tensor constant_pad_rule(
+Tensor constant_pad_function(
     const Tensor& x,
     IntArrayRef pad,
     const at::Scalar& value) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return at::constant_pad_nd(x, pad, value);
-  }
   const int64_t ndim = x.dim();
   TORCH_CHECK(
       pad.size() % 2 == 0 && static_cast<int64_t>(pad.size()) <= 2 * ndim,
@@ -181,25 +177,21 @@ PadPlan plan_pad(
   return plan;
 }
 
-using PlainPad = Tensor (*)(const Tensor&, IntArrayRef);
+using PlainPad = Tensor (*)(const Tensor&, c10::SymIntArrayRef);
 
-Tensor pad_rule(
+Tensor pad_with_rows(
     const char* op,
     Boundary boundary,
     PlainPad plain,
     const Tensor& x,
     IntArrayRef pad) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain(x, pad);
-  }
-  CommScope scope(op);
   static PlanCache<PadPlan> plans;
   PlanKey key;
   key.add(spec(x)).add(pad).add(static_cast<int64_t>(boundary));
   const auto plan = plans.find(key, [&] {
-    infer_sizes(op, x, static_cast<int64_t>(pad.size() / 2), [&](auto& t) {
-      return plain(t, pad); // for its checks
+    const auto dims = static_cast<int64_t>(pad.size() / 2);
+    infer_sizes(op, x, dims, [&](const Tensor& t) { // for its checks
+      return plain(t, c10::fromIntArrayRefSlow(pad));
     });
     return plan_pad(spec(x), padding_by_dim(x.dim(), pad), boundary);
   });
@@ -213,30 +205,32 @@ Tensor pad_rule(
 
 // ---- the operators ----------------------------------------------------------
 
-#define SHARDTENSOR_PAD(NAME, BOUNDARY)                          \
-  Tensor NAME##_rule(const Tensor& x, IntArrayRef pad) {         \
-    return pad_rule("aten::" #NAME, BOUNDARY, at::NAME, x, pad); \
-  }
+template <class Op, Boundary boundary>
+Tensor pad_function(const Tensor& x, IntArrayRef pad) {
+  return pad_with_rows(Op::name, boundary, Op::call, x, pad);
+}
 
-SHARDTENSOR_PAD(reflection_pad1d, Boundary::Reflect)
-SHARDTENSOR_PAD(reflection_pad2d, Boundary::Reflect)
-SHARDTENSOR_PAD(reflection_pad3d, Boundary::Reflect)
-SHARDTENSOR_PAD(replication_pad1d, Boundary::Replicate)
-SHARDTENSOR_PAD(replication_pad2d, Boundary::Replicate)
-SHARDTENSOR_PAD(replication_pad3d, Boundary::Replicate)
-SHARDTENSOR_PAD(_pad_circular, Boundary::Periodic)
+namespace ops = at::_ops;
+
+template <class Op, Boundary boundary>
+constexpr auto padded = function_rule<Op, pad_function<Op, boundary>>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("constant_pad_nd", constant_pad_rule);
-  m.impl("reflection_pad1d", reflection_pad1d_rule);
-  m.impl("reflection_pad2d", reflection_pad2d_rule);
-  m.impl("reflection_pad3d", reflection_pad3d_rule);
-  m.impl("replication_pad1d", replication_pad1d_rule);
-  m.impl("replication_pad2d", replication_pad2d_rule);
-  m.impl("replication_pad3d", replication_pad3d_rule);
-  m.impl("_pad_circular", _pad_circular_rule);
+  m.impl(
+      "constant_pad_nd",
+      function_rule<ops::constant_pad_nd, constant_pad_function>);
+  m.impl("reflection_pad1d", padded<ops::reflection_pad1d, Boundary::Reflect>);
+  m.impl("reflection_pad2d", padded<ops::reflection_pad2d, Boundary::Reflect>);
+  m.impl("reflection_pad3d", padded<ops::reflection_pad3d, Boundary::Reflect>);
+  m.impl(
+      "replication_pad1d", padded<ops::replication_pad1d, Boundary::Replicate>);
+  m.impl(
+      "replication_pad2d", padded<ops::replication_pad2d, Boundary::Replicate>);
+  m.impl(
+      "replication_pad3d", padded<ops::replication_pad3d, Boundary::Replicate>);
+  m.impl("_pad_circular", padded<ops::_pad_circular, Boundary::Periodic>);
 }
 
 } // namespace shardtensor

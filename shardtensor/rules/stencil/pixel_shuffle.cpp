@@ -1,21 +1,16 @@
 // Pixel shuffling at the function level: each output block belongs to one
 // input pixel, so cut points are multiplied or divided.
-#include <ATen/ops/pixel_shuffle.h>
-#include <ATen/ops/pixel_unshuffle.h>
+#include <ATen/ops/pixel_shuffle_ops.h>
+#include <ATen/ops/pixel_unshuffle_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
 namespace shardtensor {
 namespace {
 
 using at::Tensor;
-using PlainShuffle = Tensor (*)(const Tensor&, int64_t);
-
-struct ShufflePlan {
-  StencilCall call;
-};
 
 /// PyTorch returns a tensor without elements unshuffled as it is: its sizes
 /// cannot be inferred from one.
@@ -31,56 +26,45 @@ std::vector<int64_t> shuffled_sizes(
   return sizes;
 }
 
-Tensor shuffle_rule(
+using PlainShuffle = Tensor (*)(const Tensor&, int64_t);
+
+StencilCall plan_shuffle(
     const char* op,
     PlainShuffle plain,
     bool up,
     const Tensor& x,
     int64_t factor) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain(x, factor);
+  infer_sizes(op, x, 2, [&](const Tensor& t) { return plain(t, factor); });
+  const auto sizes = shuffled_sizes(x.sizes().vec(), up, factor);
+  const Window blocks{factor, factor, 0, 1};
+  std::vector<Stencil> stencils;
+  for (int64_t dim = x.dim() - 2; dim < x.dim(); ++dim) {
+    stencils.push_back(
+        up ? Stencil::conv_transpose(blocks, x.size(dim), sizes[dim])
+           : Stencil::conv(blocks, x.size(dim), sizes[dim]));
   }
-  CommScope scope(op);
-  static PlanCache<ShufflePlan> plans;
+  return plan_stencil_call(spec(x), {x.dim() - 3}, stencils, {0, 0}, sizes);
+}
+
+template <class Op, bool up>
+Tensor shuffle_function(const Tensor& x, int64_t factor) {
+  static PlanCache<StencilCall> plans;
   PlanKey key;
-  key.add(spec(x)).add(factor).add(static_cast<int64_t>(up));
-  const auto plan = plans.find(key, [&] {
-    infer_sizes(op, x, 2, [&](const Tensor& t) { return plain(t, factor); });
-    const auto sizes = shuffled_sizes(x.sizes().vec(), up, factor);
-    const Window blocks{factor, factor, 0, 1};
-    std::vector<Stencil> stencils;
-    for (int64_t dim = x.dim() - 2; dim < x.dim(); ++dim) {
-      stencils.push_back(
-          up ? Stencil::conv_transpose(blocks, x.size(dim), sizes[dim])
-             : Stencil::conv(blocks, x.size(dim), sizes[dim]));
-    }
-    return ShufflePlan{
-        plan_stencil_call(spec(x), {x.dim() - 3}, stencils, {0, 0}, sizes)};
-  });
+  key.add(spec(x)).add(factor);
+  const auto call = plans.find(
+      key, [&] { return plan_shuffle(Op::name, Op::call, up, x, factor); });
   return run_stencil(
-      x, plan->call, [&](const Tensor& rows) { return plain(rows, factor); });
+      x, *call, [&](const Tensor& rows) { return Op::call(rows, factor); });
 }
 
-Tensor pixel_shuffle_rule(const Tensor& x, int64_t factor) {
-  return shuffle_rule(
-      "aten::pixel_shuffle",
-      at::pixel_shuffle,
-      /*up=*/true,
-      x,
-      factor);
-}
-
-Tensor pixel_unshuffle_rule(const Tensor& x, int64_t factor) {
-  return shuffle_rule(
-      "aten::pixel_unshuffle", at::pixel_unshuffle, /*up=*/false, x, factor);
-}
+template <class Op, bool up>
+constexpr auto shuffle = function_rule<Op, shuffle_function<Op, up>>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("pixel_shuffle", pixel_shuffle_rule);
-  m.impl("pixel_unshuffle", pixel_unshuffle_rule);
+  m.impl("pixel_shuffle", shuffle<at::_ops::pixel_shuffle, true>);
+  m.impl("pixel_unshuffle", shuffle<at::_ops::pixel_unshuffle, false>);
 }
 
 } // namespace shardtensor

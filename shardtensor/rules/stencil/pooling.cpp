@@ -1,18 +1,18 @@
 // Pooling with a fixed window, at the function level. The local operator is
 // called with the arguments of the global one, on the rows that the owned
 // outputs read (Stencil::pool).
-#include <ATen/ops/avg_pool1d.h>
-#include <ATen/ops/avg_pool2d.h>
-#include <ATen/ops/avg_pool3d.h>
-#include <ATen/ops/max_pool1d.h>
-#include <ATen/ops/max_pool1d_with_indices.h>
-#include <ATen/ops/max_pool2d.h>
-#include <ATen/ops/max_pool2d_with_indices.h>
-#include <ATen/ops/max_pool3d.h>
-#include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/avg_pool1d_ops.h>
+#include <ATen/ops/avg_pool2d_ops.h>
+#include <ATen/ops/avg_pool3d_ops.h>
+#include <ATen/ops/max_pool1d_ops.h>
+#include <ATen/ops/max_pool1d_with_indices_ops.h>
+#include <ATen/ops/max_pool2d_ops.h>
+#include <ATen/ops/max_pool2d_with_indices_ops.h>
+#include <ATen/ops/max_pool3d_ops.h>
+#include <ATen/ops/max_pool3d_with_indices_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
@@ -35,11 +35,10 @@ struct Pool {
 
 using PlainPool = std::function<Tensor(const Tensor&)>;
 
-struct PoolPlan {
-  StencilCall call;
-};
-
-PoolPlan plan_pool(const Pool& pool, const Tensor& x, const PlainPool& plain) {
+StencilCall plan_pool(
+    const Pool& pool,
+    const Tensor& x,
+    const PlainPool& plain) {
   const auto sizes = infer_sizes(pool.op, x, pool.dims, plain);
   const auto n = static_cast<size_t>(pool.dims);
   const auto kernel = expanded(pool.kernel, n);
@@ -56,14 +55,14 @@ PoolPlan plan_pool(const Pool& pool, const Tensor& x, const PlainPool& plain) {
             x.size(dim),
             sizes[dim]));
   }
-  return {plan_stencil_call(spec(x), {}, stencils, padding, sizes)};
+  return plan_stencil_call(spec(x), {}, stencils, padding, sizes);
 }
 
-std::shared_ptr<const PoolPlan> find_plan(
+std::shared_ptr<const StencilCall> find_plan(
     const Pool& pool,
     const Tensor& x,
     const PlainPool& plain) {
-  static PlanCache<PoolPlan> plans;
+  static PlanCache<StencilCall> plans;
   PlanKey key;
   key.add(spec(x))
       .add(pool.dims)
@@ -75,148 +74,114 @@ std::shared_ptr<const PoolPlan> find_plan(
   return plans.find(key, [&] { return plan_pool(pool, x, plain); });
 }
 
-Tensor pool_rule(const Pool& pool, const Tensor& x, const PlainPool& plain) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain(x);
-  }
-  CommScope scope(pool.op);
-  const auto plan = find_plan(pool, x, plain);
-  return run_stencil(x, plan->call, plain);
+Tensor pooled(const Pool& pool, const Tensor& x, const PlainPool& plain) {
+  return run_stencil(x, *find_plan(pool, x, plain), plain);
 }
 
 using Pair = std::tuple<Tensor, Tensor>;
 
-Pair pool_with_indices_rule(
+Pair pooled_with_indices(
     const Pool& pool,
     const Tensor& x,
     const std::function<Pair(const Tensor&)>& plain) {
-  if (is_transformed({x})) {
-    BelowFunctionLevel below;
-    return plain(x);
-  }
-  CommScope scope(pool.op);
-  const auto plan = find_plan(
+  const auto call = find_plan(
       pool, x, [&](const Tensor& t) { return std::get<0>(plain(t)); });
-  return run_stencil_with_indices(x, plan->call, [&](const Tensor& rows) {
+  return run_stencil_with_indices(x, *call, [&](const Tensor& rows) {
     auto [values, indices] = plain(rows);
-    return Pair(values, global_indices(indices, plan->call));
+    return Pair(values, global_indices(indices, *call));
   });
 }
 
 // ---- the operators ----------------------------------------------------------
 
-#define SHARDTENSOR_MAX_POOL(N)                                    \
-  Tensor max_pool##N##d_rule(                                      \
-      const Tensor& x,                                             \
-      IntArrayRef kernel,                                          \
-      IntArrayRef stride,                                          \
-      IntArrayRef padding,                                         \
-      IntArrayRef dilation,                                        \
-      bool ceil_mode) {                                            \
-    return pool_rule(                                              \
-        {"aten::max_pool" #N "d",                                  \
-         N,                                                        \
-         kernel,                                                   \
-         stride,                                                   \
-         padding,                                                  \
-         dilation,                                                 \
-         ceil_mode},                                               \
-        x,                                                         \
-        [&](const Tensor& rows) {                                  \
-          return at::max_pool##N##d(                               \
-              rows, kernel, stride, padding, dilation, ceil_mode); \
-        });                                                        \
-  }                                                                \
-  Pair max_pool##N##d_with_indices_rule(                           \
-      const Tensor& x,                                             \
-      IntArrayRef kernel,                                          \
-      IntArrayRef stride,                                          \
-      IntArrayRef padding,                                         \
-      IntArrayRef dilation,                                        \
-      bool ceil_mode) {                                            \
-    return pool_with_indices_rule(                                 \
-        {"aten::max_pool" #N "d_with_indices",                     \
-         N,                                                        \
-         kernel,                                                   \
-         stride,                                                   \
-         padding,                                                  \
-         dilation,                                                 \
-         ceil_mode},                                               \
-        x,                                                         \
-        [&](const Tensor& rows) {                                  \
-          return at::max_pool##N##d_with_indices(                  \
-              rows, kernel, stride, padding, dilation, ceil_mode); \
-        });                                                        \
-  }
+template <class Op, int64_t dims>
+Tensor max_pool_function(
+    const Tensor& x,
+    IntArrayRef kernel,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool ceil_mode) {
+  return pooled(
+      {Op::name, dims, kernel, stride, padding, dilation, ceil_mode},
+      x,
+      [&](const Tensor& rows) {
+        return Op::call(rows, kernel, stride, padding, dilation, ceil_mode);
+      });
+}
 
-SHARDTENSOR_MAX_POOL(1)
-SHARDTENSOR_MAX_POOL(2)
-SHARDTENSOR_MAX_POOL(3)
+template <class Op, int64_t dims>
+Pair max_pool_with_indices_function(
+    const Tensor& x,
+    IntArrayRef kernel,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool ceil_mode) {
+  return pooled_with_indices(
+      {Op::name, dims, kernel, stride, padding, dilation, ceil_mode},
+      x,
+      [&](const Tensor& rows) {
+        return Op::call(rows, kernel, stride, padding, dilation, ceil_mode);
+      });
+}
 
-const std::vector<int64_t> kNoDilation{1};
-
-Tensor avg_pool1d_rule(
+/// In one dim there is no divisor.
+template <class Op, int64_t dims, class... Divisor>
+Tensor avg_pool_function(
     const Tensor& x,
     IntArrayRef kernel,
     IntArrayRef stride,
     IntArrayRef padding,
     bool ceil_mode,
-    bool count_padding) {
-  return pool_rule(
-      {"aten::avg_pool1d", 1, kernel, stride, padding, kNoDilation, ceil_mode},
+    bool count_padding,
+    Divisor... divisor) {
+  static constexpr int64_t no_dilation[] = {1};
+  return pooled(
+      {Op::name, dims, kernel, stride, padding, no_dilation, ceil_mode},
       x,
       [&](const Tensor& rows) {
-        return at::avg_pool1d(
-            rows, kernel, stride, padding, ceil_mode, count_padding);
+        return Op::call(
+            rows,
+            kernel,
+            stride,
+            padding,
+            ceil_mode,
+            count_padding,
+            divisor...);
       });
 }
 
-#define SHARDTENSOR_AVG_POOL(N)         \
-  Tensor avg_pool##N##d_rule(           \
-      const Tensor& x,                  \
-      IntArrayRef kernel,               \
-      IntArrayRef stride,               \
-      IntArrayRef padding,              \
-      bool ceil_mode,                   \
-      bool count_padding,               \
-      std::optional<int64_t> divisor) { \
-    return pool_rule(                   \
-        {"aten::avg_pool" #N "d",       \
-         N,                             \
-         kernel,                        \
-         stride,                        \
-         padding,                       \
-         kNoDilation,                   \
-         ceil_mode},                    \
-        x,                              \
-        [&](const Tensor& rows) {       \
-          return at::avg_pool##N##d(    \
-              rows,                     \
-              kernel,                   \
-              stride,                   \
-              padding,                  \
-              ceil_mode,                \
-              count_padding,            \
-              divisor);                 \
-        });                             \
-  }
+namespace ops = at::_ops;
 
-SHARDTENSOR_AVG_POOL(2)
-SHARDTENSOR_AVG_POOL(3)
+template <class Op, int64_t dims>
+constexpr auto max_pool = function_rule<Op, max_pool_function<Op, dims>>;
+template <class Op, int64_t dims>
+constexpr auto max_pool_with_indices =
+    function_rule<Op, max_pool_with_indices_function<Op, dims>>;
+template <class Op, int64_t dims, class... Divisor>
+constexpr auto avg_pool =
+    function_rule<Op, avg_pool_function<Op, dims, Divisor...>>;
+using Divisor = std::optional<int64_t>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("max_pool1d", max_pool1d_rule);
-  m.impl("max_pool2d", max_pool2d_rule);
-  m.impl("max_pool3d", max_pool3d_rule);
-  m.impl("max_pool1d_with_indices", max_pool1d_with_indices_rule);
-  m.impl("max_pool2d_with_indices", max_pool2d_with_indices_rule);
-  m.impl("max_pool3d_with_indices", max_pool3d_with_indices_rule);
-  m.impl("avg_pool1d", avg_pool1d_rule);
-  m.impl("avg_pool2d", avg_pool2d_rule);
-  m.impl("avg_pool3d", avg_pool3d_rule);
+  m.impl("max_pool1d", max_pool<ops::max_pool1d, 1>);
+  m.impl("max_pool2d", max_pool<ops::max_pool2d, 2>);
+  m.impl("max_pool3d", max_pool<ops::max_pool3d, 3>);
+  m.impl(
+      "max_pool1d_with_indices",
+      max_pool_with_indices<ops::max_pool1d_with_indices, 1>);
+  m.impl(
+      "max_pool2d_with_indices",
+      max_pool_with_indices<ops::max_pool2d_with_indices, 2>);
+  m.impl(
+      "max_pool3d_with_indices",
+      max_pool_with_indices<ops::max_pool3d_with_indices, 3>);
+  m.impl("avg_pool1d", avg_pool<ops::avg_pool1d, 1>);
+  m.impl("avg_pool2d", avg_pool<ops::avg_pool2d, 2, Divisor>);
+  m.impl("avg_pool3d", avg_pool<ops::avg_pool3d, 3, Divisor>);
 }
 
 } // namespace shardtensor
