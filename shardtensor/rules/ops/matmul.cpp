@@ -20,7 +20,8 @@ const Product kMv = {{0, 1}, {1}, {0}};
 const Product kDot = {{1}, {1}, {}};
 const Product kOuter = {{0}, {2}, {0, 2}};
 
-Decision product_rule(Call& call, const Product& product) {
+template <const Product& product>
+Decision product_rule(Call& call) {
   return rule_by_labels(
       call,
       {{product.left, product.right, product.output}, {product.output}},
@@ -29,7 +30,8 @@ Decision product_rule(Call& call, const Product& product) {
 
 /// addend + left @ right. Where the product is a Partial sum, the addend counts
 /// on one rank only.
-Decision add_product_rule(Call& call, const Product& product) {
+template <const Product& product>
+Decision add_product_rule(Call& call) {
   const auto& addend = call.operand(0);
   Labels labels{
       {std::vector<int64_t>(addend.dim(), kPrivate),
@@ -46,41 +48,16 @@ Decision add_product_rule(Call& call, const Product& product) {
   return rule_by_labels(call, labels, Linearity::None, 0);
 }
 
-Decision mm_rule(Call& call) {
-  return product_rule(call, kMm);
-}
-Decision bmm_rule(Call& call) {
-  return product_rule(call, kBmm);
-}
-Decision mv_rule(Call& call) {
-  return product_rule(call, kMv);
-}
-Decision dot_rule(Call& call) {
-  return product_rule(call, kDot);
-}
-Decision addmm_rule(Call& call) {
-  return add_product_rule(call, kMm);
-}
-Decision baddbmm_rule(Call& call) {
-  return add_product_rule(call, kBmm);
-}
-Decision addmv_rule(Call& call) {
-  return add_product_rule(call, kMv);
-}
-Decision addr_rule(Call& call) {
-  return add_product_rule(call, kOuter);
-}
-
 const RegisterRules products{
-    {"aten::mm", mm_rule},
-    {"aten::bmm", bmm_rule},
-    {"aten::mv", mv_rule},
-    {"aten::dot", dot_rule},
-    {"aten::vdot", dot_rule},
-    {"aten::addmm", addmm_rule},
-    {"aten::baddbmm", baddbmm_rule},
-    {"aten::addmv", addmv_rule},
-    {"aten::addr", addr_rule},
+    {"aten::mm", product_rule<kMm>},
+    {"aten::bmm", product_rule<kBmm>},
+    {"aten::mv", product_rule<kMv>},
+    {"aten::dot", product_rule<kDot>},
+    {"aten::vdot", product_rule<kDot>},
+    {"aten::addmm", add_product_rule<kMm>},
+    {"aten::baddbmm", add_product_rule<kBmm>},
+    {"aten::addmv", add_product_rule<kMv>},
+    {"aten::addr", add_product_rule<kOuter>},
 };
 
 } // namespace
