@@ -1,5 +1,6 @@
 // Every operator that the library adds to PyTorch. Kernels are registered in
-// the files that define them.
+// the files that define them. One that sends messages takes `group`, where they
+// go, and no other does: so torch.compile knows which ones it must not move.
 #include <torch/library.h>
 
 TORCH_LIBRARY(shardtensor, m) {

@@ -9,8 +9,12 @@ from pathlib import Path
 import torch
 import torch.fx.traceback
 
-_OPERATORS = ("exchange", "all_reduce", "conv_apart", "conv_apart_backward")
 _ordered = False
+
+
+def communicates(operator) -> bool:
+    """Whether an operator of this library sends messages: it takes their group."""
+    return any(argument.name == "group" for argument in operator._schema.arguments)
 
 
 def order_communication() -> None:
@@ -25,8 +29,15 @@ def order_communication() -> None:
 
         _ordered = True
         join_sums.install()
-        for name in _OPERATORS:
-            _lower_as_collective(getattr(torch.ops.shardtensor, name).default)
+        for operator in filter(communicates, _operators()):
+            _lower_as_collective(operator)
+
+
+def _operators():
+    for name in torch._C._dispatch_get_all_op_names():
+        library, _, operator = name.partition("::")
+        if library == "shardtensor":
+            yield getattr(torch.ops.shardtensor, operator).default
 
 
 def _lower_as_collective(operator):

@@ -8,7 +8,7 @@ import torch
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-_COMMUNICATION = ("exchange", "all_reduce", "conv_apart", "conv_apart_backward")
+from shardtensor.compile import communicates
 
 
 class JoinSums(CustomGraphPass):
@@ -56,7 +56,7 @@ def _is_last_message(node):
 def _communicates(node):
     namespace = getattr(node.target, "namespace", None)
     if namespace == "shardtensor":
-        return node.target._opname in _COMMUNICATION
+        return communicates(node.target)
     return namespace in ("_c10d_functional", "c10d_functional", "c10d")
 
 
