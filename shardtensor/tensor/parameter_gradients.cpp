@@ -300,7 +300,7 @@ std::vector<at::Tensor> shared_weights(
   std::vector<at::Tensor> outputs(plain.size());
   for (size_t i = 0; i < plain.size(); ++i) {
     if (needs_node(weights[i]) && !is_shard_tensor(weights[i])) {
-      check_no_tangent(plain[i]);
+      check_no_tangent("a parameter that requires grad", plain[i]);
       inputs[i] = plain[i];
       outputs[i] = plain[i].detach();
     }

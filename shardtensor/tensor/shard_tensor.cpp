@@ -170,7 +170,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
   connect<RedistributeBackward>(result, tensor, without_partial(from));
   const auto& placements = from->placements();
   if (!std::all_of(placements.begin(), placements.end(), is_linear)) {
-    check_no_tangent(tensor);
+    check_no_tangent("reducing a Partial that is no sum", tensor);
   }
   carry_tangent(result, tensor, [&](const auto& t) {
     return redistribute(tangent_as(t, from), to);
@@ -236,7 +236,8 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
       ? at::zeros(tensor.sizes(), tensor.options())
       : tensor.detach();
   auto result = wrap(local, make_replicated(mesh, tensor.sizes().vec()));
-  record<PromoteBackward>(result, tensor, mesh);
+  check_no_tangent("a plain tensor beside ShardTensors", tensor);
+  connect<PromoteBackward>(result, tensor, mesh);
   return result;
 }
 

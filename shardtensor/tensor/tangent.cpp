@@ -11,11 +11,11 @@ bool has_tangent(std::initializer_list<at::Tensor> tensors) {
   return false;
 }
 
-void check_no_tangent(const at::Tensor& tensor) {
+void check_no_tangent(const char* what, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !torch::autograd::isFwGradDefined(tensor),
-      "a ShardTensor operator that communicates does not support forward-mode "
-      "differentiation (got a tensor of sizes ",
+      what,
+      ": expected no forward-mode tangent (got a tensor of sizes ",
       tensor.sizes(),
       " with a tangent); use reverse mode");
 }

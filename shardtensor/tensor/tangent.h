@@ -25,17 +25,7 @@ void carry_tangent(
   }
 }
 
-/// Raises when a tensor carries a forward-mode tangent: our nodes would drop
-/// it without a word.
-void check_no_tangent(const at::Tensor& tensor);
-
-/// Records `output` as made from `input` by NodeType(args...), if gradients
-/// flow. A node's apply() gets undefined tensors for gradients that nobody
-/// asked for and passes them on.
-template <class NodeType, class... Args>
-void record(const at::Tensor& output, const at::Tensor& input, Args&&... args) {
-  check_no_tangent(input);
-  connect<NodeType>(output, input, std::forward<Args>(args)...);
-}
-
+/// Raises when a tensor carries a forward-mode tangent, which `what` ("a norm
+/// of a cut dim") would drop without a word.
+void check_no_tangent(const char* what, const at::Tensor& tensor);
 } // namespace shardtensor

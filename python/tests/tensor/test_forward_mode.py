@@ -132,3 +132,11 @@ def test_norms_say_that_they_have_no_tangents(mesh):
     ]:
         with pytest.raises(NotImplementedError, match="use reverse mode"):
             tangent_of(norm, *parts)
+
+
+@ranks(2)
+def test_plain_tensors_say_that_they_have_no_tangents(mesh):
+    _, (x, _) = sample(mesh)
+    plain = torch.randn(2, 12, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="a plain tensor beside"):
+        tangent_of(lambda weight: x * weight, plain, plain)

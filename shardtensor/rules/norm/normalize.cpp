@@ -277,7 +277,7 @@ Tensor normalize(
     const NormGeometry& geometry) {
   for (const auto& input : {x, weight, bias}) {
     if (input.defined()) {
-      check_no_tangent(input);
+      check_no_tangent("a norm of a cut dim", input);
     }
   }
   const auto statistics = statistics_of(moments, eps, geometry);

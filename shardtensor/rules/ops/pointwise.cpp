@@ -173,7 +173,8 @@ at::Tensor with_sharded_gradient(const at::Tensor& tensor) {
     return tensor;
   }
   auto result = tensor.detach();
-  record<ZeroGradientBackward>(result, tensor, without_partial(spec(tensor)));
+  check_no_tangent("an operator whose derivative is zero", tensor);
+  connect<ZeroGradientBackward>(result, tensor, without_partial(spec(tensor)));
   return result;
 }
 
