@@ -25,11 +25,11 @@ TORCH_LIBRARY(shardtensor, m) {
   // those that are wanted: see rules/stencil/conv_overlap_op.h. `code` holds
   // parameters and edges, the others the exchange.
   m.def(
-      "conv_apart(Tensor x, Tensor weight, Tensor? bias, int[] code, "
+      "conv_overlap(Tensor x, Tensor weight, Tensor? bias, int[] code, "
       "int[] bring_slab, str group) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def(
-      "conv_apart_backward(Tensor grad, Tensor x, Tensor slab, Tensor weight, "
+      "conv_overlap_backward(Tensor grad, Tensor x, Tensor slab, Tensor weight, "
       "bool[3] wanted, int[] code, int[] return_slab, str group) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 

@@ -142,7 +142,7 @@ StencilPiece Stencil::conv_piece(const Interval& outputs) const {
   return {reads(outputs), 0, 0, outputs.extent()};
 }
 
-std::optional<ApartPiece> Stencil::apart(
+std::optional<OverlapPiece> Stencil::overlap(
     const Interval& outputs,
     const Interval& owned) const {
   if (kind_ != Kind::Conv || outputs.empty() || owned.empty()) {
@@ -150,7 +150,7 @@ std::optional<ApartPiece> Stencil::apart(
   }
   const auto& w = window_;
   const auto first_row = [&](int64_t o) { return o * w.stride - w.padding; };
-  ApartPiece piece;
+  OverlapPiece piece;
   piece.padding = owned.begin - first_row(outputs.begin);
   const int64_t slack = owned.extent() + 2 * piece.padding - w.span();
   if (piece.padding < 0 || slack < 0 ||

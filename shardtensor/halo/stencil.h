@@ -71,7 +71,7 @@ struct StencilPiece {
 /// with its neighbours': the local operator on the rows it owns, with
 /// `padding`, gives all outputs; those whose windows reach beyond these rows
 /// are then computed again.
-struct ApartPiece {
+struct OverlapPiece {
   /// The windows that reach beyond one end.
   struct Edge {
     Interval rows; // that they span
@@ -82,7 +82,7 @@ struct ApartPiece {
   Edge before;
   Edge after;
 
-  bool operator==(const ApartPiece&) const = default;
+  bool operator==(const OverlapPiece&) const = default;
 };
 
 class Stencil {
@@ -126,9 +126,9 @@ class Stencil {
   /// The call of the local operator that gives `outputs`.
   StencilPiece piece(const Interval& outputs) const;
 
-  /// For Conv: the same apart, if the owned rows give `outputs` and no more,
-  /// and no window reaches beyond both ends.
-  std::optional<ApartPiece> apart(
+  /// For Conv: the same without joined rows, if the owned rows give `outputs`
+  /// and no more, and no window reaches beyond both ends.
+  std::optional<OverlapPiece> overlap(
       const Interval& outputs,
       const Interval& owned) const;
 

@@ -133,7 +133,7 @@ int64_t find_gathering(
 
 } // namespace
 
-int64_t find_apart_stencil(
+int64_t find_overlap_stencil(
     const StencilCall& call,
     const std::vector<Stencil>& stencils) {
   return call.gathers && call.input->mesh()->contains_this_rank() &&

@@ -48,8 +48,8 @@ StencilCall plan_stencil_call(
 
 /// The only stencil that reads rows of other ranks, where every rank has rows
 /// and outputs and this one is in the mesh; else -1. Such a call can compute
-/// apart: see conv_apart.h and upsample_apart.h.
-int64_t find_apart_stencil(
+/// while its messages travel.
+int64_t find_overlap_stencil(
     const StencilCall& call,
     const std::vector<Stencil>& stencils);
 

@@ -72,8 +72,8 @@ def test_a_convolution_computes_while_its_messages_travel(mesh, backend, channel
     with profile() as events:
         compiled(shard(x, mesh, [Shard(2)], {2: sizes})).sum().backward()
     names = [event.name for event in events.events()]
-    assert names.count("shardtensor::conv_apart") == 2
-    assert names.count("shardtensor::conv_apart_backward") == 2
+    assert names.count("shardtensor::conv_overlap") == 2
+    assert names.count("shardtensor::conv_overlap_backward") == 2
 
 
 def sent(fn, x):

@@ -114,7 +114,7 @@ struct ConvPlan {
   std::vector<int64_t> padding; // of the local call
   std::vector<int64_t> output_padding;
   std::vector<int64_t> weight_axes; // mesh axes whose ranks share the weight
-  std::shared_ptr<const ConvApart> apart; // null: the rows must be joined
+  std::shared_ptr<const ConvOverlap> overlap; // null: the rows must be joined
 };
 
 ConvPlan plan_conv(
@@ -159,7 +159,7 @@ ConvPlan plan_conv(
   }
   plan.weight_axes = plan.call.input->sharded_axes();
   if (plan.call.gathers && first == 2) {
-    plan.apart = plan_conv_apart(
+    plan.overlap = plan_conv_overlap(
         plan.call, stencils, plan.padding, stride, dilation, conv.groups);
   }
   return plan;
@@ -191,7 +191,7 @@ std::shared_ptr<const ConvPlan> find_plan(
 /// precision. Not in 3-D on CPUs: oneDNN's kernels for the weight's gradient
 /// are up to five times slower where the dim is padded, which costs more than
 /// a copy.
-bool computes_apart(
+bool overlaps(
     const ConvPlan& plan,
     const Tensor& x,
     const Tensor& weight,
@@ -202,7 +202,7 @@ bool computes_apart(
   const bool wide = local.scalar_type() == at::kDouble ||
       (local.scalar_type() == at::kFloat && !halved);
   const bool padded_volume = local.is_cpu() && local.dim() == 5;
-  return plan.apart && wide && !padded_volume && !local.is_meta() &&
+  return plan.overlap && wide && !padded_volume && !local.is_meta() &&
       !has_tangent({x, weight, bias});
 }
 
@@ -217,10 +217,11 @@ Tensor convolve(
   const auto plan = find_plan(conv, x, weight, bias);
   const auto& call = plan->call;
   const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
-  if (computes_apart(*plan, x, weight, bias)) {
+  if (overlaps(*plan, x, weight, bias)) {
     const auto local = to_local(redistribute(x, call.input));
     return from_local(
-        conv_apart(local, weights[0], weights[1], plan->apart), call.output);
+        conv_overlap(local, weights[0], weights[1], plan->overlap),
+        call.output);
   }
   return run_stencil(
       x,

@@ -15,18 +15,18 @@ using at::Tensor;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using Plan = std::shared_ptr<const ConvApart>;
+using Plan = std::shared_ptr<const ConvOverlap>;
 
 // ---- planning ---------------------------------------------------------------
 
-/// Every piece's way of computing apart; empty when one has none.
-std::vector<ApartPiece> apart_pieces(
+/// Every piece's way to overlap; empty when one has none.
+std::vector<OverlapPiece> overlap_pieces(
     const Stencil& stencil,
     const Partition& inputs,
     const Partition& outputs) {
-  std::vector<ApartPiece> pieces;
+  std::vector<OverlapPiece> pieces;
   for (int64_t p = 0; p < inputs.pieces(); ++p) {
-    const auto piece = stencil.apart(outputs.interval(p), inputs.interval(p));
+    const auto piece = stencil.overlap(outputs.interval(p), inputs.interval(p));
     if (!piece) {
       return {};
     }
@@ -35,19 +35,19 @@ std::vector<ApartPiece> apart_pieces(
   return pieces;
 }
 
-Interval rows_before(const ApartPiece& piece, const Interval& owned) {
+Interval rows_before(const OverlapPiece& piece, const Interval& owned) {
   const auto& rows = piece.before.rows;
   return rows.empty() ? rows : Interval{rows.begin, owned.begin};
 }
 
-Interval rows_after(const ApartPiece& piece, const Interval& owned) {
+Interval rows_after(const OverlapPiece& piece, const Interval& owned) {
   const auto& rows = piece.after.rows;
   return rows.empty() ? rows : Interval{owned.end, rows.end};
 }
 
 /// What the windows read beyond the owned rows; zeros beyond the input.
 RowSource slab_rows(
-    const ApartPiece& piece,
+    const OverlapPiece& piece,
     const Interval& owned,
     int64_t extent) {
   auto rows = boundary_rows(rows_before(piece, owned), extent);
@@ -56,13 +56,13 @@ RowSource slab_rows(
   return rows;
 }
 
-std::vector<ApartWork::Edge> edges_of(
-    const ApartPiece& piece,
+std::vector<OverlapWork::Edge> edges_of(
+    const OverlapPiece& piece,
     const Interval& owned,
     const Interval& outputs) {
-  std::vector<ApartWork::Edge> edges;
+  std::vector<OverlapWork::Edge> edges;
   int64_t slab = 0;
-  const auto add = [&](const ApartPiece::Edge& edge, const Interval& beyond) {
+  const auto add = [&](const OverlapPiece::Edge& edge, const Interval& beyond) {
     if (edge.outputs.empty()) {
       return;
     }
@@ -80,7 +80,7 @@ std::vector<ApartWork::Edge> edges_of(
 
 } // namespace
 
-Plan plan_conv_apart(
+Plan plan_conv_overlap(
     const StencilCall& joined,
     const std::vector<Stencil>& stencils,
     const std::vector<int64_t>& joined_padding,
@@ -89,14 +89,14 @@ Plan plan_conv_apart(
     int64_t groups) {
   const auto& input = *joined.input;
   const auto& mesh = *input.mesh();
-  const int64_t gathering = find_apart_stencil(joined, stencils);
+  const int64_t gathering = find_overlap_stencil(joined, stencils);
   if (gathering < 0) {
     return nullptr;
   }
   const int64_t dim = joined.first_dim() + gathering;
   const auto& inputs = input.partition(dim);
   const auto& outputs = joined.output->partition(dim);
-  const auto pieces = apart_pieces(stencils[gathering], inputs, outputs);
+  const auto pieces = overlap_pieces(stencils[gathering], inputs, outputs);
   if (pieces.empty()) {
     return nullptr;
   }
@@ -105,7 +105,7 @@ Plan plan_conv_apart(
     return slab_rows(pieces[p], inputs.interval(p), input.size(dim));
   };
   const int64_t own = input.piece(dim, mesh.position());
-  auto plan = std::make_shared<ConvApart>();
+  auto plan = std::make_shared<ConvOverlap>();
   plan->joined = joined;
   plan->joined_padding = joined_padding;
   plan->return_joined = adjoint(joined.gather);
@@ -128,12 +128,12 @@ namespace {
 // ---- autograd ---------------------------------------------------------------
 
 /// By differentiable operators on joined rows, for double backward.
-ApartGradients joined_gradients(
+OverlapGradients joined_gradients(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
     const std::array<bool, 3>& wanted,
-    const ConvApart& plan) {
+    const ConvOverlap& plan) {
   const auto rows = gather_rows(x, plan.joined);
   auto result = convolution_gradients(
       grad, rows, weight, plan.joined_padding, wanted, plan.work);
@@ -143,8 +143,8 @@ ApartGradients joined_gradients(
   return result;
 }
 
-struct ConvApartBackward : Node {
-  ConvApartBackward(
+struct ConvOverlapBackward : Node {
+  ConvOverlapBackward(
       const Tensor& x,
       const Tensor& slab,
       const Tensor& weight,
@@ -181,7 +181,7 @@ struct ConvApartBackward : Node {
         at::GradMode::is_enabled() || has_tangent({grads[0]});
     const auto result = differentiable
         ? joined_gradients(grads[0], x, weight, wanted, *plan_)
-        : convolve_apart_backward(
+        : convolve_overlapped_backward(
               grads[0], x, slab, weight, wanted, plan_->work);
     return {result.x, result.weight, result.bias};
   }
@@ -195,17 +195,17 @@ struct ConvApartBackward : Node {
 
 } // namespace
 
-Tensor conv_apart(
+Tensor conv_overlap(
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias,
     const Plan& plan) {
-  ApartOutput result;
+  OverlapOutput result;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    result = convolve_apart(x, weight, bias, plan->work);
+    result = convolve_overlapped(x, weight, bias, plan->work);
   }
-  connect<ConvApartBackward>(
+  connect<ConvOverlapBackward>(
       result.output, {x, weight, bias}, x, result.slab, weight, plan);
   return result.output;
 }

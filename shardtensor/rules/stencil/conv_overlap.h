@@ -16,8 +16,8 @@ namespace shardtensor {
 // outermost windows are computed again from slab and owned rows. In backward
 // the slab's gradient travels while that of the owned rows is computed.
 
-struct ConvApart {
-  ApartWork work;
+struct ConvOverlap {
+  OverlapWork work;
   StencilCall joined; // for double backward, which joins the rows
   std::vector<int64_t> joined_padding;
   EncodedExchange return_joined;
@@ -26,7 +26,7 @@ struct ConvApart {
 /// A plan for the call that `joined` describes, if one dim is all that gathers
 /// and every rank has rows, and its outputs are all that the owned rows give.
 /// The same answer on every rank.
-std::shared_ptr<const ConvApart> plan_conv_apart(
+std::shared_ptr<const ConvOverlap> plan_conv_overlap(
     const StencilCall& joined,
     const std::vector<Stencil>& stencils,
     const std::vector<int64_t>& joined_padding,
@@ -37,10 +37,10 @@ std::shared_ptr<const ConvApart> plan_conv_apart(
 /// The owned outputs of this rank's input with a batch dim, weight and bias, in
 /// one dtype. Differentiable twice. Communication: one
 /// exchange, and one in backward.
-at::Tensor conv_apart(
+at::Tensor conv_overlap(
     const at::Tensor& x,
     const at::Tensor& weight,
     const at::Tensor& bias,
-    const std::shared_ptr<const ConvApart>& plan);
+    const std::shared_ptr<const ConvOverlap>& plan);
 
 } // namespace shardtensor

@@ -21,7 +21,7 @@ using at::Tensor;
 
 // ---- local convolutions -----------------------------------------------------
 
-std::vector<int64_t> zeros(const ApartWork& work) {
+std::vector<int64_t> zeros(const OverlapWork& work) {
   return std::vector<int64_t>(work.stride.size(), 0);
 }
 
@@ -33,7 +33,7 @@ at::MemoryFormat format_of(const Tensor& x, const Tensor& weight) {
 }
 
 /// The rows of an edge are all there.
-std::vector<int64_t> edge_padding(const ApartWork& work) {
+std::vector<int64_t> edge_padding(const OverlapWork& work) {
   auto padding = work.padding;
   padding[work.dim - 2] = 0;
   return padding;
@@ -44,7 +44,7 @@ Tensor convolution(
     const Tensor& weight,
     const Tensor& bias,
     at::IntArrayRef padding,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   return at::convolution(
       x,
       weight,
@@ -57,10 +57,10 @@ Tensor convolution(
       work.groups);
 }
 
-using Gradients = ApartGradients;
+using Gradients = OverlapGradients;
 using Wanted = std::array<bool, 3>;
 
-Tensor along(const Tensor& x, const Interval& rows, const ApartWork& work) {
+Tensor along(const Tensor& x, const Interval& rows, const OverlapWork& work) {
   return x.narrow(work.dim, rows.begin, rows.extent());
 }
 
@@ -68,8 +68,8 @@ Tensor along(const Tensor& x, const Interval& rows, const ApartWork& work) {
 Tensor edge_rows(
     const Tensor& x,
     const Tensor& slab,
-    const ApartWork::Edge& edge,
-    const ApartWork& work) {
+    const OverlapWork::Edge& edge,
+    const OverlapWork& work) {
   const auto owned = along(x, edge.owned, work);
   const auto others = along(slab, edge.slab, work);
   return edge.before ? at::cat({others, owned}, work.dim)
@@ -79,20 +79,20 @@ Tensor edge_rows(
 /// The same with zeros in the place of the owned ones.
 Tensor edge_rows_of_others(
     const Tensor& slab,
-    const ApartWork::Edge& edge,
-    const ApartWork& work) {
+    const OverlapWork::Edge& edge,
+    const OverlapWork& work) {
   std::vector<int64_t> pad(2 * (slab.dim() - work.dim), 0);
   pad[pad.size() - (edge.before ? 1 : 2)] = edge.owned.extent();
   return at::constant_pad_nd(along(slab, edge.slab, work), pad);
 }
 
-ApartOutput compute(
+OverlapOutput compute(
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  ApartOutput result;
+  OverlapOutput result;
   result.slab = exchange_during(x, work.bring_slab, [&] {
     result.output = convolution(x, weight, bias, work.padding, work);
   });
@@ -112,7 +112,7 @@ Gradients slab_gradients(
     const Tensor& slab,
     const Tensor& weight,
     const Wanted& wanted,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   std::vector<Tensor> slabs;
   Gradients result;
   for (const auto& edge : work.edges) {
@@ -144,7 +144,7 @@ Gradients compute_backward(
     const Tensor& slab,
     const Tensor& weight,
     const Wanted& wanted,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   const auto of_slab = slab_gradients(grad, slab, weight, wanted, work);
   Gradients result;
   const auto of_owned = [&] {
@@ -172,7 +172,7 @@ Gradients compute_backward(
 using Numbers = std::vector<int64_t>;
 
 /// All but the exchanges, as the integers that an operator takes.
-Numbers encode(const ApartWork& work) {
+Numbers encode(const OverlapWork& work) {
   Numbers code{work.groups, work.dim, static_cast<int64_t>(work.stride.size())};
   for (const auto* list : {&work.stride, &work.dilation, &work.padding}) {
     code.insert(code.end(), list->begin(), list->end());
@@ -186,7 +186,7 @@ Numbers encode(const ApartWork& work) {
   return code;
 }
 
-ApartWork decode(c10::IntArrayRef code) {
+OverlapWork decode(c10::IntArrayRef code) {
   const auto* next = code.begin();
   const auto list = [&](int64_t count) {
     next += count;
@@ -196,7 +196,7 @@ ApartWork decode(c10::IntArrayRef code) {
     next += 2;
     return Interval{next[-2], next[-1]};
   };
-  ApartWork work;
+  OverlapWork work;
   work.groups = *next++;
   work.dim = *next++;
   const int64_t dims = *next++;
@@ -297,27 +297,27 @@ auto find_operator(const char* name) {
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
-  m.impl("conv_apart", forward_kernel);
-  m.impl("conv_apart_backward", backward_kernel);
+  m.impl("conv_overlap", forward_kernel);
+  m.impl("conv_overlap_backward", backward_kernel);
 }
 TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
-  m.impl("conv_apart", forward_kernel);
-  m.impl("conv_apart_backward", backward_kernel);
+  m.impl("conv_overlap", forward_kernel);
+  m.impl("conv_overlap_backward", backward_kernel);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
-  m.impl("conv_apart", forward_meta);
-  m.impl("conv_apart_backward", backward_meta);
+  m.impl("conv_overlap", forward_meta);
+  m.impl("conv_overlap_backward", backward_meta);
 }
 
 } // namespace
 
-ApartGradients convolution_gradients(
+OverlapGradients convolution_gradients(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
     at::IntArrayRef padding,
     const Wanted& wanted,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   const std::vector<int64_t> bias_sizes{weight.size(0)};
   auto [dx, dweight, dbias] = at::convolution_backward(
       grad,
@@ -334,16 +334,16 @@ ApartGradients convolution_gradients(
   return {dx, dweight, dbias};
 }
 
-ApartOutput convolve_apart(
+OverlapOutput convolve_overlapped(
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   if (!is_traced(x)) {
     return compute(x, weight, bias, work);
   }
   static const auto op =
-      find_operator<decltype(forward_kernel)>("shardtensor::conv_apart");
+      find_operator<decltype(forward_kernel)>("shardtensor::conv_overlap");
   const auto& [code, group] = work.bring_slab;
   const auto result = op.call(
       x,
@@ -355,18 +355,18 @@ ApartOutput convolve_apart(
   return {result[0], result[1]};
 }
 
-ApartGradients convolve_apart_backward(
+OverlapGradients convolve_overlapped_backward(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& slab,
     const Tensor& weight,
     const Wanted& wanted,
-    const ApartWork& work) {
+    const OverlapWork& work) {
   if (!is_traced(grad)) {
     return compute_backward(grad, x, slab, weight, wanted, work);
   }
   static const auto op = find_operator<decltype(backward_kernel)>(
-      "shardtensor::conv_apart_backward");
+      "shardtensor::conv_overlap_backward");
   const auto& [code, group] = work.return_slab;
   auto results =
       op.call(grad, x, slab, weight, wanted, encode(work), code, group);
@@ -374,7 +374,7 @@ ApartGradients convolve_apart_backward(
   const auto take = [&](bool is_wanted) {
     return is_wanted ? *next++ : Tensor();
   };
-  ApartGradients gradients;
+  OverlapGradients gradients;
   gradients.x = take(wanted[0]);
   gradients.weight = take(wanted[1]);
   gradients.bias = take(wanted[2]);

@@ -10,10 +10,11 @@
 
 namespace shardtensor {
 
-// What a rank does in a convolution apart: see conv_apart.h. For a compiler
-// each function is one operator of the graph, which contains its messages.
+// What a rank does in a convolution that overlaps its messages: see
+// conv_overlap.h. For a compiler each function is one operator of the graph,
+// which contains its messages.
 
-struct ApartWork {
+struct OverlapWork {
   /// Some outermost windows: they read rows of the slab and owned rows next to
   /// them.
   struct Edge {
@@ -34,39 +35,39 @@ struct ApartWork {
 
 /// Each with its own memory format, none undefined but bias. Communication: one
 /// exchange.
-struct ApartOutput {
+struct OverlapOutput {
   at::Tensor output;
   at::Tensor slab; // rows of other ranks, for backward
 };
-ApartOutput convolve_apart(
+OverlapOutput convolve_overlapped(
     const at::Tensor& x,
     const at::Tensor& weight,
     const at::Tensor& bias,
-    const ApartWork& work);
+    const OverlapWork& work);
 
 /// Those of x, weight and bias that are wanted. Communication: one exchange if
 /// that of x is.
-struct ApartGradients {
+struct OverlapGradients {
   at::Tensor x;
   at::Tensor weight;
   at::Tensor bias;
 };
-ApartGradients convolve_apart_backward(
+OverlapGradients convolve_overlapped_backward(
     const at::Tensor& grad,
     const at::Tensor& x,
     const at::Tensor& slab,
     const at::Tensor& weight,
     const std::array<bool, 3>& wanted,
-    const ApartWork& work);
+    const OverlapWork& work);
 
 /// The wanted gradients of the local operator with this padding, by PyTorch's
 /// own differentiable operator.
-ApartGradients convolution_gradients(
+OverlapGradients convolution_gradients(
     const at::Tensor& grad,
     const at::Tensor& x,
     const at::Tensor& weight,
     at::IntArrayRef padding,
     const std::array<bool, 3>& wanted,
-    const ApartWork& work);
+    const OverlapWork& work);
 
 } // namespace shardtensor

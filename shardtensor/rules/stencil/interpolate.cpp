@@ -48,7 +48,7 @@ struct UpsamplePlan {
   std::vector<Scale> scales;
   bool calls_plain = false; // or every dim is weighted or unchanged
   std::vector<std::optional<WeightedRows>> weighted; // per dim
-  std::shared_ptr<const UpsampleApart> apart; // if that is possible
+  std::shared_ptr<const UpsampleOverlap> overlap; // if that is possible
 };
 
 WeightedRows weigh(
@@ -135,7 +135,7 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
         weigh(stencils[i], piece, plan.call.output->interval(dim));
   }
   if (!is_nearest(u)) {
-    plan.apart = plan_upsample_apart(
+    plan.overlap = plan_upsample_overlap(
         plan.call,
         stencils,
         {u.op, u.mode, plan.size, u.align_corners, plan.scales});
@@ -210,11 +210,11 @@ Tensor local_upsample(
 }
 
 /// A compiler has its own way with the local operator; its parts are fused.
-bool computes_apart(const UpsamplePlan& plan, const Tensor& x) {
+bool overlaps(const UpsamplePlan& plan, const Tensor& x) {
   const auto& local = impl_of(x)->local();
   const bool wide =
       local.scalar_type() == at::kFloat || local.scalar_type() == at::kDouble;
-  return plan.apart && wide && !local.is_meta() && !is_traced(local);
+  return plan.overlap && wide && !local.is_meta() && !is_traced(local);
 }
 
 Tensor upsampled(const Upsample& u, const Tensor& x) {
@@ -226,9 +226,10 @@ Tensor upsampled(const Upsample& u, const Tensor& x) {
       " output sizes, got ",
       IntArrayRef(u.size));
   const auto plan = find_plan(u, x);
-  if (computes_apart(*plan, x)) {
+  if (overlaps(*plan, x)) {
     const auto local = to_local(redistribute(x, plan->call.input));
-    return from_local(upsample_apart(local, plan->apart), plan->call.output);
+    return from_local(
+        upsample_overlap(local, plan->overlap), plan->call.output);
   }
   return run_stencil(x, plan->call, [&](const Tensor& rows) {
     return local_upsample(u, *plan, rows);

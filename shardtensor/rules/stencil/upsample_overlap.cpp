@@ -16,7 +16,7 @@ namespace {
 using at::Tensor;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using Plan = std::shared_ptr<const UpsampleApart>;
+using Plan = std::shared_ptr<const UpsampleOverlap>;
 
 // ---- planning ---------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class EdgePlanner {
       size_t i)
       : piece_(piece), stencil_(stencil), local_(local), i_(i) {}
 
-  UpsampleApart::Edge edge(
+  UpsampleOverlap::Edge edge(
       const Interval& outputs,
       const Interval& beyond,
       int64_t slab_begin) const {
@@ -129,7 +129,7 @@ class EdgePlanner {
   }
 
  private:
-  UpsampleApart::Call call(const Stencil& stencil, const StencilPiece& piece)
+  UpsampleOverlap::Call call(const Stencil& stencil, const StencilPiece& piece)
       const {
     Upsample upsample = local_;
     upsample.size[i_] = stencil.local_outputs(piece);
@@ -145,11 +145,11 @@ class EdgePlanner {
 
 } // namespace
 
-Plan plan_upsample_apart(
+Plan plan_upsample_overlap(
     const StencilCall& joined,
     const std::vector<Stencil>& stencils,
     const Upsample& local) {
-  const int64_t i = find_apart_stencil(joined, stencils);
+  const int64_t i = find_overlap_stencil(joined, stencils);
   if (i < 0 || !stencils[i].is_shift_invariant()) {
     return nullptr;
   }
@@ -171,7 +171,7 @@ Plan plan_upsample_apart(
     return result;
   };
   const auto& own = pieces[input.piece(dim, mesh.position())];
-  auto plan = std::make_shared<UpsampleApart>();
+  auto plan = std::make_shared<UpsampleOverlap>();
   plan->dim = dim;
   plan->input_sizes = input.local_sizes();
   plan->owned = local;
@@ -196,24 +196,27 @@ namespace {
 
 // ---- the operator and its adjoint -------------------------------------------
 
-Tensor along(const Tensor& x, const Interval& rows, const UpsampleApart& plan) {
+Tensor along(
+    const Tensor& x,
+    const Interval& rows,
+    const UpsampleOverlap& plan) {
   return x.narrow(plan.dim, rows.begin, rows.extent());
 }
 
 Tensor call(
-    const UpsampleApart::Call& call,
+    const UpsampleOverlap::Call& call,
     const Tensor& rows,
-    const UpsampleApart& plan) {
+    const UpsampleOverlap& plan) {
   return plain_upsample(call.upsample, rows)
       .narrow(plan.dim, call.crop, call.outputs);
 }
 
 /// The gradient of `extent` rows.
 Tensor call_adjoint(
-    const UpsampleApart::Call& call,
+    const UpsampleOverlap::Call& call,
     const Tensor& grad,
     int64_t extent,
-    const UpsampleApart& plan) {
+    const UpsampleOverlap& plan) {
   const int64_t outputs = call.upsample.size[plan.dim - 2];
   std::vector<int64_t> pad(2 * (grad.dim() - plan.dim), 0);
   pad[pad.size() - 2] = call.crop;
@@ -224,7 +227,7 @@ Tensor call_adjoint(
       call.upsample, at::constant_pad_nd(grad, pad), sizes);
 }
 
-Tensor forward(const Tensor& x, const UpsampleApart& plan) {
+Tensor forward(const Tensor& x, const UpsampleOverlap& plan) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   Tensor y;
   const auto slab = exchange_during(
@@ -243,7 +246,7 @@ Tensor forward(const Tensor& x, const UpsampleApart& plan) {
 Tensor slab_gradient(
     const Tensor& grad,
     const std::vector<Tensor>& joined,
-    const UpsampleApart& plan) {
+    const UpsampleOverlap& plan) {
   std::vector<Tensor> parts;
   for (size_t i = 0; i < plan.edges.size(); ++i) {
     const auto& edge = plan.edges[i];
@@ -259,7 +262,7 @@ Tensor slab_gradient(
   return at::empty(sizes, grad.options());
 }
 
-Tensor backward(const Tensor& grad, const UpsampleApart& plan) {
+Tensor backward(const Tensor& grad, const UpsampleOverlap& plan) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   std::vector<Tensor> joined;
   for (const auto& edge : plan.edges) {
@@ -329,12 +332,12 @@ Tensor apply_linear(const Tensor& x, const Plan& plan, const Value& value) {
 }
 
 Tensor apply_adjoint(const Tensor& grad, const Plan& plan) {
-  return apply_linear<UpsampleNode<upsample_apart>>(grad, plan, backward);
+  return apply_linear<UpsampleNode<upsample_overlap>>(grad, plan, backward);
 }
 
 } // namespace
 
-Tensor upsample_apart(const Tensor& x, const Plan& plan) {
+Tensor upsample_overlap(const Tensor& x, const Plan& plan) {
   return apply_linear<UpsampleNode<apply_adjoint>>(x, plan, forward);
 }
 

@@ -16,7 +16,7 @@ namespace shardtensor {
 // computed again. Dropping outputs instead costs two passes over the largest
 // tensor of the step in backward.
 
-struct UpsampleApart {
+struct UpsampleOverlap {
   /// A call of the local operator for some outputs only.
   struct Call {
     Upsample upsample;
@@ -45,7 +45,7 @@ struct UpsampleApart {
 /// A plan for the call that `joined` describes with this local operator, if one
 /// dim is all that gathers, every rank has rows, and its outputs are all that
 /// the owned rows give. The same answer on every rank.
-std::shared_ptr<const UpsampleApart> plan_upsample_apart(
+std::shared_ptr<const UpsampleOverlap> plan_upsample_overlap(
     const StencilCall& joined,
     const std::vector<Stencil>& stencils,
     const Upsample& local);
@@ -53,8 +53,8 @@ std::shared_ptr<const UpsampleApart> plan_upsample_apart(
 /// The owned outputs of this rank's input, in fp32 or fp64 (the adjoint takes
 /// back what it computes again). Differentiable to any order.
 /// Communication: one exchange, and one in backward.
-at::Tensor upsample_apart(
+at::Tensor upsample_overlap(
     const at::Tensor& x,
-    const std::shared_ptr<const UpsampleApart>& plan);
+    const std::shared_ptr<const UpsampleOverlap>& plan);
 
 } // namespace shardtensor

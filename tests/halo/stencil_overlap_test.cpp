@@ -14,9 +14,9 @@ namespace {
 using at::Tensor;
 
 // The outputs of one piece, from the rows that it owns and its edges' rows.
-Tensor compute_apart(
+Tensor compute_overlapped(
     const Tensor& x,
-    const ApartPiece& piece,
+    const OverlapPiece& piece,
     const Interval& owned,
     const Interval& outputs,
     const std::function<Tensor(const Tensor&, int64_t padding)>& conv) {
@@ -32,8 +32,8 @@ Tensor compute_apart(
   return y;
 }
 
-TEST(Stencil, ConvolutionApartIsTheWholeConvolution) {
-  int64_t apart = 0;
+TEST(Stencil, OverlappedConvolutionIsTheWholeConvolution) {
+  int64_t overlapped = 0;
   for_each_window(3, 3, [&](int64_t extent, const Window& w) {
     if (extent + 2 * w.padding < w.span()) {
       return;
@@ -50,9 +50,10 @@ TEST(Stencil, ConvolutionApartIsTheWholeConvolution) {
       for (int64_t p = 0; p < partition.pieces(); ++p) {
         const Interval owned = partition.interval(p);
         const Interval outputs = cut.interval(p);
-        if (const auto piece = stencil.apart(outputs, owned)) {
-          ++apart;
-          const Tensor got = compute_apart(x, *piece, owned, outputs, conv);
+        if (const auto piece = stencil.overlap(outputs, owned)) {
+          ++overlapped;
+          const Tensor got =
+              compute_overlapped(x, *piece, owned, outputs, conv);
           ASSERT_EQ(got.size(2), outputs.extent());
           ASSERT_TRUE(
               at::allclose(
@@ -65,19 +66,21 @@ TEST(Stencil, ConvolutionApartIsTheWholeConvolution) {
       }
     }
   });
-  EXPECT_GT(apart, 1000);
+  EXPECT_GT(overlapped, 1000);
 }
 
-TEST(Stencil, UsualConvolutionsComputeApart) {
+TEST(Stencil, UsualConvolutionsOverlap) {
   const auto same = Stencil::conv({3, 1, 1, 1}, 16, 16);
   EXPECT_EQ(
-      same.apart({8, 12}, {8, 12}),
-      (ApartPiece{1, {{7, 10}, {8, 9}}, {{10, 13}, {11, 12}}}));
+      same.overlap({8, 12}, {8, 12}),
+      (OverlapPiece{1, {{7, 10}, {8, 9}}, {{10, 13}, {11, 12}}}));
   const auto halving = Stencil::conv({3, 2, 1, 1}, 16, 8);
   EXPECT_EQ(
-      halving.apart({4, 8}, {8, 16}), (ApartPiece{1, {{7, 10}, {4, 5}}, {}}));
-  EXPECT_FALSE(same.apart({8, 9}, {8, 9})) << "its window sees both neighbours";
-  EXPECT_FALSE(same.apart({8, 8}, {8, 8}));
+      halving.overlap({4, 8}, {8, 16}),
+      (OverlapPiece{1, {{7, 10}, {4, 5}}, {}}));
+  EXPECT_FALSE(same.overlap({8, 9}, {8, 9}))
+      << "its window sees both neighbours";
+  EXPECT_FALSE(same.overlap({8, 8}, {8, 8}));
 }
 
 } // namespace
