@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
