@@ -355,5 +355,74 @@ TEST(WithPartition, SetsTheSize) {
   }
 }
 
+// ---- with_dims --------------------------------------------------------------
+
+TEST(WithDims, EveryRankKeepsItsRowsOfTheDimsThatStay) {
+  std::mt19937 random(11);
+  const std::vector<int64_t> given{4, 6, 3};
+  const auto all = combinations(
+      2,
+      {Placement::replicate(),
+       Placement::partial(),
+       Placement::shard(0),
+       Placement::shard(1),
+       Placement::shard(2)});
+  for (int trial = 0; trial < 20; ++trial) {
+    for (const auto& placements : all) {
+      const auto spec =
+          random_spec(random, mesh_of({2, 3}), given, placements, true);
+      std::vector<int64_t> from{-1, 0, -1, 1, 2};
+      std::shuffle(from.begin(), from.end(), random);
+      from.resize(random() % 6);
+      std::vector<int64_t> sizes;
+      for (const int64_t dim : from) {
+        sizes.push_back(dim < 0 ? 5 : given[dim]);
+      }
+      const auto moved =
+          with_dims(spec, sizes, from, Placement::partial(Reduce::Max));
+      ASSERT_EQ(moved->sizes(), sizes);
+      for (int64_t axis = 0; axis < 2; ++axis) {
+        const auto& before = spec->placement(axis);
+        const auto to = std::find(from.begin(), from.end(), before.dim);
+        ASSERT_EQ(
+            moved->placement(axis),
+            !before.is_shard()     ? before
+                : to == from.end() ? Placement::partial(Reduce::Max)
+                                   : Placement::shard(to - from.begin()));
+      }
+      for (int64_t position = 0; position < 6; ++position) {
+        const auto rows = rows_of(*spec, position);
+        for (size_t dim = 0; dim < from.size(); ++dim) {
+          ASSERT_EQ(
+              rows_of(*moved, dim, position),
+              from[dim] < 0 ? (std::vector<int64_t>{0, 1, 2, 3, 4})
+                            : rows[from[dim]]);
+        }
+      }
+    }
+  }
+}
+
+TEST(WithDims, GivenPartitionsReplaceTheOldOnes) {
+  const auto spec = make_spec(
+      mesh_of({2}),
+      {5, 2},
+      {Placement::shard(0)},
+      {Partition({3, 2}), std::nullopt});
+  const auto twice = with_dims(
+      spec,
+      {2, 10},
+      {1, 0},
+      {},
+      {std::nullopt, Partition({3, 2}, /*repeat=*/2)});
+  EXPECT_EQ(
+      printed(*twice),
+      "ShardSpec((2, 10) on Mesh(2): Shard(dim=1) 2 x [3, 2])");
+  expect_error<c10::ValueError>(
+      [&] { with_dims(spec, {2}, {1, 0}); },
+      "with_dims: dims (1, 0) for sizes (2), expected as many");
+  EXPECT_THROW(with_dims(spec, {4}, {0}), c10::ValueError);
+}
+
 } // namespace
 } // namespace shardtensor
