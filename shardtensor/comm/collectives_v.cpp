@@ -85,8 +85,8 @@ std::vector<int64_t> with_extent(
 
 /// An exchange in which this rank sends sends[r] to and receives receives[r]
 /// from each rank r.
-at::Tensor run(
-    const at::Tensor& x,
+EncodedExchange encode_between(
+    std::vector<int64_t> source_sizes,
     const std::vector<Box>& sends,
     const std::vector<Box>& receives,
     std::vector<int64_t> target_sizes,
@@ -95,7 +95,7 @@ at::Tensor run(
   std::vector<int64_t> ranks(group.ranks());
   std::iota(ranks.begin(), ranks.end(), 0);
   ExchangePlan plan;
-  plan.source_sizes = x.sizes().vec();
+  plan.source_sizes = std::move(source_sizes);
   plan.target_sizes = std::move(target_sizes);
   plan.largest_message = group.ranks() > 1 ? largest_message : 0;
   for (const auto rank : ranks) {
@@ -103,18 +103,28 @@ at::Tensor run(
     plan.receives.push_back(
         {rank, group.rank(), receives[rank], receives[rank]});
   }
-  return exchange(x, {encode(plan, group.rank(), ranks), group.name()});
+  return {encode(plan, group.rank(), ranks), group.name()};
 }
 
-/// Elements of the largest piece, of which `sizes` are the extents along dim.
-int64_t largest_piece(
-    const at::Tensor& x,
+/// Every rank's piece, of which `extents` are the extents along dim, to every
+/// rank. `sizes` are those of any piece in the other dims.
+EncodedExchange encode_all_gather(
+    c10::IntArrayRef sizes,
     int64_t dim,
-    c10::IntArrayRef sizes) {
-  const auto largest = *std::max_element(sizes.begin(), sizes.end());
-  const auto piece = with_extent(x.sizes(), dim, largest);
-  return std::accumulate(
-      piece.begin(), piece.end(), int64_t{1}, std::multiplies<>());
+    c10::IntArrayRef extents,
+    const Group& group) {
+  const auto own = with_extent(sizes, dim, extents[group.rank()]);
+  const std::vector<Box> sends(group.ranks(), rows(own, dim, 0, own[dim]));
+  std::vector<Box> receives;
+  int64_t begin = 0;
+  int64_t largest = 0;
+  for (const auto extent : extents) {
+    receives.push_back(rows(sizes, dim, begin, extent));
+    begin += extent;
+    largest = std::max(largest, numel(receives.back()));
+  }
+  return encode_between(
+      own, sends, receives, with_extent(sizes, dim, begin), largest, group);
 }
 
 } // namespace
@@ -128,21 +138,7 @@ at::Tensor all_gather_v(
   dim = c10::maybe_wrap_dim(dim, x.dim());
   check_splits("all_gather_v", "sizes", sizes, group);
   check_extent("all_gather_v", x, dim, sizes[group.rank()]);
-  const std::vector<Box> sends(
-      group.ranks(), rows(x.sizes(), dim, 0, x.size(dim)));
-  std::vector<Box> receives;
-  int64_t begin = 0;
-  for (const auto extent : sizes) {
-    receives.push_back(rows(x.sizes(), dim, begin, extent));
-    begin += extent;
-  }
-  return run(
-      x,
-      sends,
-      receives,
-      with_extent(x.sizes(), dim, begin),
-      largest_piece(x, dim, sizes),
-      group);
+  return exchange(x, encode_all_gather(x.sizes(), dim, sizes, group));
 }
 
 at::Tensor reduce_scatter_v(
@@ -154,21 +150,7 @@ at::Tensor reduce_scatter_v(
   dim = c10::maybe_wrap_dim(dim, x.dim());
   check_splits("reduce_scatter_v", "sizes", sizes, group);
   check_extent("reduce_scatter_v", x, dim, sum(sizes));
-  const auto own = sizes[group.rank()];
-  std::vector<Box> sends;
-  int64_t begin = 0;
-  for (const auto extent : sizes) {
-    sends.push_back(rows(x.sizes(), dim, begin, extent));
-    begin += extent;
-  }
-  const std::vector<Box> receives(group.ranks(), rows(x.sizes(), dim, 0, own));
-  return run(
-      x,
-      sends,
-      receives,
-      with_extent(x.sizes(), dim, own),
-      largest_piece(x, dim, sizes),
-      group);
+  return exchange(x, adjoint(encode_all_gather(x.sizes(), dim, sizes, group)));
 }
 
 at::Tensor all_to_all_v(
@@ -202,13 +184,14 @@ at::Tensor all_to_all_v(
     out_begin += out_splits[rank];
   }
   // No rank knows the other ranks' splits: one round, whatever the size.
-  return run(
-      x,
+  const auto encoded = encode_between(
+      x.sizes().vec(),
       sends,
       receives,
       with_extent(x.sizes(), dim, out_begin),
       /*largest_message=*/1,
       group);
+  return exchange(x, encoded);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

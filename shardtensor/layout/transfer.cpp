@@ -164,66 +164,6 @@ int64_t total(const std::vector<Transfer>& receives) {
   return elements;
 }
 
-bool overlap(const Box& a, const Box& b) {
-  for (size_t dim = 0; dim < a.size(); ++dim) {
-    if (intersect(a[dim], b[dim]).empty()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/// The dim along which the boxes begin at the most different rows.
-size_t most_cut_dim(const std::vector<const Box*>& boxes, size_t dims) {
-  size_t best = 0;
-  size_t most = 0;
-  for (size_t dim = 0; dim < dims; ++dim) {
-    std::vector<int64_t> begins;
-    for (const Box* box : boxes) {
-      begins.push_back((*box)[dim].begin);
-    }
-    std::sort(begins.begin(), begins.end());
-    const size_t distinct =
-        std::unique(begins.begin(), begins.end()) - begins.begin();
-    if (distinct > most) {
-      best = dim;
-      most = distinct;
-    }
-  }
-  return best;
-}
-
-bool are_disjoint(const std::vector<Transfer>& receives, size_t dims) {
-  std::vector<const Box*> boxes;
-  for (const Transfer& receive : receives) {
-    boxes.push_back(&receive.target);
-  }
-  if (dims == 0) {
-    return boxes.size() <= 1;
-  }
-  const size_t dim = most_cut_dim(boxes, dims);
-  std::sort(boxes.begin(), boxes.end(), [&](const Box* a, const Box* b) {
-    return (*a)[dim].begin < (*b)[dim].begin;
-  });
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    const int64_t end = (*boxes[i])[dim].end;
-    for (size_t j = i + 1; j < boxes.size() && (*boxes[j])[dim].begin < end;
-         ++j) {
-      if (overlap(*boxes[i], *boxes[j])) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-bool tile(
-    const std::vector<Transfer>& receives,
-    const std::vector<int64_t>& sizes) {
-  return total(receives) == product(sizes) &&
-      are_disjoint(receives, sizes.size());
-}
-
 ExchangePlan make_plan(
     const MeshLinks& links,
     int64_t position,
@@ -320,25 +260,6 @@ int64_t volume(const std::vector<const Runs*>& runs) {
 }
 
 } // namespace
-
-ExchangePlan adjoint(const ExchangePlan& plan) {
-  const auto reversed = [](std::vector<Transfer> transfers) {
-    for (Transfer& transfer : transfers) {
-      std::swap(transfer.src, transfer.dst);
-      std::swap(transfer.source, transfer.target);
-    }
-    return transfers;
-  };
-  ExchangePlan result;
-  result.source_sizes = plan.target_sizes;
-  result.target_sizes = plan.source_sizes;
-  result.sends = reversed(plan.receives);
-  result.receives = reversed(plan.sends);
-  result.covers = tile(result.receives, result.target_sizes);
-  result.axis = plan.axis;
-  result.largest_message = plan.largest_message;
-  return result;
-}
 
 ExchangePlan plan_redistribute(
     const SpecPtr& from,

@@ -22,7 +22,8 @@ struct Transfer {
 /// What one position does in an exchange: a linear map from the local tensors
 /// of all positions to new local tensors. Targets that no transfer reaches are
 /// zero; where several transfers reach one element they are summed
-/// (`accumulate`). The adjoint is the same exchange backwards.
+/// (`accumulate`). The adjoint is the same exchange backwards, see
+/// comm/exchange_code.h.
 ///
 /// For every pair (src, dst) the transfers stand in the same order in src's
 /// `sends` and in dst's `receives`: they travel in one message.
@@ -41,10 +42,6 @@ struct ExchangePlan {
 
   bool operator==(const ExchangePlan&) const = default;
 };
-
-/// The exchange that undoes the plan's direction: gradients flow back along
-/// every transfer and sum where one element was sent several times.
-ExchangePlan adjoint(const ExchangePlan& plan);
 
 /// Moves a tensor laid out as `from` into `to`; both of the same mesh and
 /// global sizes. A repeated partition takes one box per repetition. A rank

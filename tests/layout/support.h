@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,6 +15,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/layout/mesh.h"
 #include "shardtensor/layout/shard_spec.h"
 #include "shardtensor/layout/transfer.h"
@@ -206,6 +208,27 @@ inline void add_box(
   });
 }
 
+/// Writes a box of `from` to a box of `to`, or adds it.
+inline void copy_box(
+    const Values& from,
+    const Box& source,
+    const Box& target,
+    bool adds,
+    Values& to) {
+  ASSERT_EQ(extents(source), extents(target));
+  for_each_index(extents(source), [&](const std::vector<int64_t>& index) {
+    std::vector<int64_t> at_source(index);
+    std::vector<int64_t> at_target(index);
+    for (size_t dim = 0; dim < index.size(); ++dim) {
+      at_source[dim] += source[dim].begin;
+      at_target[dim] += target[dim].begin;
+    }
+    const double value = from.data[flat(from.sizes, at_source)];
+    double& written = to.data[flat(to.sizes, at_target)];
+    written = adds ? written + value : value;
+  });
+}
+
 /// Both sides of each pair list the same transfers in the same order; none is
 /// empty, none is listed at a position that has no part in it.
 inline void check_pairs(const std::vector<ExchangePlan>& plans) {
@@ -291,13 +314,47 @@ inline std::vector<Values> apply(
   return results;
 }
 
-inline std::vector<ExchangePlan> adjoints(
-    const std::vector<ExchangePlan>& plans) {
-  std::vector<ExchangePlan> result;
-  for (const ExchangePlan& plan : plans) {
-    result.push_back(adjoint(plan));
+/// The same, from the integers that carry the plans through the dispatcher, by
+/// what their flags say: only a target that says so starts at zero.
+inline std::vector<Values> apply_codes(
+    const std::vector<std::vector<int64_t>>& codes,
+    const std::vector<Values>& locals) {
+  const auto box = [](const Piece& piece) {
+    Box result;
+    for (size_t dim = 0; dim < piece.begin.size(); ++dim) {
+      result.push_back(
+          {piece.begin[dim], piece.begin[dim] + piece.extent[dim]});
+    }
+    return result;
+  };
+  const auto ranks = static_cast<int64_t>(codes.size());
+  std::vector<Values> results;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const MessageSide target = decode(codes[rank]).target;
+    Values& result = results.emplace_back(zeros(target.sizes.vec()));
+    if (!target.starts_at_zero) {
+      std::fill(result.data.begin(), result.data.end(), std::nan(""));
+    }
+    std::vector<int64_t> peers(ranks);
+    std::iota(peers.begin(), peers.end(), 0);
+    if (!target.in_rank_order) {
+      std::swap(peers[0], peers[rank]);
+    }
+    for (const int64_t peer : peers) {
+      const MessageSide source = decode(codes[peer]).source;
+      EXPECT_EQ(source.sizes, c10::IntArrayRef(locals[peer].sizes));
+      EXPECT_EQ(source.of(rank).size(), target.of(peer).size());
+      for (size_t i = 0; i < target.of(peer).size(); ++i) {
+        copy_box(
+            locals[peer],
+            box(source.of(rank)[i]),
+            box(target.of(peer)[i]),
+            target.of(peer)[i].adds,
+            result);
+      }
+    }
   }
-  return result;
+  return results;
 }
 
 inline double dot(const std::vector<Values>& a, const std::vector<Values>& b) {
@@ -321,7 +378,7 @@ inline Values random_values(
   return values;
 }
 
-/// <A x, y> == <x, A* y> for random x and y.
+/// <A x, y> == <x, A* y> for random x and y, of the encoded exchange.
 inline void check_adjoint(
     const Mesh& mesh,
     const std::vector<ExchangePlan>& plans,
@@ -332,9 +389,17 @@ inline void check_adjoint(
     x.push_back(random_values(random, plan.source_sizes));
     y.push_back(random_values(random, plan.target_sizes));
   }
-  const double forward = dot(apply(mesh, plans, x), y);
-  const double backward = dot(x, apply(mesh, adjoints(plans), y));
-  ASSERT_EQ(forward, backward);
+  std::vector<int64_t> ranks(plans.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<std::vector<int64_t>> codes;
+  std::vector<std::vector<int64_t>> adjoints;
+  for (const int64_t rank : ranks) {
+    codes.push_back(encode(plans[rank], rank, ranks));
+    adjoints.push_back(adjoint(codes.back()));
+  }
+  const std::vector<Values> moved = apply_codes(codes, x);
+  ASSERT_EQ(moved, apply(mesh, plans, x));
+  ASSERT_EQ(dot(moved, y), dot(x, apply_codes(adjoints, y)));
 }
 
 /// `extent` rows in `pieces`: chunked, cut at random (with empty pieces), or

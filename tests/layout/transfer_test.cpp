@@ -293,29 +293,6 @@ TEST(PlanRedistribute, OneRankThatKeepsAllStillJoinsItsGroup) {
   EXPECT_EQ(plan.largest_message, 1);
 }
 
-// ---- adjoint ----------------------------------------------------------------
-
-TEST(Adjoint, TurnsEveryTransferRound) {
-  const MeshPtr mesh = mesh_of({2});
-  const SpecPtr from = make_spec(mesh, {3}, {Placement::shard(0)});
-  const ExchangePlan plan = plan_redistribute(from, replicated(from), 1);
-  const ExchangePlan back = adjoint(plan);
-  EXPECT_EQ(back.source_sizes, std::vector<int64_t>{3});
-  EXPECT_EQ(back.target_sizes, std::vector<int64_t>{1});
-  EXPECT_EQ(
-      back.sends,
-      (std::vector<Transfer>{
-          {1, 0, {{0, 2}}, {{0, 2}}}, {1, 1, {{2, 3}}, {{0, 1}}}}));
-  EXPECT_EQ(
-      back.receives,
-      (std::vector<Transfer>{
-          {0, 1, {{2, 3}}, {{0, 1}}}, {1, 1, {{2, 3}}, {{0, 1}}}}));
-  EXPECT_FALSE(back.covers); // both ranks' gradients are summed
-  EXPECT_EQ(back.axis, plan.axis);
-  EXPECT_EQ(back.largest_message, plan.largest_message);
-  EXPECT_EQ(adjoint(back), plan);
-}
-
 // ---- refusals ---------------------------------------------------------------
 
 TEST(PlanRedistribute, RefusesAnotherTensor) {
