@@ -16,7 +16,9 @@
 #include "shardtensor/layout/shard_spec.h"
 
 // Sharded tensors: operators of PyTorch work on them as on any tensor.
+#include "shardtensor/tensor/infer_spec.h"
 #include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/random.h"
 #include "shardtensor/tensor/scatter.h"
 #include "shardtensor/tensor/shard_tensor.h"
 

@@ -1,0 +1,56 @@
+#include "shardtensor/tensor/infer_spec.h"
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "../comm/thread_ranks.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::run_on_mesh;
+
+TEST(InferSpec, RanksTellEachOtherTheirSizes) {
+  run_on_mesh({2, 2}, [](const MeshPtr& mesh) {
+    const int64_t row = mesh->coordinate(0);
+    const int64_t column = mesh->coordinate(1);
+    const auto local = at::zeros({row == 0 ? 5 : 0, column == 0 ? 1 : 2});
+    const auto spec =
+        infer_spec(local, mesh, {Placement::shard(0), Placement::shard(-1)});
+    const auto whole = from_local(local, spec);
+    EXPECT_EQ(whole.sizes(), at::IntArrayRef({5, 3}));
+    EXPECT_EQ(spec->partition(0), Partition({5, 0}));
+    EXPECT_EQ(spec->partition(1), Partition({1, 2}));
+  });
+}
+
+TEST(InferSpec, EveryRankRaisesWhereTheyDiffer) {
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const int64_t rank = mesh->position();
+    const auto rows = Placement::shard(0);
+    const auto x = at::zeros({2, 3});
+    EXPECT_THROW(
+        infer_spec(at::zeros({2, rank == 1 ? 4 : 3}), mesh, {rows}),
+        c10::ValueError);
+    EXPECT_THROW(
+        infer_spec(rank == 2 ? at::zeros({2}) : x, mesh, {rows}),
+        c10::ValueError);
+    EXPECT_THROW(
+        infer_spec(rank == 0 ? x.to(at::kHalf) : x, mesh, {rows}),
+        c10::ValueError);
+    EXPECT_THROW(
+        infer_spec(x, mesh, {rank == 1 ? Placement::replicate() : rows}),
+        c10::ValueError);
+    EXPECT_THROW(
+        infer_spec(
+            at::zeros(std::vector<int64_t>(rank == 1 ? 31 : 2, 1)),
+            mesh,
+            {rows}),
+        c10::ValueError);
+    EXPECT_THROW(infer_spec(x, mesh, {Placement::shard(2)}), c10::IndexError);
+  });
+}
+
+} // namespace
+} // namespace shardtensor
