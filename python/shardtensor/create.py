@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -107,9 +106,8 @@ def distribute_tensor(
         )  # fmt: skip
     spec = make_spec(mesh, tensor.shape, placements, sizes)
     local = tensor.detach().to(_device(mesh))
-    for dim in spec.sizes():
-        begin, end = spec.interval(dim)
-        local = local.narrow(dim, begin, end - begin)
+    whole = _C.from_local(local, spec._core.replicated())
+    local = _C.local(_C.redistribute(whole, spec._core))
     shard = ShardTensor.from_spec(local.contiguous(), spec)
     return shard.requires_grad_(tensor.requires_grad)
 
@@ -160,14 +158,14 @@ def full(
 
 
 def rand(*size: int, **options) -> ShardTensor:
-    """As torch.rand, see full. Pieces are independent, replicas equal. Rank 0
-    of the mesh draws a seed from torch's generator and tells the others."""
-    return _filled(size, _random(torch.rand), options)
+    """As torch.rand, see full: the numbers of one device with the same seed, in
+    any layout. Seed all ranks alike, and draw alike on every rank."""
+    return _filled(size, _random(_C.rand), options)
 
 
 def randn(*size: int, **options) -> ShardTensor:
     """As torch.randn, see rand."""
-    return _filled(size, _random(torch.randn), options)
+    return _filled(size, _random(_C.randn), options)
 
 
 def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
@@ -182,28 +180,14 @@ def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
     requires_grad = options.pop("requires_grad", False)
     if options:
         raise TypeError(f"a factory got unexpected arguments: {', '.join(options)}")
-    local = make(spec, dtype=dtype, device=_device(mesh))
-    return ShardTensor.from_spec(local, spec).requires_grad_(requires_grad)
+    made = make(spec, dtype=dtype, device=_device(mesh))
+    if not isinstance(made, ShardTensor):
+        made = ShardTensor.from_spec(made, spec)
+    return made.requires_grad_(requires_grad)
 
 
 def _random(draw: Callable) -> Callable:
-    def make(spec: ShardTensorSpec, device: torch.device, **options) -> torch.Tensor:
-        group = whole_group(spec.mesh)
-        seed = torch.randint(2**62, (1,)).to(device)
-        dist.broadcast(seed, group_src=0, group=group)
-        generator = torch.Generator(device)
-        generator.manual_seed(seed.item() + _piece(spec))
-        return draw(spec.local_shape, generator=generator, device=device, **options)
+    def make(spec: ShardTensorSpec, **options) -> ShardTensor:
+        return draw(spec._core, torch.empty(0, **options))
 
     return make
-
-
-def _piece(spec: ShardTensorSpec) -> int:
-    """A number for this rank's piece; ranks with the same piece share it."""
-    core = spec._core
-    counts = [core.partition(dim).pieces for dim in core.sharded_dims]
-    index = 0
-    for dim, count in zip(core.sharded_dims, counts, strict=True):
-        index = index * count + core.piece(dim, core.mesh.position)
-    assert index < math.prod(counts)
-    return index

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "shardtensor/layout/infer.h"
 
 namespace shardtensor::python {
 namespace {
@@ -214,6 +215,30 @@ void bind_spec(py::module_& module) {
       py::arg("spec"),
       py::arg("placements"),
       py::arg("partitions") = ShardSpec::Partitions());
+  module.def(
+      "infer_spec_along_axes",
+      [](const MeshHandle& mesh,
+         const std::vector<Placement>& placements,
+         const std::vector<int64_t>& local_sizes,
+         const std::vector<std::vector<std::vector<int64_t>>>& along) {
+        return handle(
+            infer_spec_along_axes(mesh, placements, local_sizes, along));
+      },
+      py::arg("mesh"),
+      py::arg("placements"),
+      py::arg("local_sizes"),
+      py::arg("along"));
+  module.def(
+      "infer_even_spec",
+      [](const MeshHandle& mesh,
+         const std::vector<Placement>& placements,
+         std::vector<int64_t> local_sizes) {
+        return handle(
+            infer_even_spec(mesh, placements, std::move(local_sizes)));
+      },
+      py::arg("mesh"),
+      py::arg("placements"),
+      py::arg("local_sizes"));
   module.def("interned_specs", &interned_specs);
 }
 

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings.h"
+#include "shardtensor/tensor/infer_spec.h"
+#include "shardtensor/tensor/random.h"
 #include "shardtensor/tensor/scatter.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -79,10 +81,36 @@ void bind_access(py::module_& module) {
       py::arg("local"));
 }
 
+/// rand or randn; the dtype of `like`, on its device.
+template <at::Tensor (*draw)(const SpecPtr&, const at::TensorOptions&)>
+void bind_random(py::module_& module, const char* name) {
+  module.def(
+      name,
+      [](const SpecHandle& spec, const at::Tensor& like) {
+        return draw(spec, like.options());
+      },
+      ReleaseGil(),
+      py::arg("spec"),
+      py::arg("like"));
+}
+
 } // namespace
 
 void bind_tensor(py::module_& module) {
   bind_access(module);
+  bind_random<&rand>(module, "rand");
+  bind_random<&randn>(module, "randn");
+  module.def(
+      "infer_spec",
+      [](const at::Tensor& local,
+         const MeshHandle& mesh,
+         const std::vector<Placement>& placements) {
+        return handle(infer_spec(local, mesh, placements));
+      },
+      ReleaseGil(),
+      py::arg("local"),
+      py::arg("mesh"),
+      py::arg("placements"));
   module.def(
       "from_local",
       [](const at::Tensor& local, const SpecHandle& spec) {

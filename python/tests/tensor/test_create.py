@@ -1,10 +1,10 @@
 """Tensors from one rank, from equal ones and from nothing."""
 
-import math
-
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import sweep
+from oracle import Repeated
 from ranks import assert_close, partitions, ranks, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -21,7 +21,7 @@ def numbered(*shape):
 def test_scatter_gives_each_rank_its_shard_only(mesh):
     x = numbered(10, 3)
     for source in range(mesh.size()):
-        for sizes in partitions(10, mesh.size()):
+        for sizes in partitions(10, mesh.size(), repeated=False):
             mine = x if dist.get_rank() == source else None
             shardtensor.reset_comm_stats()
             y = scatter_tensor(mine, source, mesh, (Shard(0),), sizes={0: sizes})
@@ -108,19 +108,25 @@ def test_factories_make_each_piece_in_place(mesh):
     assert_close(shardtensor.zeros((), device_mesh=mesh), torch.zeros(()))
 
 
-@ranks(1, 2, "2x2")
-def test_random_pieces_are_independent_and_replicas_equal(mesh):
-    placements = [Shard(0), Replicate()][: mesh.ndim]
-    torch.manual_seed(dist.get_rank())  # need not be the same everywhere
-    for make, mean in ((shardtensor.rand, 0.5), (shardtensor.randn, 0.0)):
-        x = make(40, 50, device_mesh=mesh, placements=placements).full_tensor()
-        told = [None] * dist.get_world_size()
-        dist.all_gather_object(told, x.sum().item())
-        assert len(set(told)) == 1  # replicas agree
-        assert abs(x.mean().item() - mean) < 5 / math.sqrt(2000)
-        assert x.unique().numel() > 1900
-        again = make(40, 50, device_mesh=mesh, placements=placements).full_tensor()
-        assert not torch.equal(x, again)
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_random_factories_draw_what_one_device_draws(mesh, name):
+    draw, expected = getattr(shardtensor, name), getattr(torch, name)
+    for placements, sizes in sweep(mesh, (10, 6)):
+        if any(isinstance(s, Repeated) for s in (sizes or {}).values()):
+            continue
+        where = {"device_mesh": mesh, "placements": placements, "sizes": sizes}
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            torch.manual_seed(3)
+            x = draw(10, 6, dtype=dtype, **where), draw((10, 6), **where)
+            like = torch.rand_like(x[1]), torch.rand(2)
+            torch.manual_seed(3)
+            assert_close(x[0], expected(10, 6, dtype=dtype))
+            assert_close(x[1], expected(10, 6))
+            assert_close(like[0], torch.rand(10, 6))
+            assert_close(like[1], torch.rand(2))  # generators advance alike
+    x = draw(4, device_mesh=mesh, requires_grad=True)
+    assert x.is_leaf and x.requires_grad
 
 
 @ranks(2)
