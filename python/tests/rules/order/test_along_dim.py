@@ -1,9 +1,169 @@
-"""Operators that work along one dim: sharded there, and elsewhere."""
+"""Operators that work along one dim, sharded there and elsewhere."""
 
 import pytest
 import torch
-from ranks import check_op, partitions, ranks, sharded
+import torch.nn.functional as F
+from layouts import ALL, check, sweep
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
+
+import shardtensor
+
+ALONG = {
+    "softmax": lambda x: torch.softmax(x, 0),
+    "softmax_last": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, 1),
+    "cumsum": lambda x: x.cumsum(0),
+    "cumsum_": lambda x: (x * 1).cumsum_(1),
+    "cumprod": lambda x: x.cumprod(1),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "cummax": lambda x: x.cummax(0),
+    "cummin": lambda x: x.cummin(1),
+    "sort": lambda x: x.sort(0),
+    "sort_descending": lambda x: x.sort(1, descending=True),
+    "sort_stable": lambda x: x.sort(dim=1, stable=True),
+    "argsort": lambda x: x.argsort(1),
+    "msort": lambda x: x.msort(),
+    "topk": lambda x: x.topk(2, 0),
+    "topk_smallest": lambda x: x.topk(2, 1, largest=False),
+    "kthvalue": lambda x: x.kthvalue(2, 0),
+    "kthvalue_keep": lambda x: x.kthvalue(3, 1, keepdim=True),
+    "median": lambda x: x.median(1),
+    "nanmedian": lambda x: x.nanmedian(0),
+    "mode": lambda x: (x * 2).round().mode(0)[0],
+    "diff": lambda x: x.diff(dim=0),
+    "unflatten": lambda x: x.cumsum(1).flatten().cumsum(0),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", ALONG)
+def test_along_a_dim(mesh, name):
+    second_order = name in ("softmax", "log_softmax", "cumsum", "sort")
+    check(mesh, (5, 4), ALONG[name], second_order=second_order)
+
+
+def index_of(*shape, high):
+    return torch.randint(high, shape)
+
+
+INDEXED = {
+    "gather": (lambda x, i: x.gather(0, i), (5, 4)),
+    "gather_smaller": (lambda x, i: x.gather(0, i), (3, 2)),
+    "gather_longer": (lambda x, i: x.gather(1, i % 4), (5, 9)),
+    "take_along_dim": (lambda x, i: x.take_along_dim(i, 0), (2, 4)),
+    "scatter": (lambda x, i: x.scatter(0, i, x * 2), (5, 4)),
+    "scatter_value": (lambda x, i: x.scatter(0, i, 3.0), (2, 3)),
+    "scatter_smaller": (lambda x, i: x.scatter(1, i % 4, x[:3, :2]), (3, 2)),
+    "scatter_add": (lambda x, i: x.scatter_add(0, i, x), (5, 4)),
+    "scatter_add_": (lambda x, i: (x * 1).scatter_add_(0, i, x), (5, 4)),
+    "scatter_reduce": (lambda x, i: x.scatter_reduce(0, i, x, "amax"), (5, 4)),
+    "index_select": (lambda x, i: x.index_select(0, i), (7,)),
+    "index_select_other": (lambda x, i: x.index_select(1, i % 4), (3,)),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:3]), (3,)),
+    "index_add_other": (lambda x, i: x.index_add(1, i % 4, x[:, :2]), (2,)),
+    "index_copy": (
+        lambda x, i: x.index_copy(0, i.unique(), x[: len(i.unique())]),
+        (1,),
+    ),
+    "index_fill": (lambda x, i: x.index_fill(1, i % 4, 2.0), (2,)),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", INDEXED)
+def test_along_a_dim_with_an_index(mesh, name):
+    fn, shape = INDEXED[name]
+    check(mesh, (5, 4), fn, index_of(*shape, high=5))
+
+
+@ranks(2, 3)
+def test_a_sharded_index_follows(mesh):
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    index = index_of(5, 4, high=4)
+    for sizes in partitions(5, mesh.size()):
+        check_op(
+            lambda x, i: x.gather(1, i),
+            sharded(x, [Shard(1)]),
+            sharded(index, [Shard(0)], {0: sizes}),
+            mesh=mesh,
+        )
+
+
+@ranks(2, 3)
+def test_a_batch_of_sharded_rows_moves_nothing(mesh):
+    x = torch.randn(6, 4)
+    for sizes in partitions(6, mesh.size()):
+        s = shard(x, mesh, [Shard(0)], {0: sizes})
+        shardtensor.reset_comm_stats()
+        results = s.softmax(1), s.cumsum(1), s.sort(1)[0], s.topk(2, 1)[0]
+        assert shardtensor.comm_stats().messages == 0
+        assert all(r._spec.partition(0) == s._spec.partition(0) for r in results)
+        assert_close(results[0], x.softmax(1))
+
+
+EXTREMES = {
+    "argmax": lambda x: x.argmax(0),
+    "argmax_keep": lambda x: x.argmax(1, keepdim=True),
+    "argmin": lambda x: x.argmin(1),
+    "argmax_all": lambda x: x.argmax(),
+    "argmin_all": lambda x: x.argmin(keepdim=True),
+    "aminmax": lambda x: torch.aminmax(x, dim=1),
+    "aminmax_all": lambda x: torch.aminmax(x),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("values", ["random", "equal", "nan"])
+def test_extremes_are_the_first_of_equals(mesh, name, values):
+    x = torch.randn(5, 4)
+    if values == "equal":
+        x = torch.tensor([1.0, 3.0, 3.0, 1.0, 3.0]).unsqueeze(1).expand(5, 4).clone()
+    if values == "nan":
+        x[3, 1] = x[1, 2] = float("nan")
+    check(mesh, None, EXTREMES[name], x=x)
+    for placements, sizes in sweep(mesh, (5, 4)):
+        s = shard(x, mesh, placements, sizes).flatten()
+        assert_close(s.argmax(), x.argmax())
+
+
+@ranks(1, 2, 3, "2x2")
+def test_values_looked_up_in_a_sorted_sequence(mesh):
+    x = torch.randn(5, 4)
+    ends = torch.tensor([-1.0, 0.0, 0.5])
+    check(mesh, None, lambda x: torch.bucketize(x, ends), x=x)
+    check(mesh, None, lambda x: torch.searchsorted(ends, x), x=x)
+    check(mesh, None, lambda x: torch.searchsorted(x.sort(1)[0], x), x=x)
+    check(mesh, None, lambda x: torch.searchsorted(x.flatten().sort()[0], 0.3), x=x)
+    check(mesh, None, lambda x: torch.isin(x.round(), ends.round()), x=x)
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}]
+)
+def test_embedding(mesh, options):
+    indices = torch.randint(7, (6, 2))
+    for placements, sizes in sweep(mesh, (6, 2)):
+        table = torch.nn.Embedding(7, 3, **options).double()
+        check_op(table, sharded(indices, placements, sizes), mesh=mesh)
+    table = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    check(mesh, None, lambda w: F.embedding(indices, w), x=table)
+
+
+@ranks(1, 2)
+def test_wrong_dims_raise(mesh):
+    x = shard(torch.zeros(4, 3), mesh, [Shard(0)])
+    with pytest.raises(IndexError, match="out of range"):
+        x.cumsum(2)
+    with pytest.raises(RuntimeError, match="k not in range|out of range"):
+        x.topk(9, 0)
+    with pytest.raises(IndexError, match="expected at least one element"):
+        x[:0].argmax()
+
+
+# ---- every dim of three -------------------------------------------------------
 
 X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
 INDEX = torch.randint(0, 5, (6, 7, 5), generator=torch.Generator().manual_seed(4))
@@ -68,7 +228,5 @@ def test_gather_and_scatter(mesh, dim):
 
 @ranks(2)
 def test_sharding_moves_to_another_dim(mesh):
-    from ranks import shard
-
     moved = shard(X, mesh, [Shard(1)]).cumsum(1)
     assert moved.placements == (Shard(0),)
