@@ -30,7 +30,7 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo test test-cpp test-python asan lint format \
+.PHONY: help setup build demo test test-all test-cpp test-python asan lint format \
   check-headers bench wheel clean
 
 help:  ## list the targets
@@ -71,13 +71,18 @@ demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS process
 	  --nproc-per-node=$(RANKS) examples/python/train_unet.py \
 	  $(if $(MESH),--mesh $(MESH)) $(ARGS)
 
-test: test-cpp test-python  ## run the C++ and the Python tests
+test: test-cpp test-python  ## run the C++ and the Python tests, without the tail
+
+test-all:  ## the same with the tail: full sweeps, larger compiled models
+	@$(MAKE) test TAIL=1
+
+TAIL ?=
 
 test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its examples
-	@$(BIN)/ctest --preset dev
+	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
 test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the examples
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
 
 asan: setup-test  ## the C++ tests with address and UB sanitizers
 	@$(BIN)/cmake --preset asan
