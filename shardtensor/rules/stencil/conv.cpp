@@ -16,6 +16,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
+#include "shardtensor/rules/stencil/volume_conv.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -206,6 +207,26 @@ bool overlaps(
       !has_tangent({x, weight, bias});
 }
 
+Tensor local_conv(
+    const Conv& conv,
+    const ConvPlan& plan,
+    const Tensor& rows,
+    const Tensor& weight,
+    const Tensor& bias) {
+  if (!conv.transposed && suits_volume_conv(rows, weight, bias)) {
+    return volume_conv(
+        rows,
+        weight,
+        bias,
+        expanded(conv.stride, 3),
+        plan.padding,
+        expanded(conv.dilation, 3),
+        conv.groups);
+  }
+  return plain_conv(
+      conv, rows, weight, bias, plan.padding, plan.output_padding);
+}
+
 Tensor convolve(
     const Conv& conv,
     const Tensor& input,
@@ -227,13 +248,7 @@ Tensor convolve(
       x,
       call,
       [&](const Tensor& rows) {
-        return plain_conv(
-            conv,
-            rows,
-            weights[0],
-            weights[1],
-            plan->padding,
-            plan->output_padding);
+        return local_conv(conv, *plan, rows, weights[0], weights[1]);
       },
       autocast_input);
 }

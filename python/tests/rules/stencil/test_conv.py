@@ -82,6 +82,32 @@ def test_every_dim_can_be_sharded(mesh, dims, transposed):
         )
 
 
+@ranks(1, 2, "2x2")
+@pytest.mark.parametrize("channels", [(1, 4), (8, 2), (24, 2)])
+def test_volumes_in_single_precision(mesh, channels):
+    """Large enough for oneDNN, with few channels and with many."""
+    inputs, outputs = channels
+    placements = [[Shard(2), Shard(3)], [Shard(4), Shard(2)]]
+    for stride, cuts in itertools.product([1, 2], placements):
+        if (inputs, stride) == (24, 2):
+            continue
+        check_op(
+            lambda x, w, b, stride=stride: F.conv3d(x, w, b, stride, padding=1),
+            sharded(
+                torch.randn(
+                    1, inputs, 37, 36, 71 if inputs == 1 else 35
+                ).requires_grad_(),
+                cuts[: mesh.ndim],
+            ),
+            torch.randn(outputs, inputs, 3, 3, 3).requires_grad_(),
+            torch.randn(outputs).requires_grad_(),
+            mesh=mesh,
+            second_order=inputs == 8,
+            rtol=1e-3,
+            atol=1e-2,
+        )
+
+
 @ranks(2)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_groups_no_bias_no_batch(mesh, dims):

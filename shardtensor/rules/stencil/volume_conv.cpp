@@ -1,0 +1,203 @@
+#include "shardtensor/rules/stencil/volume_conv.h"
+
+#include <array>
+#include <mutex>
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/mkldnn_convolution.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using Gradients = std::tuple<Tensor, Tensor, Tensor>; // of x, weight, bias
+using Wanted = std::array<bool, 3>;
+
+// PyTorch's own bound, of all dims.
+constexpr int64_t kSmallest = 20480;
+
+struct Settings {
+  std::vector<int64_t> stride;
+  std::vector<int64_t> padding;
+  std::vector<int64_t> dilation;
+  int64_t groups;
+};
+
+/// PyTorch's decision, which leaves out the last dim. An input in oneDNN's own
+/// layout it never leaves to other kernels.
+bool is_left_to_windows(const Tensor& x) {
+  return x.size(0) == 1 && x.size(1) * x.size(2) * x.size(3) <= kSmallest;
+}
+
+Tensor from_onednn(const Tensor& x) {
+  return x.defined() && x.is_mkldnn() ? x.to_dense() : x;
+}
+
+/// By PyTorch's differentiable operator.
+Gradients backward(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Settings& s,
+    at::IntArrayRef padding,
+    const Wanted& wanted) {
+  const std::vector<int64_t> bias_sizes{weight.size(0)};
+  return at::convolution_backward(
+      grad,
+      x,
+      weight,
+      at::OptionalIntArrayRef(bias_sizes),
+      s.stride,
+      padding,
+      s.dilation,
+      false,
+      std::vector<int64_t>(3, 0),
+      s.groups,
+      wanted);
+}
+
+Gradients by_onednn(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Settings& s,
+    at::IntArrayRef padding,
+    const Wanted& wanted) {
+  if (!is_left_to_windows(x)) {
+    return backward(grad, x, weight, s, padding, wanted);
+  }
+  auto [dx, dweight, dbias] =
+      backward(grad, x.to_mkldnn(), weight, s, padding, wanted);
+  return {from_onednn(dx), from_onednn(dweight), from_onednn(dbias)};
+}
+
+/// The first dim's zeros written out, so that oneDNN need not pad it.
+Gradients weight_gradients(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Settings& s,
+    const Wanted& wanted) {
+  auto padding = s.padding;
+  const int64_t zeros = std::exchange(padding[0], 0);
+  const auto rows =
+      zeros ? at::constant_pad_nd(x, {0, 0, 0, 0, zeros, zeros}) : x;
+  return by_onednn(grad, rows, weight, s, padding, wanted);
+}
+
+Gradients gradients(
+    const Tensor& grad,
+    const Tensor& x,
+    const Tensor& weight,
+    const Settings& s,
+    const Wanted& wanted) {
+  Gradients result;
+  if (wanted[1] || wanted[2]) {
+    result =
+        weight_gradients(grad, x, weight, s, {false, wanted[1], wanted[2]});
+  }
+  if (wanted[0]) {
+    std::get<0>(result) = std::get<0>(
+        by_onednn(grad, x, weight, s, s.padding, {true, false, false}));
+  }
+  return result;
+}
+
+struct VolumeConvBackward : Node {
+  VolumeConvBackward(const Tensor& x, const Tensor& weight, Settings settings)
+      : x_(x, false), weight_(weight, false), settings_(std::move(settings)) {}
+
+  std::string name() const override {
+    return "ShardTensorVolumeConvBackward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    x_.reset_data();
+    weight_.reset_data();
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return variable_list(3);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto x = x_.unpack();
+    const auto weight = weight_.unpack();
+    const Wanted wanted{
+        task_should_compute_output(0),
+        task_should_compute_output(1),
+        task_should_compute_output(2)};
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto& s = settings_;
+    auto [dx, dweight, dbias] = differentiable
+        ? backward(grads[0], x, weight, s, s.padding, wanted)
+        : gradients(grads[0], x, weight, s, wanted);
+    return {dx, dweight, dbias};
+  }
+
+  SavedVariable x_;
+  SavedVariable weight_;
+  Settings settings_;
+};
+
+} // namespace
+
+bool suits_volume_conv(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias) {
+  const bool floats = x.scalar_type() == at::kFloat &&
+      weight.scalar_type() == at::kFloat &&
+      (!bias.defined() || bias.scalar_type() == at::kFloat);
+  const bool one_by_one = weight[0][0].numel() == 1; // a product of matrices
+  return x.is_cpu() && x.dim() == 5 && floats && !one_by_one &&
+      x.numel() > kSmallest && at::globalContext().userEnabledMkldnn() &&
+      !is_traced(x) && !has_tangent({x, weight, bias});
+}
+
+Tensor volume_conv(
+    const Tensor& x,
+    const Tensor& weight,
+    const Tensor& bias,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    int64_t groups) {
+  auto format = x.suggest_memory_format();
+  if (format == at::MemoryFormat::Contiguous) {
+    format = weight.suggest_memory_format();
+  }
+  const auto rows = x.contiguous(format);
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    output = at::mkldnn_convolution(
+        rows,
+        weight.contiguous(format),
+        bias,
+        padding,
+        stride,
+        dilation,
+        groups);
+  }
+  connect<VolumeConvBackward>(
+      output,
+      {rows, weight, bias},
+      rows,
+      weight,
+      Settings{stride.vec(), padding.vec(), dilation.vec(), groups});
+  return output;
+}
+
+} // namespace shardtensor
