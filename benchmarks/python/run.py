@@ -21,7 +21,7 @@ import memory
 import report
 
 HERE = Path(__file__).resolve().parent
-TIMED = ("operators", "steps", "redistribute", "unet", "unet_profile")
+TIMED = ("operators", "steps", "redistribute", "unet", "unet3d", "unet_profile")
 STARTED = {"cpp": cpp, "memory": memory}  # they start their own ranks
 PARTS = (*TIMED, *STARTED)
 RANKS = 2
