@@ -1,5 +1,6 @@
-"""Writes what train_unet.cpp reads: the brain volume, the class of each voxel
-and the weights that Python's demo starts from.
+"""Writes what train_unet.cpp reads: the brain volume, the class of each voxel,
+once without those of the slices that are held out, and the weights that
+Python's demo starts from.
 
     python examples/cpp/prepare.py out/unet
     mpirun -n 2 build/examples/train_unet out/unet
@@ -30,7 +31,8 @@ def main():
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     volume, labels = brain.load(args.full)
-    write(args.folder / "brain.bin", {"volume": volume, "labels": labels})
+    tensors = {"volume": volume, "labels": brain.hold_out(labels), "truth": labels}
+    write(args.folder / "brain.bin", tensors)
     torch.manual_seed(args.seed)
     channels = [args.channels * 2**level for level in range(args.levels)]
     write(args.folder / "weights.bin", UNet(channels).state_dict())

@@ -90,7 +90,8 @@ class UNetImpl : public torch::nn::Module {
 };
 TORCH_MODULE(UNet);
 
-/// The overlap of each class: 1 where prediction and truth agree.
+/// The overlap of each class where labels has one (-100 has none): 1 where
+/// prediction and truth agree.
 inline at::Tensor dice(
     const at::Tensor& probabilities,
     const at::Tensor& labels) {
@@ -98,16 +99,19 @@ inline at::Tensor dice(
   const auto truth = labels.unsqueeze(1) == classes.view({-1, 1, 1, 1});
   const std::vector<int64_t> dims{0, 2, 3, 4};
   const auto overlap = (probabilities * truth).sum(dims);
-  const auto total = probabilities.sum(dims) + truth.sum(dims);
-  return (2 * overlap + 1) / (total + 1);
+  const auto predicted = (probabilities * (labels >= 0).unsqueeze(1)).sum(dims);
+  return (2 * overlap + 1) / (predicted + truth.sum(dims) + 1);
 }
 
 /// Cross-entropy plus one minus the mean Dice overlap of the classes. logits:
-/// (N, classes, ...); labels: (N, ...), class numbers.
+/// (N, classes, ...); labels: (N, ...), class numbers, or -100 where the class
+/// is not to be learnt from.
 inline at::Tensor segmentation_loss(
     const at::Tensor& logits,
     const at::Tensor& labels) {
-  const auto cross_entropy =
-      torch::nn::functional::cross_entropy(logits, labels);
+  const auto cross_entropy = torch::nn::functional::cross_entropy(
+      logits,
+      labels,
+      torch::nn::functional::CrossEntropyFuncOptions().ignore_index(-100));
   return cross_entropy + 1 - dice(logits.softmax(1), labels).mean();
 }

@@ -13,19 +13,36 @@ CLASSES = ("other", "grey matter", "white matter")
 SHAPE = (197, 233, 189)
 # Found without importing nilearn, whose dependencies are not needed here.
 DATA = Path(find_spec("nilearn").origin).parent / "datasets" / "data"
+# The axial slices, as shares of the height, whose labels nobody learns from.
+HELD_OUT = (0.45, 0.6)
+UNSEEN = -100  # the class that cross_entropy leaves out
 # Where the brain is, with a margin; odd extents, as real data has.
 BRAIN = (slice(21, 176), slice(22, 213), slice(0, 159))
 
 
 def load(full=False):
-    """The volume, (1, 1, *shape) float32 of mean 0 and deviation 1, and the
-    class of each voxel, (1, *shape) int64. `full` gives all 197 x 233 x 189
-    voxels of 1 mm; else the brain only, at 2 mm: 78 x 96 x 80."""
+    """The volume, (1, 1, *shape) float32, and the class of each voxel, (1, *shape)
+    int64. Values are deviations from the brain's mean, cut at 1.5: what is
+    outside must not hide the difference within. `full` gives all
+    197 x 233 x 189 voxels of 1 mm; else the brain only, at 2 mm: 78 x 96 x 80."""
     volume, grey, white = (read(name) for name in ("t1", "gm", "wm"))
     if not full:
         volume, grey, white = (coarser(x) for x in (volume, grey, white))
     labels = torch.cat([1 - grey - white, grey, white], 1).argmax(1)
-    return (volume - volume.mean()) / volume.std(), labels
+    inside = volume[volume > 0.1]
+    return ((volume - inside.mean()) / inside.std()).clamp(-1.5, 1.5), labels
+
+
+def hold_out(labels):
+    """The labels to learn from: UNSEEN in the slices of HELD_OUT."""
+    labels = labels.clone()
+    labels[..., held_out_slices(labels.shape[-1])] = UNSEEN
+    return labels
+
+
+def held_out_slices(height):
+    first, last = (int(share * height) for share in HELD_OUT)
+    return slice(first, last)
 
 
 def shape(full=False):

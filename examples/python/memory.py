@@ -1,5 +1,6 @@
 """How much memory a piece of work needs at its peak."""
 
+import ctypes
 import resource
 from pathlib import Path
 
@@ -18,6 +19,7 @@ class PeakMemory:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.cuda)
         else:
+            return_freed_memory()
             reset_peak_resident()
         self.before = self.mark()
 
@@ -28,6 +30,13 @@ class PeakMemory:
         if self.cuda:
             return torch.cuda.max_memory_allocated(self.cuda)
         return peak_resident()
+
+
+def return_freed_memory():
+    """To the system, where C's library can. Else what was freed before counts
+    as held, and is used again without a trace."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def reset_peak_resident():

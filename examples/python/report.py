@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
-from brain import CLASSES
+from brain import CLASSES, held_out_slices
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -37,9 +37,9 @@ class StepProgress:
     def __exit__(self, *_):
         self.bar.stop()
 
-    def __call__(self, step, peak):
+    def __call__(self, step, added):
         self.count += 1
-        text = f"loss {step.loss:.4f}  {step.seconds:.2f} s  peak {mib(peak):.0f} MiB"
+        text = f"loss {step.loss:.4f}  {step.seconds:.2f} s  {mib(added):.0f} MiB added"
         self.bar.update(self.task, advance=1, text=text)
         if not console.is_terminal:
             console.print(f"{self.title} {self.count}/{self.steps}  {text}")
@@ -62,31 +62,56 @@ def largest(sharded, single):
     return max(abs(a.loss - b.loss) for a, b in pairs)
 
 
-def show_costs(runs, single=None):
-    """One row per rank. The first step, which plans and warms up, is left out
-    of the times where there are others."""
+def show_costs(runs, pieces, single=None):
+    """One row per rank, one for the same pieces without communication. The
+    first step, which plans, is left out of the times where there are others."""
     table = Table(
-        "", "peak MiB", "step s", "compute s", "comm. s", "messages",
+        "", "added MiB", "peak MiB", "step s", "compute s", "comm. s", "messages",
         "all-reduces", "sent MiB",
-        title="per step",
+        title="memory that training adds, and at the peak; time per step",
     )  # fmt: skip
     for rank, run in enumerate(runs):
-        table.add_row(f"rank {rank}", *costs(run))
+        table.add_row(f"rank {rank}", *memory(run), *costs(run))
+    slowest = max(pieces, key=step_seconds)
+    table.add_row("pieces alone", "-", "-", *costs(slowest))
     if single is not None:
-        table.add_row("one process", *costs(single))
+        table.add_row("one process", *memory(single), *costs(single))
     console.print(right_aligned(table))
+    seconds = max(step_seconds(run) for run in runs)
+    ceiling = step_seconds(slowest) / seconds
+    console.print(f"speed: {ceiling:.0%} of the pieces' without communication")
     if single is not None:
-        share = max(run.peak_memory for run in runs) / single.peak_memory
-        console.print(f"largest peak memory of a rank: {share:.0%} of one process")
+        share = max(run.added_memory for run in runs) / single.added_memory
+        time = seconds / step_seconds(single)
+        console.print(f"training adds to a rank: {share:.0%} of one process")
+        console.print(f"a step takes {time:.0%} of one process with the same cores")
+
+
+def show_dice(scores):
+    """Of each class, on the slices that were held out."""
+    each = ", ".join(
+        f"{name} {score:.3f}" for name, score in zip(CLASSES, scores, strict=True)
+    )
+    console.print(f"Dice on slices never learnt from: {each}")
+
+
+def timed_steps(run):
+    return run.steps[1:] or run.steps
+
+
+def step_seconds(run):
+    return median(s.seconds for s in timed_steps(run))
+
+
+def memory(run):
+    return f"{mib(run.added_memory):.0f}", f"{mib(run.peak_memory):.0f}"
 
 
 def costs(run):
-    steps = run.steps[1:] or run.steps
-    seconds = median(s.seconds for s in steps)
-    waiting = median(s.waiting for s in steps)
-    last = steps[-1]
+    seconds = step_seconds(run)
+    waiting = median(s.waiting for s in timed_steps(run))
+    last = run.steps[-1]
     return (
-        f"{mib(run.peak_memory):.0f}",
         f"{seconds:.2f}",
         f"{seconds - waiting:.2f}",
         f"{waiting:.2f}",
@@ -111,13 +136,15 @@ def right_aligned(table):
     return table
 
 
-# ---- the picture ------------------------------------------------------------
+# ---- the pictures -----------------------------------------------------------
 
 
-def draw(path, volume, labels, prediction, borders):
-    """One axial slice: volume, truth and prediction. `borders` says where the
-    shards meet, {tensor dim: [index, ...]}; dims 2 and 3 are seen here."""
-    height = int(volume.shape[4] * 0.55)
+def draw(path, volume, labels, prediction, borders, scores):
+    """One axial slice that was held out: volume, truth and prediction. `borders`
+    says where the shards meet, {tensor dim: [index, ...]}; dims 2 and 3 are seen
+    here."""
+    unseen = held_out_slices(labels.shape[-1])
+    height = (unseen.start + unseen.stop) // 2
     slices = {
         "T1": volume[0, 0, :, :, height],
         "truth": labels[0, :, :, height],
@@ -133,7 +160,32 @@ def draw(path, volume, labels, prediction, borders):
             axis.axvline(border - 0.5, color="tab:red", linestyle="--")
         for border in borders.get(3, []):
             axis.axhline(border - 0.5, color="tab:red", linestyle="--")
-    figure.suptitle(f"classes: {', '.join(CLASSES)}; dashed: where shards meet")
+    overlaps = ", ".join(f"{n} {s:.2f}" for n, s in zip(CLASSES, scores, strict=True))
+    figure.suptitle(f"a slice never learnt from; Dice: {overlaps}; dashed: shards meet")
+    save(figure, path)
+
+
+def draw_curves(path, runs, single=None):
+    """Losses of both runs, and the memory that training adds to each process."""
+    figure, (losses, bars) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    numbers = range(1, len(runs[0].steps) + 1)
+    added = {f"rank {rank}": run.added_memory for rank, run in enumerate(runs)}
+    if single is not None:
+        values = [step.loss for step in single.steps]
+        losses.plot(numbers, values, linewidth=6, alpha=0.4, label="one process")
+        added = {"one process": single.added_memory, **added}
+    values = [step.loss for step in runs[0].steps]
+    losses.plot(numbers, values, color="black", label=f"{len(runs)} ranks")
+    losses.set(xlabel="step", ylabel="loss", ylim=(0, None))
+    losses.legend()
+    drawn = bars.bar(list(added), [mib(value) for value in added.values()])
+    bars.bar_label(drawn, fmt="%.0f")
+    bars.set(ylabel="MiB that training adds")
+    save(figure, path)
+
+
+def save(figure, path):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+    plt.close(figure)
     console.print(f"picture: {path}")

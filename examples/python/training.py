@@ -1,6 +1,7 @@
 """The training loop, the same for one process and for many."""
 
 import dataclasses
+import math
 import time
 
 import torch
@@ -25,7 +26,8 @@ class Step:
 @dataclasses.dataclass
 class Run:
     steps: list[Step]
-    peak_memory: int  # bytes over what the process held before training
+    added_memory: int  # bytes at the peak over what the process held before
+    peak_memory: int  # bytes that the process held at the peak
     prediction: torch.Tensor | None = None  # the class of each voxel
 
 
@@ -43,16 +45,43 @@ def make_model(args):
 
 
 def train(args, volume, labels, on_step):
-    """Trains on one volume; calls on_step(step, peak memory so far)."""
+    """Trains on one volume; calls on_step(step, added memory so far)."""
+    warm_up(args, volume, labels)
     memory = PeakMemory(volume.device)
-    model = make_model(args).to(volume.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    model, optimizer = make_training(args, volume.device)
     steps = []
-    for _ in range(args.steps):
+    for number in range(args.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(args, number)
         steps.append(timed(lambda: one_step(args, model, optimizer, volume, labels)))
         on_step(steps[-1], memory.peak())
-    peak = memory.peak()
-    return Run(steps, peak, predict(args, model, volume))
+    added, peak = memory.peak(), memory.mark()
+    return Run(steps, added, peak, predict(args, model, volume))
+
+
+def make_training(args, device):
+    model = make_model(args).to(device)
+    # Gradients of the first steps are large; a short memory forgets them.
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    return model, optimizer
+
+
+def learning_rate(args, number):
+    """Rises to its peak in the first third, then falls to zero as a cosine."""
+    rise = 0.3
+    share = (number + 0.5) / args.steps
+    if share < rise:
+        return args.learning_rate * share / rise
+    fallen = (share - rise) / (1 - rise)
+    return args.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+
+
+def warm_up(args, volume, labels):
+    """One step of a model of its own on a few slices: what a process loads and
+    opens with its first step is no part of training."""
+    few = 2**args.levels
+    model, optimizer = make_training(args, volume.device)
+    one_step(args, model, optimizer, volume[..., :few], labels[..., :few])
 
 
 def one_step(args, model, optimizer, volume, labels):

@@ -113,16 +113,18 @@ UP = {"trilinear": TrilinearUp, "transpose": TransposeUp}
 
 def segmentation_loss(logits, labels):
     """Cross-entropy plus one minus the mean Dice overlap of the classes.
-    logits: (N, classes, ...); labels: (N, ...), class numbers."""
-    cross_entropy = F.cross_entropy(logits, labels)
+    logits: (N, classes, ...); labels: (N, ...), class numbers, or -100 where
+    the class is not to be learnt from."""
+    cross_entropy = F.cross_entropy(logits, labels, ignore_index=-100)
     return cross_entropy + 1 - dice(logits.softmax(1), labels).mean()
 
 
 def dice(probabilities, labels):
-    """The overlap of each class: 1 where prediction and truth agree."""
+    """The overlap of each class where labels has one: 1 where prediction and
+    truth agree."""
     classes = torch.arange(probabilities.shape[1], device=labels.device)
     truth = labels.unsqueeze(1) == classes.view(-1, *[1] * (labels.dim() - 1))
     dims = [0, *range(2, probabilities.dim())]
     overlap = (probabilities * truth).sum(dims)
-    total = probabilities.sum(dims) + truth.sum(dims)
-    return (2 * overlap + 1) / (total + 1)
+    predicted = (probabilities * (labels >= 0).unsqueeze(1)).sum(dims)
+    return (2 * overlap + 1) / (predicted + truth.sum(dims) + 1)

@@ -33,15 +33,16 @@ TINY = ("--channels=4", "--levels=2", "--steps=3")
     ids=["default", "2x2", "bf16"],
 )
 def test_demo_equals_one_process(ranks, arguments, tolerance, tmp_path):
-    picture = tmp_path / "brain.png"
-    text = launch(
-        ranks, "train_unet.py", *TINY, *arguments, f"--picture={picture}", timeout=600
-    )
+    picture, curves = tmp_path / "brain.png", tmp_path / "training.png"
+    files = (f"--picture={picture}", f"--curves={curves}")
+    text = launch(ranks, "train_unet.py", *TINY, *arguments, *files, timeout=600)
     difference = re.search(r"largest difference of the losses: (\S+)", text)
     assert float(difference.group(1)) < tolerance, text
     assert losses(text)[-1] < losses(text)[0], text
     assert len(re.findall(r"^│ rank \d", text, re.MULTILINE)) == ranks, text
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"^Dice on slices .* white matter \d\.\d{3}$", text, re.MULTILINE)
+    for file in (picture, curves):
+        assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def losses(text):
