@@ -151,8 +151,8 @@ TEST(Labels, ContractedDimsOfAnyTwoLayouts) {
 TEST(Labels, APrivateDimIsNeverCut) {
   for_each_pair(3, {4, 6}, {4, 6}, [&](const auto& specs) {
     check_rule("aten::mul", "Tensor", specs, {}, [](Call& call) {
-      const auto decision = rule_by_labels(
-          call, broadcast_labels(call, /*whole=*/{1}), Linearity::None);
+      const Labels labels{{{0, kPrivate}, {0, kPrivate}}, {{0, kPrivate}}};
+      const auto decision = rule_by_labels(call, labels, Linearity::None);
       EXPECT_FALSE(decision.outputs[0]->is_sharded(1));
       EXPECT_FALSE(decision.inputs[0]->is_sharded(1));
       EXPECT_FALSE(decision.outputs[0]->has_partial());

@@ -319,7 +319,7 @@ inline std::vector<Values> apply(
 inline std::vector<Values> apply_codes(
     const std::vector<std::vector<int64_t>>& codes,
     const std::vector<Values>& locals) {
-  const auto box = [](const Piece& piece) {
+  const auto box = [](const MessageBox& piece) {
     Box result;
     for (size_t dim = 0; dim < piece.begin.size(); ++dim) {
       result.push_back(

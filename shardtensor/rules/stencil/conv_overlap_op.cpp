@@ -39,7 +39,7 @@ std::vector<int64_t> edge_padding(const OverlapWork& work) {
   return padding;
 }
 
-Tensor convolution(
+Tensor convolve_rows(
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias,
@@ -94,12 +94,12 @@ OverlapOutput compute(
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   OverlapOutput result;
   result.slab = exchange_during(x, work.bring_slab, [&] {
-    result.output = convolution(x, weight, bias, work.padding, work);
+    result.output = convolve_rows(x, weight, bias, work.padding, work);
   });
   for (const auto& edge : work.edges) {
     const auto rows = edge_rows(x, result.slab, edge, work);
     along(result.output, edge.outputs, work)
-        .copy_(convolution(rows, weight, bias, edge_padding(work), work));
+        .copy_(convolve_rows(rows, weight, bias, edge_padding(work), work));
   }
   return result;
 }
