@@ -44,6 +44,11 @@ struct ReductionArguments {
   void read(const int64_t& dim) {
     dims = at::IntArrayRef(&dim, 1);
   }
+  void read(const std::optional<int64_t>& dim) {
+    if (dim) {
+      read(*dim);
+    }
+  }
   void read(at::OptionalIntArrayRef list) {
     dims = list;
   }
@@ -122,8 +127,11 @@ struct ReductionKernel<Op, Kind, at::Tensor(const at::Tensor&, Args...)> {
         ? Op::call(local, args...)
         : reduction.neutral(*neutral, dtype);
     const auto terms = reduction.gathered(term);
-    return Kind::adds ? at::sum(terms, at::IntArrayRef{0})
-                      : Op::call(terms, TermArguments()(args)...);
+    if constexpr (Kind::adds) {
+      return at::sum(terms, at::IntArrayRef{0});
+    } else {
+      return Op::call(terms, TermArguments()(args)...);
+    }
   }
 
   template <class Arg>

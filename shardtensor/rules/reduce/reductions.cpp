@@ -197,6 +197,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   reduction<ops::all_dims, Logical>(m);
   reduction<ops::prod, Rounded>(m);
   reduction<ops::prod_dim_int, Rounded>(m);
+  reduction<ops::count_nonzero, Count>(m);
   reduction<ops::count_nonzero_dim_IntList, Count>(m);
   reduction<ops::logsumexp, Rounded>(m);
   reduction<ops::nansum, Sum>(m);
