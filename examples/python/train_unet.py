@@ -60,7 +60,7 @@ def parse():
     add = parser.add_argument
     add("--mesh", help="ranks per cut dim, as in 2x2; default: one dim, all ranks")
     add("--full", action="store_true", help="the whole volume at 1 mm")
-    add("--steps", type=int, default=30)
+    add("--steps", type=int, default=40)
     add("--channels", type=int, default=8, help="at full resolution")
     add("--levels", type=int, default=3)
     add("--norm", choices=["group", "batch"], default="group")
