@@ -67,7 +67,10 @@ struct GroupSide {
 };
 
 /// A cut of one dim as a cut of the flattened side.
-Partition flatten(const GroupSide& side, size_t dim, const Partition& partition) {
+Partition flatten(
+    const GroupSide& side,
+    size_t dim,
+    const Partition& partition) {
   const auto inner = side.inner(dim);
   const auto outer = side.numel() / (inner * side.sizes[dim]);
   return partition.scaled(inner).repeated(outer);

@@ -144,7 +144,7 @@ def test_nonzero_len_and_iteration(mesh):
 @ranks(2, 3)
 def test_a_mask_selects_rows_where_they_are(mesh):
     x = torch.randn(9, 4)
-    for sizes in partitions(9, mesh.size()):
+    for sizes in partitions(9, mesh.size(), repeated=False):
         s = shard(x, mesh, [Shard(0)], {0: sizes})
         chosen = s[s[:, 0] > 0]
         assert_close(chosen, x[x[:, 0] > 0])
@@ -154,7 +154,7 @@ def test_a_mask_selects_rows_where_they_are(mesh):
 @ranks(2, 3)
 def test_writing_by_index_moves_no_rows(mesh):
     x = torch.randn(9, 1000)
-    for sizes in partitions(9, mesh.size()):
+    for sizes in partitions(9, mesh.size(), repeated=False):
         s = shard(x, mesh, [Shard(0)], {0: sizes})
         shardtensor.reset_comm_stats()
         s[torch.tensor([1, 7])] = 2.0
