@@ -262,7 +262,9 @@ class Pool:
 
     def call(self, mesh, fn, args, kwargs, timeout, grace=GRACE):
         path = inspect.getsourcefile(fn)
-        job = pickle.dumps((path, fn.__module__, fn.__qualname__, mesh, args, kwargs))
+        # Apart, for arguments may be of classes of the test file.
+        call = pickle.dumps((fn.__qualname__, mesh, args, kwargs))
+        job = pickle.dumps((path, fn.__module__, call))
         for pipe in self.pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.send_bytes(job)
@@ -415,7 +417,7 @@ def _prepare(rank, message):
         )
 
 
-def _outcome(path, module, name, mesh, args, kwargs):
+def _outcome(path, module, call):
     import torch
 
     torch.manual_seed(0)
@@ -423,7 +425,9 @@ def _outcome(path, module, name, mesh, args, kwargs):
     _restore_settings()
     oracle.layouts.clear()
     try:
-        fn = getattr(_load(path, module), name)
+        file = _load(path, module)
+        name, mesh, args, kwargs = pickle.loads(call)
+        fn = getattr(file, name)
         fn = getattr(fn, "body", fn)
         value = fn(*([] if mesh is None else [_mesh(_shape(mesh))]), *args, **kwargs)
         pickle.dumps(value)
