@@ -1,5 +1,5 @@
-# What users may include: shardtensor.h and what it reaches. Installed; all else
-# is `shardtensor::detail`. `make lint` compares.
+# What users may include: shardtensor.h and what it reaches; `make lint` compares.
+# These are installed.
 set(public_headers
   shardtensor/comm/all_reduce.h
   shardtensor/comm/check_mode.h
@@ -12,12 +12,15 @@ set(public_headers
   shardtensor/dispatch/call.h
   shardtensor/dispatch/fallback.h
   shardtensor/dispatch/function_level.h
+  shardtensor/dispatch/function_rule.h
+  shardtensor/dispatch/kernel.h
   shardtensor/dispatch/labels.h
   shardtensor/dispatch/rule.h
   shardtensor/distributed/launch.h
   shardtensor/distributed/manager.h
   shardtensor/halo/halo_exchange.h
   shardtensor/halo/stencil.h
+  shardtensor/layout/infer.h
   shardtensor/layout/interval.h
   shardtensor/layout/mesh.h
   shardtensor/layout/partition.h
@@ -26,10 +29,13 @@ set(public_headers
   shardtensor/layout/transfer.h
   shardtensor/rules/index/rules.h
   shardtensor/shardtensor.h
+  shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h
   shardtensor/tensor/parameter_gradients.h
+  shardtensor/tensor/random.h
   shardtensor/tensor/scatter.h
   shardtensor/tensor/shard_tensor.h
   shardtensor/tensor/shard_tensor_impl.h
 )
+list(TRANSFORM public_headers PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -30,6 +30,8 @@
 // Rules for operators of your own.
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/rules/index/rules.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the layer order: a file includes only from its own and lower layers."""
+"""Checks the layer order (a file includes only from its own and lower layers) and
+the list of headers that are installed."""
 
 import re
 import sys
@@ -18,6 +19,7 @@ LAYERS = [
     {"rules/ops", "rules/view", "rules/reduce", "rules/index", "rules/order"},
     {"rules/norm", "rules/stencil"},
 ]
+PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Whole-library headers are slow to compile; the core knows no Python.
@@ -69,6 +71,33 @@ def problems(path: Path) -> list[str]:
     return found
 
 
+def public_headers() -> set[str]:
+    """shardtensor.h and all of ours that it includes, one through another."""
+    reached, left = set(), ["shardtensor/shardtensor.h"]
+    while left:
+        header = left.pop()
+        if header not in reached and (ROOT / header).exists():
+            reached.add(header)
+            lines = (ROOT / header).read_text().splitlines()
+            left += [m.group(2) for m in map(INCLUDE.match, lines) if m]
+    return {header for header in reached if header.startswith("shardtensor/")}
+
+
+def unlisted_headers() -> list[str]:
+    """What cmake/public_headers.cmake should say, and does not."""
+    listed = set(re.findall(r"shardtensor/\S+\.h", PUBLIC_HEADERS.read_text()))
+    listed.discard("shardtensor/version.h")
+    return [
+        f"cmake/public_headers.cmake: {header}: "
+        + (
+            "is not listed"
+            if header not in listed
+            else "shardtensor.h does not reach it"
+        )
+        for header in sorted(public_headers() ^ listed)
+    ]
+
+
 def main() -> int:
     files = sorted(
         path.relative_to(ROOT)
@@ -77,6 +106,7 @@ def main() -> int:
         for path in (ROOT / folder).rglob(pattern)
     )
     found = [problem for path in files for problem in problems(path)]
+    found += unlisted_headers()
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 
