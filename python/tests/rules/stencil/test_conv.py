@@ -108,6 +108,20 @@ def test_volumes_in_single_precision(mesh, channels):
         )
 
 
+@ranks(3)
+def test_volumes_with_groups_and_dilation(mesh):
+    x = torch.randn(1, 4, 37, 30, 35).requires_grad_()
+    for sizes in ([20, 0, 17], [5, 16, 16]):
+        check_op(
+            lambda x, w: F.conv3d(x, w, None, 1, padding=2, dilation=2, groups=2),
+            sharded(x, [Shard(2)], {2: sizes}),
+            torch.randn(4, 2, 3, 3, 3).requires_grad_(),
+            mesh=mesh,
+            rtol=1e-3,
+            atol=1e-2,
+        )
+
+
 @ranks(2)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_groups_no_bias_no_batch(mesh, dims):
