@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the layer order (a file includes only from its own and lower layers) and
-the list of headers that are installed."""
+"""Checks the layer order (a file includes only from its own and lower layers),
+the list of headers that are installed, and that all others are `detail`."""
 
 import re
 import sys
@@ -20,6 +20,13 @@ LAYERS = [
     {"rules/norm", "rules/stencil"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
+# Exported for the Python package and not installed.
+FOR_PYTHON = {
+    "shardtensor/dispatch/handlers.h",
+    "shardtensor/dispatch/promotion.h",
+    "shardtensor/distributed/backends.h",
+    "shardtensor/distributed/choices.h",
+}
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Whole-library headers are slow to compile; the core knows no Python.
@@ -98,6 +105,17 @@ def unlisted_headers() -> list[str]:
     ]
 
 
+def outside_detail() -> list[str]:
+    """Headers that are not installed say so by their namespace."""
+    kept = public_headers() | FOR_PYTHON
+    private = {str(h.relative_to(ROOT)) for h in (ROOT / "shardtensor").rglob("*.h")}
+    return [
+        f"{header}: not installed, so its namespace is shardtensor::detail"
+        for header in sorted(private - kept)
+        if re.search(r"^namespace shardtensor \{", (ROOT / header).read_text(), re.M)
+    ]
+
+
 def main() -> int:
     files = sorted(
         path.relative_to(ROOT)
@@ -106,7 +124,7 @@ def main() -> int:
         for path in (ROOT / folder).rglob(pattern)
     )
     found = [problem for path in files for problem in problems(path)]
-    found += unlisted_headers()
+    found += unlisted_headers() + outside_detail()
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

@@ -19,6 +19,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 using torch::autograd::variable_list;

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Autograd nodes of our own: lighter than torch::autograd::Function, and usable
 // under torch.func, which refuses C++ Functions.
@@ -66,4 +66,4 @@ void connect(
   torch::autograd::set_history(output, node);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

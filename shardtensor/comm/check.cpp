@@ -14,6 +14,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 std::atomic<bool> checking{false};
@@ -98,7 +100,7 @@ bool check_mode() {
   return checking;
 }
 
-void check_same_call(
+void detail::check_same_call(
     const Group& group,
     c10::Device device,
     const Collective& call) {

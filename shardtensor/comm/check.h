@@ -6,7 +6,7 @@
 
 #include "shardtensor/comm/group.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What this rank is about to do.
 struct Collective {
@@ -24,4 +24,4 @@ void check_same_call(
     c10::Device device,
     const Collective& call);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -14,6 +14,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 /// The extents of one piece per rank must be that many, and not negative.

@@ -21,6 +21,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 using torch::autograd::variable_list;

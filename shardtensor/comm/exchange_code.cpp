@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -309,4 +309,4 @@ std::vector<int64_t> encode(
   return code;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 
 #include "shardtensor/layout/transfer.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// One box of a local tensor, with the rank of the group that it goes to or
 /// comes from; the peer may be this rank.
@@ -62,4 +62,4 @@ std::vector<int64_t> encode(
     int64_t rank,
     const std::vector<int64_t>& rank_of);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -4,7 +4,7 @@
 
 #include "shardtensor/layout/plan_cache.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -96,4 +96,4 @@ std::shared_ptr<const ExchangeSchedule> find_schedule(
   return schedules.find(key, make);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

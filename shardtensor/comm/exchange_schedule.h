@@ -9,7 +9,7 @@
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// The pieces that go to, or come from, some peers, in the order in which they
 /// stand in one flat buffer.
@@ -48,4 +48,4 @@ std::shared_ptr<const ExchangeSchedule> find_schedule(
     int64_t element_size,
     bool adds = false);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -3,7 +3,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kSmallBytes = 4096;
@@ -82,4 +82,4 @@ void reduce_rows(const at::Tensor& x, const RankTensors& rows, Reduce reduce) {
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

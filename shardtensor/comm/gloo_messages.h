@@ -8,7 +8,7 @@
 
 #include "shardtensor/layout/placement.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Note [Messages over gloo]
 // gloo hands its collectives to a thread of its own, and every step of a
@@ -40,4 +40,4 @@ Works start_messages(
 /// gets the same bits.
 void reduce_rows(const at::Tensor& x, const RankTensors& rows, Reduce reduce);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

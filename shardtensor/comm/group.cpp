@@ -16,7 +16,7 @@
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/comm/wait.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -296,4 +296,4 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
   return rows;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

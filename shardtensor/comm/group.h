@@ -10,7 +10,7 @@
 
 #include "shardtensor/layout/placement.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Says what was under way, for an error: "shardtensor::exchange of ...".
 /// Called only when something failed.
@@ -73,4 +73,4 @@ class Group {
   int64_t ranks_ = 0;
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

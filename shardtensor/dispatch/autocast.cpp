@@ -3,7 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Autocast's key for the tensor's device, if autocast is on there.
@@ -35,4 +35,4 @@ at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor) {
                                                          : tensor;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -2,11 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What autocast does to an input of an operator that it runs in fp32; function
 /// level rules run above autocast. `op` is "aten::group_norm"; nothing happens
 /// unless autocast is on and has this operator among its fp32 operators.
 at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

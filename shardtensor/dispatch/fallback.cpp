@@ -9,6 +9,8 @@
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 std::atomic<FallbackMode> mode{FallbackMode::Warn};

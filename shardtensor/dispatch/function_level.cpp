@@ -10,6 +10,8 @@
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 MeshPtr mesh_in(const c10::IValue& value) {

@@ -11,6 +11,8 @@
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 using c10::DispatchKeySet;

@@ -4,6 +4,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 Local local_of(const at::Tensor& tensor) {
   return local_of(tensor, without_partial(spec(tensor)));
 }

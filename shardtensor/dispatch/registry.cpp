@@ -13,6 +13,8 @@
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 using c10::DispatchKey;
@@ -174,17 +176,17 @@ const auto listening = c10::Dispatcher::singleton().addRegistrationListener(
 
 } // namespace
 
-OperatorName parse_operator_name(const std::string& op) {
+OperatorName detail::parse_operator_name(const std::string& op) {
   const auto dot = op.find('.');
   return {
       op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)};
 }
 
-bool has_unboxed_kernel(const OperatorName& name) {
+bool detail::has_unboxed_kernel(const OperatorName& name) {
   return Registry::instance().has_unboxed(name);
 }
 
-void register_late_operators() {
+void detail::register_late_operators() {
   if (has_pending) {
     register_pending();
   }
@@ -208,7 +210,7 @@ RegisterRules::RegisterRules(
   }
 }
 
-RegisterUnboxed::RegisterUnboxed(
+detail::RegisterUnboxed::RegisterUnboxed(
     std::initializer_list<UnboxedOperator> operators) {
   for (const auto& unboxed : operators) {
     Registry::instance().add_unboxed(unboxed);

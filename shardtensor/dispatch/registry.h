@@ -4,7 +4,7 @@
 
 #include <ATen/core/operator_name.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// "aten::add.Tensor" taken apart.
 c10::OperatorName parse_operator_name(const std::string& op);
@@ -19,4 +19,4 @@ bool has_unboxed_kernel(const c10::OperatorName& name);
 /// what is pending. Costs one atomic load where nothing is.
 void register_late_operators();
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

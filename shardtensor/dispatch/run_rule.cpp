@@ -11,6 +11,8 @@
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 // ---- decisions are cached by operator, specs and plain arguments ------------

@@ -7,7 +7,7 @@
 
 #include "shardtensor/dispatch/rule.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Note [Unboxed kernels]
 /// A boxed kernel serves every operator, but each level that a call passes puts
@@ -29,4 +29,4 @@ struct RegisterUnboxed {
   RegisterUnboxed(std::initializer_list<UnboxedOperator> operators);
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

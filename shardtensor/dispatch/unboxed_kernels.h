@@ -16,7 +16,7 @@
 // The typed kernels that Note [Unboxed kernels] tells of, made from an
 // operator's at::_ops struct.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 template <class Op>
 const c10::OperatorHandle& handle_of() {
@@ -204,4 +204,4 @@ UnboxedOperator unboxed_above() {
   return {{Op::name, Op::overload_name}, &function_level<Op>, nullptr};
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

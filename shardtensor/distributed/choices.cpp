@@ -14,6 +14,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 constexpr double kDefaultLimit = 1800; // seconds

@@ -7,6 +7,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 class Gloo : public Backends {
@@ -45,12 +47,12 @@ class Gloo : public Backends {
 
 } // namespace
 
-BackendsPtr make_gloo(const Joining& joining, const StorePtr& store) {
+BackendsPtr detail::make_gloo(const Joining& joining, const StorePtr& store) {
   return std::make_unique<Gloo>(joining.limit, store);
 }
 
 BackendsPtr make_gloo(const Joining& joining) {
-  return make_gloo(joining, open_store(joining));
+  return detail::make_gloo(joining, open_store(joining));
 }
 
 } // namespace shardtensor

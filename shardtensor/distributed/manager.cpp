@@ -15,6 +15,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 std::unique_ptr<DistributedManager>& instance() {

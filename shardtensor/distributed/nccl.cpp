@@ -9,6 +9,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 class Nccl : public Backends {

@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -36,4 +36,4 @@ StorePtr store_of_group(
       c10::str("shardtensor/", name, c10::IntArrayRef(ranks)), store);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

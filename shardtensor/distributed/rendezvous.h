@@ -7,7 +7,7 @@
 
 #include "shardtensor/distributed/backends.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -25,4 +25,4 @@ StorePtr store_of_group(
 /// gloo on a store that is open already.
 BackendsPtr make_gloo(const Joining& joining, const StorePtr& store);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

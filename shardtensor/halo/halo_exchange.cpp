@@ -12,6 +12,8 @@
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 std::vector<Halo> checked(

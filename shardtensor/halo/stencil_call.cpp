@@ -8,7 +8,7 @@
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole) {
   SpecPtr layout = without_partial(spec);
@@ -192,4 +192,4 @@ std::vector<int64_t> expanded(at::IntArrayRef values, size_t n) {
   return values.size() == 1 ? std::vector<int64_t>(n, values[0]) : values.vec();
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 #include "shardtensor/halo/stencil.h"
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// An operator with one stencil per trailing dim, planned for this rank: bring
 /// the input to `input`, gather rows, call the local operator on them, keep
@@ -69,4 +69,4 @@ at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call);
 /// As torch.nn.functional does: one value stands for all n dims.
 std::vector<int64_t> expanded(at::IntArrayRef values, size_t n);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

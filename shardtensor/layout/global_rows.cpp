@@ -5,7 +5,7 @@
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros_like.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 at::Tensor global_rows(
     const at::Tensor& local,
@@ -59,4 +59,4 @@ at::Tensor flat_indices(
       });
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

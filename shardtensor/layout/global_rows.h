@@ -8,7 +8,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // From the rows of one rank's piece to rows of the tensor.
 
@@ -41,4 +41,4 @@ at::Tensor flat_indices(
     const ShardSpec& spec,
     int64_t position);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,6 +7,8 @@
 #include "shardtensor/layout/print.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 std::vector<Placement> with_positive_dims(

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// One shared immutable object for each distinct value. The table does not
 /// keep its objects alive: an entry goes with the last pointer to its object,
@@ -75,4 +75,4 @@ class InternTable {
   std::unordered_multimap<size_t, Entry> entries_;
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

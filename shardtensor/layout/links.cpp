@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -390,4 +390,4 @@ int64_t largest_message(
   return within_dims ? differing : any;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -17,7 +17,7 @@
 // ranks and stand in one order: so do the transfers of a pair on both sides,
 // and so every rank draws the same conclusions about the mesh as a whole.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Consecutive rows of one dim that move, in local coordinates of both sides.
 struct Run {
@@ -83,4 +83,4 @@ int64_t largest_message(
     const MeshLinks& links,
     const std::vector<int64_t>& crossed);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -13,6 +13,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 // Never destroyed: meshes may outlive the program's static objects.

@@ -6,6 +6,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 std::vector<int64_t> chunk_sizes(int64_t extent, int64_t pieces) {

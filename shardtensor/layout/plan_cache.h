@@ -14,7 +14,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What a decision depends on, as integers: operator, spec address, parameters.
 class PlanKey {
@@ -114,4 +114,4 @@ class PlanCache {
   State& state_ = *new State();
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

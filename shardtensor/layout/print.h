@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// join({6, 4}, ", ") is "6, 4".
 template <class T>
@@ -17,4 +17,4 @@ std::string join(const std::vector<T>& items, const char* separator = ", ") {
   return out.str();
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 std::vector<int64_t> reduced_dims(
     const char* op,
@@ -70,4 +70,4 @@ SpecPtr reduced_spec(
   return with_dims(spec, std::move(sizes), from, on_reduced_axes);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Negative dims made positive, sorted; none at all means every dim. Raises for
 /// a dim out of range or named twice, as PyTorch does.
@@ -29,4 +29,4 @@ SpecPtr reduced_spec(
     bool keepdim,
     Placement on_reduced_axes);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 
 #include "shardtensor/layout/transfer.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Consecutive input and output dims with equal products.
@@ -366,4 +366,4 @@ ViewPlan plan_reshape(const SpecPtr& spec, const std::vector<int64_t>& sizes) {
   return Reshape(spec, sizes).plan();
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/view_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// The same elements in other sizes.
 ///
@@ -23,4 +23,4 @@ namespace shardtensor {
 /// that (2, 3, 2) cut as [2, 1] on dim 1. Nothing moves.
 ViewPlan plan_reshape(const SpecPtr& spec, const std::vector<int64_t>& sizes);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -12,6 +12,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 // Never destroyed: specs may outlive the program's static objects.

@@ -12,6 +12,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 // ---- plans from links -------------------------------------------------------

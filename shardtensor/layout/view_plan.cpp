@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/reduced_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // ---- dims that move, appear and disappear -----------------------------------
 
@@ -335,4 +335,4 @@ SpecPtr whole_dims(const SpecPtr& spec, const std::vector<int64_t>& dims) {
   return whole_dims(spec, dims, others);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

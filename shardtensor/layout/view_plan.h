@@ -6,7 +6,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Pure planners: what a view operator does to a layout. Sizes and dims are
 // valid and not negative; the kernels see to that.
@@ -69,4 +69,4 @@ SpecPtr contiguous_dim(const SpecPtr& spec, int64_t dim);
 SpecPtr contiguous_dims(SpecPtr spec, const std::vector<int64_t>& dims);
 SpecPtr contiguous(const SpecPtr& spec);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 #include "shardtensor/mpi/call.h"
 #include "shardtensor/mpi/session.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -276,4 +276,4 @@ MpiBackend::WorkPtr MpiBackend::recvAnysource(Tensors& tensors, int tag) {
   return call.started();
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

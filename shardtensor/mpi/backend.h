@@ -7,7 +7,7 @@
 
 #include <mpi.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 class MpiCall;
 
@@ -108,4 +108,4 @@ class MpiBackend : public c10d::Backend {
   MPI_Comm messages_ = MPI_COMM_NULL; // tags of send() stay apart
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -10,7 +10,7 @@
 #include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 using Tensors = MpiCall::Tensors;
 
@@ -298,4 +298,4 @@ c10::intrusive_ptr<c10d::Work> MpiCall::started() {
       rank_, static_cast<MpiOperation&&>(*this));
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 
 #include "shardtensor/mpi/work.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// One call of a backend by one rank: checks its tensors, makes them ready to
 /// travel and starts the messages that a collective is made of.
@@ -78,4 +78,4 @@ class MpiCall : public MpiOperation {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -4,7 +4,7 @@
 #include "shardtensor/mpi/backend.h"
 #include "shardtensor/mpi/session.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -55,10 +55,10 @@ class Mpi : public Backends {
 
 } // namespace
 
-} // namespace shardtensor
+} // namespace shardtensor::detail
 
 /// What load_mpi.cpp looks for.
 extern "C" __attribute__((visibility("default"))) shardtensor::Backends*
 shardtensor_make_mpi(const shardtensor::Joining& joining) {
-  return new shardtensor::Mpi(joining);
+  return new shardtensor::detail::Mpi(joining);
 }

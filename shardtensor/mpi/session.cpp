@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 MpiSession& MpiSession::get() {
   static auto* session = new MpiSession(); // outlives all groups
@@ -65,4 +65,4 @@ void check_mpi(int code, const std::string& call) {
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

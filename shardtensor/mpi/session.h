@@ -6,7 +6,7 @@
 
 #include <mpi.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// MPI, started by the first use and ended when the program exits with 0.
 /// Another part of the program may have started it; then it also ends it.
@@ -57,4 +57,4 @@ void check_mpi(int code, const std::string& call);
 /// What MPI says about an error.
 std::string mpi_error_text(int code);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -10,7 +10,7 @@
 
 #include "shardtensor/mpi/session.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -270,4 +270,4 @@ c10::intrusive_ptr<c10::ivalue::Future> MpiWork::getFuture() {
   return future;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

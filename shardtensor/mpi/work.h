@@ -12,7 +12,7 @@
 
 #include <mpi.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What an operation does: messages, and steps that run one after the other
 /// whenever all messages so far have arrived. A step may start more messages.
@@ -86,4 +86,4 @@ class MpiWork : public c10d::Work {
   bool done_ = false;
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -10,6 +10,8 @@
 #include "shardtensor/layout/print.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 // What ranks tell each other: dims, a hash of all that must be equal, and the

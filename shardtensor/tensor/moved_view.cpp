@@ -8,6 +8,8 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 // Inference tensors have no version: any write makes their moved views stale.

@@ -17,6 +17,8 @@
 #include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 using torch::autograd::AccumulateGrad;

@@ -8,7 +8,7 @@
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/layout/plan_cache.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The steps of a redistribution, a function of the two specs alone:
@@ -173,4 +173,4 @@ int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
       : cost;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

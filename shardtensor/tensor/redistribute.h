@@ -4,7 +4,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// The local tensor of `from` turned into the one of `to`, without autograd
 /// history: same mesh, same global sizes. Communication: nothing when only
@@ -21,4 +21,4 @@ at::Tensor redistribute_local(
 /// choosing between layouts. The same on every rank.
 int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -1,6 +1,6 @@
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 bool has_tangent(std::initializer_list<at::Tensor> tensors) {
   for (const auto& tensor : tensors) {
@@ -20,4 +20,4 @@ void check_no_tangent(const char* what, const at::Tensor& tensor) {
       " with a tangent); use reverse mode");
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 
 #include "shardtensor/comm/autograd_node.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Whether one of these carries a forward-mode tangent.
 bool has_tangent(std::initializer_list<at::Tensor> tensors);
@@ -28,4 +28,4 @@ void carry_tangent(
 /// Raises when a tensor carries a forward-mode tangent, which `what` ("a norm
 /// of a cut dim") would drop without a word.
 void check_no_tangent(const char* what, const at::Tensor& tensor);
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include "shardtensor/tensor/redistribute.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 at::Tensor gather_terms(
     const at::Tensor& local,
@@ -46,4 +46,4 @@ std::vector<at::Tensor> gather_terms(
   return gather_terms(at::stack(locals, -1), together, axes).unbind(-1);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Every rank's `local` (laid out as `spec`, but different on each rank of
 /// `axes`) stacked along a new dim 0, in rank order. Communication: one
@@ -23,4 +23,4 @@ std::vector<at::Tensor> gather_terms(
     const SpecPtr& spec,
     const std::vector<int64_t>& axes);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

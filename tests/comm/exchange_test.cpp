@@ -16,7 +16,7 @@
 #include "shardtensor/comm/exchange_code.h"
 #include "thread_ranks.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using testing::collectives_run;
@@ -484,4 +484,4 @@ TEST(ExchangeCode, TheAdjointOfTheAdjointIsTheCode) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

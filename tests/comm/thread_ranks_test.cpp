@@ -23,6 +23,8 @@
 
 namespace shardtensor::testing {
 
+using namespace detail;
+
 namespace {
 
 using Tensors = std::vector<at::Tensor>;

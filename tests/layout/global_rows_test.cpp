@@ -5,7 +5,7 @@
 
 #include "support.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using namespace testing;
@@ -80,4 +80,4 @@ TEST(GlobalRows, FlatIndicesOfEveryPieceAreItsElements) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using Table = InternTable<std::string>;
@@ -69,4 +69,4 @@ TEST(InternTable, ThreadsThatMakeAndDropAgree) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

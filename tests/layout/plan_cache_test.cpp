@@ -4,7 +4,7 @@
 
 #include "support.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using testing::mesh_of;
@@ -43,4 +43,4 @@ TEST(PlanCache, KeepsTheLayoutsOfItsKeysAlive) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -4,7 +4,7 @@
 
 #include "parts.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using namespace testing;
@@ -103,4 +103,4 @@ TEST(ReshapePlan, ACutThatHasNoPlaceIsRounded) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

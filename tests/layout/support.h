@@ -24,6 +24,8 @@
 // all positions at once and compared with what each of them should then hold.
 namespace shardtensor::testing {
 
+using namespace detail;
+
 template <class T>
 std::string printed(const T& value) {
   std::ostringstream out;

@@ -8,7 +8,7 @@
 
 #include "parts.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using namespace testing;
@@ -250,4 +250,4 @@ TEST(ViewPlan, ContiguousDimsKeepTheSizesOfTheirPieces) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -17,7 +17,7 @@
 
 // x[...] with tensors along sharded dims, and with masks.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The mask of the index's dims beside the other dims of a result.
@@ -218,4 +218,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("nonzero", nonzero_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

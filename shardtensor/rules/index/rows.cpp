@@ -11,7 +11,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The whole tensor, plain, on this rank.
@@ -184,4 +184,4 @@ bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
   return true;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

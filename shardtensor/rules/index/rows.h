@@ -9,7 +9,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // What reading and writing at index tensors along sharded dims share. Index
 // tensors are small beside what they index and are needed by every rank that
@@ -86,4 +86,4 @@ std::optional<int64_t> only_mask(const Indices& indices);
 /// No masks, and no indexed dim is cut.
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

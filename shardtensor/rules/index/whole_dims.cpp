@@ -9,6 +9,8 @@
 // write.cpp do the rest.
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 constexpr int64_t kIndexLabels = 100; // labels of the indices' own dims

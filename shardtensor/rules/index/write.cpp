@@ -8,7 +8,7 @@
 
 // x[...] = values with tensors along sharded dims, and with masks.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// values broadcast to self[index], cut like it.
@@ -142,4 +142,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_index_put_impl_", index_put_impl_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
@@ -98,4 +98,4 @@ NormGeometry geometry_of(const SpecPtr& x, std::vector<int64_t> dims) {
   return geometry;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

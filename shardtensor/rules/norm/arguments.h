@@ -5,7 +5,7 @@
 
 #include "shardtensor/rules/norm/normalize.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // How the arguments of a norm become this rank's.
 
@@ -51,4 +51,4 @@ std::vector<int64_t> dims_from(int64_t first, int64_t end);
 
 NormGeometry geometry_of(const SpecPtr& x, std::vector<int64_t> dims);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

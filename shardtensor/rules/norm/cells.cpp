@@ -13,7 +13,7 @@
 #include "shardtensor/rules/norm/loops.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 using at::Tensor;
 
@@ -333,4 +333,4 @@ Tensor combine_cells(
   return result;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

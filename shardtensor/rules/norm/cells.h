@@ -7,7 +7,7 @@
 
 #include "shardtensor/rules/reduce/moments.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // The passes of a norm over large fp32, fp64 and bf16 tensors in the CPU's
 // memory, each of which reads its inputs once. A cell is a set of elements that
@@ -63,4 +63,4 @@ at::Tensor combine_cells(
     const at::Tensor& bias,
     const Cells& cells);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -11,7 +11,7 @@
 
 // Norms of each channel at the function level, with running statistics.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -246,4 +246,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<at::_ops::instance_norm, instance_norm_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

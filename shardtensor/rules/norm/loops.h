@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // The arithmetic of a norm on `width` cells of `length` elements each that lie
 // interleaved: element i of cell c is x[i * width + c]. One cell alone is a run
@@ -269,4 +269,4 @@ void combine_of(
   });
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

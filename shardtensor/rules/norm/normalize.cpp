@@ -17,7 +17,7 @@
 #include "shardtensor/tensor/tangent.h"
 #include "shardtensor/tensor/terms.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -291,4 +291,4 @@ Tensor normalize(
   return result;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

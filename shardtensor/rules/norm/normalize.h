@@ -7,7 +7,7 @@
 #include "shardtensor/layout/shard_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// How a norm looks at this rank's tensor, or at a view of it.
 struct NormGeometry {
@@ -40,4 +40,4 @@ at::Tensor normalize(
     double eps,
     const NormGeometry& geometry);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -16,7 +16,7 @@
 #include "shardtensor/rules/norm/cells.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 using at::Tensor;
 
@@ -439,4 +439,4 @@ Tensor norm_input_gradient(
   return result;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include "shardtensor/rules/norm/normalize.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // What a norm does with large tensors: few passes, piece by piece through the
 // cache, with no large temporary. Sums are in the accumulation type, fp32 or
@@ -63,4 +63,4 @@ at::Tensor norm_input_gradient(
     const at::Tensor& product,
     const NormGeometry& geometry);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -15,7 +15,7 @@
 // PyTorch's own norm runs on the shards. Otherwise the ranks merge their
 // statistics first.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -262,4 +262,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("rms_norm", function_rule<at::_ops::rms_norm, rms_norm_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

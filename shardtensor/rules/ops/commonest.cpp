@@ -38,7 +38,7 @@
 
 // The operators that networks call most, see Note [Unboxed kernels].
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 namespace ops = at::_ops;
@@ -82,4 +82,4 @@ const RegisterUnboxed commonest{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

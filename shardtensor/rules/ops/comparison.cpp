@@ -7,7 +7,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 // Answers for the host: every rank compares its shard, then all agree.
@@ -54,4 +54,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("allclose", function_rule<at::_ops::allclose, allclose_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -3,7 +3,7 @@
 
 #include "shardtensor/dispatch/rule.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// zeros_like and friends: the layout of the input, which they do not read.
@@ -77,4 +77,4 @@ const RegisterRules factories{
 
 } // namespace
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -9,7 +9,7 @@
 // nothing but the gradients of the weights. Where features are sharded, the
 // operators that linear decomposes into have rules.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -66,4 +66,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("linear", function_rule<at::_ops::linear, linear_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -2,7 +2,7 @@
 
 #include "shardtensor/dispatch/labels.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kBatch = 3;
@@ -62,4 +62,4 @@ const RegisterRules products{
 
 } // namespace
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -1,6 +1,6 @@
 #include "shardtensor/dispatch/rule.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Fused optimizer steps take one list of parameters and lists of as many
@@ -47,4 +47,4 @@ const RegisterRules fused_steps{
     }};
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -202,4 +202,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("sgn", sgn_function);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -25,7 +25,7 @@
 // torch.manual_seed on all ranks makes them alike again. The check mode
 // compares them.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using c10::OperatorHandle;
@@ -341,4 +341,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("normal.float_Tensor", normal_of_deviation_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 // whole (its mesh axes move to another dim where there is one), the others keep
 // their layout.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Labels of tensors that are aligned dim by dim, but for `dim`. A dim whose
@@ -181,4 +181,4 @@ const RegisterRules lookups{
     }};
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -19,7 +19,7 @@
 // plain loss of its piece: other ranks' classes are ignored targets. The sum of
 // the losses, of their weights and of targets out of range travel together.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -307,4 +307,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<at::_ops::cross_entropy_loss, cross_entropy_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

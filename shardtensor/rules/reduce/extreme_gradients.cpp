@@ -6,7 +6,7 @@
 
 #include "shardtensor/dispatch/function_level.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// 0, 1, ... along `dim` of `dims`, cut like torch.chunk over the mesh axes
@@ -98,4 +98,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       value_selecting_reduction_backward_function);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

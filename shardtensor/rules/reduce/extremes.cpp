@@ -19,7 +19,7 @@
 // The largest and smallest elements, and where they are: every rank's best
 // one, then the best of those.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 // ---- values -----------------------------------------------------------------
@@ -229,4 +229,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("aminmax", aminmax_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

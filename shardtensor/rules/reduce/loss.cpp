@@ -11,7 +11,7 @@
 // takes them apart, so that the mean is the mean over the global count; the
 // pointwise part has a dispatch-level rule.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Not reduced, a loss is pointwise, and so is its backward. Reduced it comes
@@ -88,4 +88,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sum.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 Moments merge_moments(
     const Moments& samples,
@@ -23,4 +23,4 @@ int64_t count_over(at::IntArrayRef sizes, const std::vector<int64_t>& dims) {
   return count;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

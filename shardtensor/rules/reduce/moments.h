@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Means and variances, from samples that hold a part of the elements each.
 // Nothing here communicates.
@@ -26,4 +26,4 @@ Moments merge_moments(
 /// The elements that each sum over `dims` takes.
 int64_t count_over(at::IntArrayRef sizes, const std::vector<int64_t>& dims);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

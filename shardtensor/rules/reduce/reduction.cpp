@@ -7,7 +7,7 @@
 #include "shardtensor/rules/reduce/moments.h"
 #include "shardtensor/tensor/terms.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 Reduction::Reduction(
     const char* op,
@@ -36,4 +36,4 @@ at::Tensor Reduction::neutral(const at::Scalar& value, at::ScalarType dtype)
   return at::full(result->local_sizes(), value, local.options().dtype(dtype));
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

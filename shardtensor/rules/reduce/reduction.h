@@ -7,7 +7,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// A reduction under way: the input without Partial, and what it loses. The
 /// constructor communicates where the input is Partial.
@@ -32,4 +32,4 @@ struct Reduction {
   SpecPtr result;
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

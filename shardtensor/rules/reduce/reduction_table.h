@@ -17,7 +17,7 @@
 // they are small, and reduced once more by the same operator, so that NaN, ties
 // and dtypes are PyTorch's.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What is particular about an operator among reductions: a kind derives from
 /// this and says what differs.
@@ -160,4 +160,4 @@ void reduction(torch::Library& m) {
       &ReductionKernel<Op, Kind, typename Op::schema>::call);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -23,7 +23,7 @@
 
 // Reductions that are not linear. ATen's derivative formulas run above.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 namespace ops = at::_ops;
@@ -212,4 +212,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   norm<ops::norm_ScalarOpt_dim_dtype>(m);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -27,7 +27,7 @@
 // of exponentials relative to that: one exchange of two numbers per row
 // forward, one all-reduce of one number per row backward.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 namespace ops = at::_ops;
@@ -173,4 +173,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
           log_softmax_backward_across>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

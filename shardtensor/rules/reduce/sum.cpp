@@ -16,7 +16,7 @@
 // follows would be computed in full on every rank. Here the gradient of a sum
 // is expanded shard by shard, and the gradient of that expansion is a sum.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -215,4 +215,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("mean.dim", mean_function);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

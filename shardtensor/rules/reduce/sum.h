@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// The sum of a ShardTensor over dims: a Partial ShardTensor, so that nothing
 /// moves until the value is needed. fp16 and bf16 sums accumulate in fp32 and
@@ -17,4 +17,4 @@ at::Tensor sum_dims(
     bool keepdim,
     std::optional<at::ScalarType> dtype);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -28,7 +28,7 @@
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::IntArrayRef;
@@ -327,4 +327,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("adaptive_max_pool3d", adaptive_max_pool<ops::adaptive_max_pool3d, 3>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -20,7 +20,7 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::IntArrayRef;
@@ -375,4 +375,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       "_convolution", convolution<ops::_convolution, bool, bool, bool, bool>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -210,4 +210,4 @@ Tensor conv_overlap(
   return result.output;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

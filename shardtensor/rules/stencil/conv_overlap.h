@@ -8,7 +8,7 @@
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/rules/stencil/conv_overlap_op.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // A convolution over a dim that is cut, without the copy that would join a
 // rank's rows with its neighbours': the local operator runs on the rows that
@@ -43,4 +43,4 @@ at::Tensor conv_overlap(
     const at::Tensor& bias,
     const std::shared_ptr<const ConvOverlap>& plan);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

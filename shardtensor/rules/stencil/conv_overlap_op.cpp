@@ -14,7 +14,7 @@
 
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -381,4 +381,4 @@ OverlapGradients convolve_overlapped_backward(
   return gradients;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/layout/interval.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // What a rank does in a convolution that overlaps its messages: see
 // conv_overlap.h. For a compiler each function is one operator of the graph,
@@ -70,4 +70,4 @@ OverlapGradients convolution_gradients(
     const std::array<bool, 3>& wanted,
     const OverlapWork& work);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include "shardtensor/layout/global_rows.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 at::Tensor global_indices(const at::Tensor& indices, const StencilCall& call) {
   if (std::none_of(call.is_cut.begin(), call.is_cut.end(), [](bool cut) {
@@ -28,4 +28,4 @@ at::Tensor global_indices(const at::Tensor& indices, const StencilCall& call) {
       });
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

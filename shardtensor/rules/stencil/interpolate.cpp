@@ -24,7 +24,7 @@
 #include "shardtensor/rules/stencil/upsample_overlap.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::IntArrayRef;
@@ -380,4 +380,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       smooth_vec<ops::upsample_bicubic2d_vec, kCubic, 2>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -16,7 +16,7 @@
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::IntArrayRef;
@@ -233,4 +233,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("_pad_circular", padded<ops::_pad_circular, Boundary::Periodic>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

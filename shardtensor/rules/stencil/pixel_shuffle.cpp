@@ -7,7 +7,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -67,4 +67,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("pixel_unshuffle", shuffle<at::_ops::pixel_unshuffle, false>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -5,7 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 at::Tensor make_indices(at::IntArrayRef values, const at::Tensor& like) {
@@ -57,4 +57,4 @@ TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
   m.impl("weight_tensor", meta_weights);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

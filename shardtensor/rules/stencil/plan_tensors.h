@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Tensors that a plan knows, on the device of `like`: operators of their own,
 // because a tracer sees through operators only.
@@ -19,4 +19,4 @@ at::Tensor weight_tensor(
     const std::vector<double>& values,
     const at::Tensor& like);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -16,7 +16,7 @@
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::IntArrayRef;
@@ -184,4 +184,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("avg_pool3d", avg_pool<ops::avg_pool3d, 3, Divisor>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 std::vector<int64_t> infer_sizes(
     const char* op,
@@ -48,4 +48,4 @@ at::Tensor autocast_input(const at::Tensor& local) {
   return local.to(at::autocast::get_autocast_dtype(device));
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

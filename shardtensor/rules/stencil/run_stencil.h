@@ -11,7 +11,7 @@
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// The global sizes of an operator's result, from a call of `plain` on an input
 /// without samples: no work and no memory, and PyTorch raises its own errors.
@@ -65,4 +65,4 @@ std::tuple<at::Tensor, at::Tensor> run_stencil_with_indices(
   return {values, from_local(indices, call.output)};
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

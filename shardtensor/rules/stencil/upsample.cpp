@@ -16,7 +16,7 @@
 #include <ATen/ops/upsample_trilinear3d_backward.h>
 #include <c10/util/Exception.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -99,4 +99,4 @@ Tensor plain_upsample_backward(
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

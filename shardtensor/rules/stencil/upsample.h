@@ -7,7 +7,7 @@
 
 #include "shardtensor/halo/stencil.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // PyTorch's own interpolation operators under one name.
 
@@ -34,4 +34,4 @@ at::Tensor plain_upsample_backward(
     const at::Tensor& grad,
     at::IntArrayRef input_sizes);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -10,7 +10,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -341,4 +341,4 @@ Tensor upsample_overlap(const Tensor& x, const Plan& plan) {
   return apply_linear<UpsampleNode<apply_adjoint>>(x, plan, forward);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/rules/stencil/upsample.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // An interpolation over a dim that is cut, without outputs to drop: the local
 // operator runs on the rows that the rank owns and gives all its outputs, while
@@ -57,4 +57,4 @@ at::Tensor upsample_overlap(
     const at::Tensor& x,
     const std::shared_ptr<const UpsampleOverlap>& plan);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -14,7 +14,7 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/tensor/tangent.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -200,4 +200,4 @@ Tensor volume_conv(
   return output;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

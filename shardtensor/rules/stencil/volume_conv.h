@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Convolutions of volumes on CPUs, by oneDNN. PyTorch chooses kernels by the
 // size of what it is given, which is right for images. Of volumes it leaves
@@ -27,4 +27,4 @@ at::Tensor volume_conv(
     at::IntArrayRef dilation,
     int64_t groups);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

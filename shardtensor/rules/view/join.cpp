@@ -13,7 +13,7 @@
 
 // Tensors put together along a dim, and dims repeated, rolled and flipped.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 // ---- cat --------------------------------------------------------------------
@@ -481,4 +481,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       "repeat", torch::CppFunction::makeFromBoxedFunction<&repeat_function>());
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

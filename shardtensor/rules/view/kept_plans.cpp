@@ -10,7 +10,7 @@
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -105,4 +105,4 @@ void note_view_repair(
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include "shardtensor/layout/view_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // What the kernels of view operators share.
 
@@ -48,4 +48,4 @@ void note_view_repair(
     const SpecPtr& own,
     const SpecPtr& wanted);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

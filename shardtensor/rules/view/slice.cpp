@@ -13,7 +13,7 @@
 // Parts of a dim. Every rank keeps its own rows of a slice, so slicing never
 // communicates; a selected row of a sharded dim goes to every rank.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Start and end as ATen reads them: negative ones count from the end, both
@@ -329,4 +329,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("diagonal_scatter", diagonal_scatter_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -12,7 +12,7 @@
 // view and cat in one step where nothing is to be decided: see Note [Unboxed
 // kernels].
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using c10::DispatchKeySet;
@@ -139,4 +139,4 @@ const RegisterUnboxed views{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

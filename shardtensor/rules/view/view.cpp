@@ -15,7 +15,7 @@
 // can be taken. Where the tensor must be redistributed for it, the result stays
 // a view all the same: see Note [Moved views].
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 // ---- other sizes ------------------------------------------------------------
@@ -339,4 +339,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("expand", expand_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

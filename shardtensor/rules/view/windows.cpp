@@ -14,7 +14,7 @@
 
 // Views along dims that must be whole: windows, diagonals, other element types.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 // ---- windows and diagonals --------------------------------------------------
@@ -314,4 +314,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("view.dtype", view_dtype_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

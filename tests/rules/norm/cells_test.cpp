@@ -6,7 +6,7 @@
 
 #include "shardtensor/rules/norm/passes.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using Dims = std::vector<int64_t>;
@@ -158,4 +158,4 @@ TEST(NormCells, ReadSomeChannelsOfATensor) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail
