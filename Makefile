@@ -64,12 +64,14 @@ build-tests: build/build.ninja setup-test
 	  --preset dev -U 'CMAKE_DISABLE_FIND_PACKAGE_*' -D SHARDTENSOR_TESTS=ON
 	@$(BIN)/cmake --build --preset dev
 
+# Freed tensors go back to the system at once, in large pages, so that what is
+# shown as memory is what is in use.
+LAUNCH ?= $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=$(RANKS)
 demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS processes
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))} \
-	$(BIN)/python -m torch.distributed.run --standalone \
-	  --nproc-per-node=$(RANKS) examples/python/train_unet.py \
-	  $(if $(MESH),--mesh $(MESH)) $(ARGS)
+	MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+	$(LAUNCH) examples/python/train_unet.py $(if $(MESH),--mesh $(MESH)) $(ARGS)
 
 test: test-cpp test-python  ## run the C++ and the Python tests, without the tail
 

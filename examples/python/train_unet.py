@@ -4,6 +4,7 @@ some slices are held out: the picture and the Dice are those of these slices.
 
     make demo                                 # 2 ranks
     make demo RANKS=4 MESH=2x2                # a 2-D mesh: two dims are cut
+    make demo LAUNCH="mpirun -n 2 .venv/bin/python"           # over MPI
     make demo ARGS="--norm batch --up transpose --down pool"
     make demo ARGS="--full --steps 3"         # all 197 x 233 x 189 voxels
 
