@@ -35,49 +35,6 @@ std::vector<OverlapPiece> overlap_pieces(
   return pieces;
 }
 
-Interval rows_before(const OverlapPiece& piece, const Interval& owned) {
-  const auto& rows = piece.before.rows;
-  return rows.empty() ? rows : Interval{rows.begin, owned.begin};
-}
-
-Interval rows_after(const OverlapPiece& piece, const Interval& owned) {
-  const auto& rows = piece.after.rows;
-  return rows.empty() ? rows : Interval{owned.end, rows.end};
-}
-
-/// What the windows read beyond the owned rows; zeros beyond the input.
-RowSource slab_rows(
-    const OverlapPiece& piece,
-    const Interval& owned,
-    int64_t extent) {
-  auto rows = boundary_rows(rows_before(piece, owned), extent);
-  const auto after = boundary_rows(rows_after(piece, owned), extent);
-  rows.insert(rows.end(), after.begin(), after.end());
-  return rows;
-}
-
-std::vector<OverlapWork::Edge> edges_of(
-    const OverlapPiece& piece,
-    const Interval& owned,
-    const Interval& outputs) {
-  std::vector<OverlapWork::Edge> edges;
-  int64_t slab = 0;
-  const auto add = [&](const OverlapPiece::Edge& edge, const Interval& beyond) {
-    if (edge.outputs.empty()) {
-      return;
-    }
-    edges.push_back(
-        {beyond.begin == edge.rows.begin,
-         {slab, slab + beyond.extent()},
-         intersect(edge.rows, owned).shifted(-owned.begin),
-         edge.outputs.shifted(-outputs.begin)});
-    slab += beyond.extent();
-  };
-  add(piece.before, rows_before(piece, owned));
-  add(piece.after, rows_after(piece, owned));
-  return edges;
-}
-
 } // namespace
 
 Plan plan_conv_overlap(
@@ -88,23 +45,17 @@ Plan plan_conv_overlap(
     const std::vector<int64_t>& dilation,
     int64_t groups) {
   const auto& input = *joined.input;
-  const auto& mesh = *input.mesh();
   const int64_t gathering = find_overlap_stencil(joined, stencils);
   if (gathering < 0) {
     return nullptr;
   }
   const int64_t dim = joined.first_dim() + gathering;
-  const auto& inputs = input.partition(dim);
-  const auto& outputs = joined.output->partition(dim);
-  const auto pieces = overlap_pieces(stencils[gathering], inputs, outputs);
+  const auto pieces = overlap_pieces(
+      stencils[gathering], input.partition(dim), joined.output->partition(dim));
   if (pieces.empty()) {
     return nullptr;
   }
-  const auto rows = [&](int64_t, int64_t position) {
-    const int64_t p = input.piece(dim, position);
-    return slab_rows(pieces[p], inputs.interval(p), input.size(dim));
-  };
-  const int64_t own = input.piece(dim, mesh.position());
+  const auto& own = pieces[input.piece(dim, input.mesh()->position())];
   auto plan = std::make_shared<ConvOverlap>();
   plan->joined = joined;
   plan->joined_padding = joined_padding;
@@ -113,13 +64,8 @@ Plan plan_conv_overlap(
   plan->work.dilation = dilation;
   plan->work.groups = groups;
   plan->work.padding = joined_padding;
-  plan->work.padding[gathering] = pieces[own].padding;
-  plan->work.dim = dim;
-  plan->work.edges =
-      edges_of(pieces[own], inputs.interval(own), outputs.interval(own));
-  plan->work.bring_slab = encode(
-      plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh);
-  plan->work.return_slab = adjoint(plan->work.bring_slab);
+  plan->work.padding[gathering] = own.padding;
+  plan->work.slab = plan_slab(joined, dim, pieces);
   return plan;
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/ConvUtils.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -35,7 +34,7 @@ at::MemoryFormat format_of(const Tensor& x, const Tensor& weight) {
 /// The rows of an edge are all there.
 std::vector<int64_t> edge_padding(const OverlapWork& work) {
   auto padding = work.padding;
-  padding[work.dim - 2] = 0;
+  padding[work.slab.dim - 2] = 0;
   return padding;
 }
 
@@ -60,30 +59,14 @@ Tensor convolve_rows(
 using Gradients = OverlapGradients;
 using Wanted = std::array<bool, 3>;
 
-Tensor along(const Tensor& x, const Interval& rows, const OverlapWork& work) {
-  return x.narrow(work.dim, rows.begin, rows.extent());
-}
-
-/// All rows that the windows of an edge read.
-Tensor edge_rows(
-    const Tensor& x,
-    const Tensor& slab,
-    const OverlapWork::Edge& edge,
-    const OverlapWork& work) {
-  const auto owned = along(x, edge.owned, work);
-  const auto others = along(slab, edge.slab, work);
-  return edge.before ? at::cat({others, owned}, work.dim)
-                     : at::cat({owned, others}, work.dim);
-}
-
-/// The same with zeros in the place of the owned ones.
+/// All rows of an edge, with zeros in the place of the owned ones.
 Tensor edge_rows_of_others(
-    const Tensor& slab,
-    const OverlapWork::Edge& edge,
-    const OverlapWork& work) {
-  std::vector<int64_t> pad(2 * (slab.dim() - work.dim), 0);
+    const Tensor& rows,
+    const Slab::Edge& edge,
+    const Slab& slab) {
+  std::vector<int64_t> pad(2 * (rows.dim() - slab.dim), 0);
   pad[pad.size() - (edge.before ? 1 : 2)] = edge.owned.extent();
-  return at::constant_pad_nd(along(slab, edge.slab, work), pad);
+  return at::constant_pad_nd(along(rows, edge.slab, slab), pad);
 }
 
 OverlapOutput compute(
@@ -93,12 +76,12 @@ OverlapOutput compute(
     const OverlapWork& work) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
   OverlapOutput result;
-  result.slab = exchange_during(x, work.bring_slab, [&] {
+  result.slab = exchange_during(x, work.slab.bring, [&] {
     result.output = convolve_rows(x, weight, bias, work.padding, work);
   });
-  for (const auto& edge : work.edges) {
-    const auto rows = edge_rows(x, result.slab, edge, work);
-    along(result.output, edge.outputs, work)
+  for (const auto& edge : work.slab.edges) {
+    const auto rows = edge_rows(x, result.slab, edge, work.slab);
+    along(result.output, edge.outputs, work.slab)
         .copy_(convolve_rows(rows, weight, bias, edge_padding(work), work));
   }
   return result;
@@ -113,27 +96,24 @@ Gradients slab_gradients(
     const Tensor& weight,
     const Wanted& wanted,
     const OverlapWork& work) {
-  std::vector<Tensor> slabs;
+  std::vector<Tensor> of_edges;
   Gradients result;
-  for (const auto& edge : work.edges) {
+  for (const auto& edge : work.slab.edges) {
     const auto part = convolution_gradients(
-        along(grad, edge.outputs, work),
-        edge_rows_of_others(slab, edge, work),
+        along(grad, edge.outputs, work.slab),
+        edge_rows_of_others(slab, edge, work.slab),
         weight,
         edge_padding(work),
         {wanted[0], wanted[1], false},
         work);
-    if (wanted[0]) {
-      const int64_t begin = edge.before ? 0 : edge.owned.extent();
-      slabs.push_back(along(part.x, {begin, begin + edge.slab.extent()}, work));
-    }
+    of_edges.push_back(part.x);
     if (wanted[1]) {
       result.weight =
           result.weight.defined() ? result.weight + part.weight : part.weight;
     }
   }
   if (wanted[0]) {
-    result.x = slabs.empty() ? slab : at::cat(slabs, work.dim);
+    result.x = slab_gradient(of_edges, slab, work.slab);
   }
   return result;
 }
@@ -153,7 +133,7 @@ Gradients compute_backward(
   if (wanted[0]) {
     RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
     Tensor dx;
-    exchange_onto(dx, of_slab.x, work.return_slab, [&] {
+    exchange_onto(dx, of_slab.x, work.slab.bring_back, [&] {
       of_owned();
       dx = result.x;
     });
@@ -173,11 +153,12 @@ using Numbers = std::vector<int64_t>;
 
 /// All but the exchanges, as the integers that an operator takes.
 Numbers encode(const OverlapWork& work) {
-  Numbers code{work.groups, work.dim, static_cast<int64_t>(work.stride.size())};
+  const auto& slab = work.slab;
+  Numbers code{work.groups, slab.dim, static_cast<int64_t>(work.stride.size())};
   for (const auto* list : {&work.stride, &work.dilation, &work.padding}) {
     code.insert(code.end(), list->begin(), list->end());
   }
-  for (const auto& edge : work.edges) {
+  for (const auto& edge : slab.edges) {
     code.push_back(edge.before);
     for (const auto& rows : {edge.slab, edge.owned, edge.outputs}) {
       code.insert(code.end(), {rows.begin, rows.end});
@@ -198,14 +179,14 @@ OverlapWork decode(c10::IntArrayRef code) {
   };
   OverlapWork work;
   work.groups = *next++;
-  work.dim = *next++;
+  work.slab.dim = *next++;
   const int64_t dims = *next++;
   work.stride = list(dims);
   work.dilation = list(dims);
   work.padding = list(dims);
   while (next != code.end()) {
     const bool before = *next++ != 0;
-    work.edges.push_back({before, interval(), interval(), interval()});
+    work.slab.edges.push_back({before, interval(), interval(), interval()});
   }
   return work;
 }
@@ -221,7 +202,7 @@ Tensors forward_kernel(
     c10::IntArrayRef bring_slab,
     std::string group) {
   auto work = decode(code);
-  work.bring_slab = {bring_slab.vec(), std::move(group)};
+  work.slab.bring = {bring_slab.vec(), std::move(group)};
   const auto result = compute(x, weight, bias.value_or(Tensor()), work);
   return {result.output.contiguous(format_of(x, weight)), result.slab};
 }
@@ -251,7 +232,7 @@ Tensors backward_kernel(
     c10::IntArrayRef return_slab,
     std::string group) {
   auto work = decode(code);
-  work.return_slab = {return_slab.vec(), std::move(group)};
+  work.slab.bring_back = {return_slab.vec(), std::move(group)};
   const auto all = compute_backward(grad, x, slab, weight, wanted, work);
   Tensors results;
   if (wanted[0]) {
@@ -344,7 +325,7 @@ OverlapOutput convolve_overlapped(
   }
   static const auto op =
       find_operator<decltype(forward_kernel)>("shardtensor::conv_overlap");
-  const auto& [code, group] = work.bring_slab;
+  const auto& [code, group] = work.slab.bring;
   const auto result = op.call(
       x,
       weight,
@@ -367,7 +348,7 @@ OverlapGradients convolve_overlapped_backward(
   }
   static const auto op = find_operator<decltype(backward_kernel)>(
       "shardtensor::conv_overlap_backward");
-  const auto& [code, group] = work.return_slab;
+  const auto& [code, group] = work.slab.bring_back;
   auto results =
       op.call(grad, x, slab, weight, wanted, encode(work), code, group);
   auto next = results.begin();

@@ -5,8 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/layout/interval.h"
+#include "shardtensor/halo/slab.h"
 
 namespace shardtensor::detail {
 
@@ -15,22 +14,11 @@ namespace shardtensor::detail {
 // which contains its messages.
 
 struct OverlapWork {
-  /// Some outermost windows: they read rows of the slab and owned rows next to
-  /// them.
-  struct Edge {
-    bool before; // the slab's rows come first
-    Interval slab;
-    Interval owned;
-    Interval outputs;
-  };
   std::vector<int64_t> stride;
   std::vector<int64_t> dilation;
   std::vector<int64_t> padding; // on the owned rows
   int64_t groups = 1;
-  int64_t dim = 0; // that is cut
-  std::vector<Edge> edges;
-  EncodedExchange bring_slab;
-  EncodedExchange return_slab;
+  Slab slab;
 };
 
 /// Each with its own memory format, none undefined but bias. Communication: one

@@ -1,7 +1,6 @@
 #include "shardtensor/rules/stencil/upsample_overlap.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -20,20 +19,11 @@ using Plan = std::shared_ptr<const UpsampleOverlap>;
 
 // ---- planning ---------------------------------------------------------------
 
-/// One piece of the dim that is cut.
-struct Piece {
-  Interval owned;
-  Interval outputs;
-  // The outputs that read rows before and after the owned ones.
-  Interval before;
-  Interval after;
-};
-
-Piece piece_of(
+/// The outputs that read rows before and after the owned ones.
+OverlapPiece piece_of(
     const Stencil& stencil,
     const Interval& owned,
     const Interval& outputs) {
-  Piece piece{owned, outputs, {}, {}};
   int64_t begin = outputs.begin;
   while (begin < outputs.end && stencil.reads(begin).begin < owned.begin) {
     ++begin;
@@ -42,106 +32,81 @@ Piece piece_of(
   while (end > begin && stencil.reads(end - 1).end > owned.end) {
     --end;
   }
-  piece.before = {outputs.begin, begin};
-  piece.after = {end, outputs.end};
+  OverlapPiece piece;
+  piece.before.outputs = {outputs.begin, begin};
+  piece.after.outputs = {end, outputs.end};
+  for (auto* edge : {&piece.before, &piece.after}) {
+    if (!edge->outputs.empty()) {
+      edge->rows = stencil.piece(edge->outputs).rows;
+    }
+  }
   return piece;
 }
 
 /// Whether the owned rows alone give as many outputs, at the same positions,
 /// and no edge reaches beyond both ends.
-bool stands_alone(const Piece& piece, const Stencil& stencil) {
+bool stands_alone(
+    const OverlapPiece& piece,
+    const Stencil& stencil,
+    const Interval& owned,
+    const Interval& outputs) {
   const double scale = stencil.local_scale();
   const auto scaled = [&](int64_t rows) {
     return static_cast<double>(rows) * scale;
   };
-  if (scaled(piece.owned.begin) != static_cast<double>(piece.outputs.begin) ||
-      scaled(piece.owned.end) != static_cast<double>(piece.outputs.end)) {
+  if (scaled(owned.begin) != static_cast<double>(outputs.begin) ||
+      scaled(owned.end) != static_cast<double>(outputs.end)) {
     return false;
   }
-  return (piece.before.empty() ||
-          stencil.piece(piece.before).rows.end <= piece.owned.end) &&
-      (piece.after.empty() ||
-       stencil.piece(piece.after).rows.begin >= piece.owned.begin);
+  const auto& [rows_before, before] = piece.before;
+  const auto& [rows_after, after] = piece.after;
+  return (before.empty() || rows_before.end <= owned.end) &&
+      (after.empty() || rows_after.begin >= owned.begin);
 }
 
 /// Every piece of the dim; empty when one does not stand alone.
-std::vector<Piece> pieces_of(
+std::vector<OverlapPiece> pieces_of(
     const Stencil& stencil,
     const Partition& inputs,
     const Partition& outputs) {
-  std::vector<Piece> pieces;
+  std::vector<OverlapPiece> pieces;
   for (int64_t p = 0; p < inputs.pieces(); ++p) {
-    pieces.push_back(
-        piece_of(stencil, inputs.interval(p), outputs.interval(p)));
-    if (!stands_alone(pieces.back(), stencil)) {
+    const auto& owned = inputs.interval(p);
+    pieces.push_back(piece_of(stencil, owned, outputs.interval(p)));
+    if (!stands_alone(pieces.back(), stencil, owned, outputs.interval(p))) {
       return {};
     }
   }
   return pieces;
 }
 
-Interval slab_before(const Piece& piece, const Stencil& stencil) {
-  return piece.before.empty()
-      ? Interval{}
-      : Interval{stencil.piece(piece.before).rows.begin, piece.owned.begin};
+UpsampleOverlap::Call call_for(
+    const Stencil& stencil,
+    const StencilPiece& piece,
+    Upsample upsample,
+    size_t i) {
+  upsample.size[i] = stencil.local_outputs(piece);
+  upsample.scales[i] = stencil.local_scale();
+  return {std::move(upsample), piece.crop, piece.outputs};
 }
 
-Interval slab_after(const Piece& piece, const Stencil& stencil) {
-  return piece.after.empty()
-      ? Interval{}
-      : Interval{piece.owned.end, stencil.piece(piece.after).rows.end};
+/// For this rank's outputs of an edge.
+UpsampleOverlap::Edge plan_edge(
+    const Interval& own_outputs,
+    const Stencil& stencil,
+    const Interval& owned,
+    const Interval& outputs,
+    const Upsample& local,
+    size_t i) {
+  const Resample how{local.mode, false, stencil.local_scale(), false};
+  const auto alone = Stencil::resample(how, owned.extent(), outputs.extent());
+  const auto alone_piece = alone.piece(own_outputs);
+  return {
+      call_for(
+          stencil, stencil.piece(own_outputs.shifted(outputs.begin)), local, i),
+      alone_piece.rows,
+      call_for(alone, alone_piece, local, i)};
 }
-
-/// A plan's edges, for one piece.
-class EdgePlanner {
- public:
-  EdgePlanner(
-      const Piece& piece,
-      const Stencil& stencil,
-      const Upsample& local,
-      size_t i)
-      : piece_(piece), stencil_(stencil), local_(local), i_(i) {}
-
-  UpsampleOverlap::Edge edge(
-      const Interval& outputs,
-      const Interval& beyond,
-      int64_t slab_begin) const {
-    const auto own_outputs = outputs.shifted(-piece_.outputs.begin);
-    const auto joined = stencil_.piece(outputs);
-    const auto owned = intersect(joined.rows, piece_.owned);
-    const auto alone_stencil = this->alone();
-    const auto alone = alone_stencil.piece(own_outputs);
-    return {
-        beyond.begin < piece_.owned.begin,
-        {slab_begin, slab_begin + beyond.extent()},
-        owned.shifted(-piece_.owned.begin),
-        own_outputs,
-        call(stencil_, joined),
-        alone.rows,
-        call(alone_stencil, alone)};
-  }
-
-  /// What the local operator does on the owned rows.
-  Stencil alone() const {
-    Resample how{local_.mode, false, stencil_.local_scale(), false};
-    return Stencil::resample(
-        how, piece_.owned.extent(), piece_.outputs.extent());
-  }
-
- private:
-  UpsampleOverlap::Call call(const Stencil& stencil, const StencilPiece& piece)
-      const {
-    Upsample upsample = local_;
-    upsample.size[i_] = stencil.local_outputs(piece);
-    upsample.scales[i_] = stencil.local_scale();
-    return {std::move(upsample), piece.crop, piece.outputs};
-  }
-
-  const Piece& piece_;
-  const Stencil& stencil_;
-  const Upsample& local_;
-  size_t i_;
-};
 
 } // namespace
 
@@ -155,40 +120,30 @@ Plan plan_upsample_overlap(
   }
   const auto& stencil = stencils[i];
   const auto& input = *joined.input;
-  const auto& mesh = *input.mesh();
   const int64_t dim = joined.first_dim() + i;
-  const auto pieces =
-      pieces_of(stencil, input.partition(dim), joined.output->partition(dim));
+  const auto& inputs = input.partition(dim);
+  const auto& outputs = joined.output->partition(dim);
+  const auto pieces = pieces_of(stencil, inputs, outputs);
   if (pieces.empty()) {
     return nullptr;
   }
-  const auto rows = [&](int64_t, int64_t position) {
-    const auto& piece = pieces[input.piece(dim, position)];
-    auto result = boundary_rows(slab_before(piece, stencil), input.size(dim));
-    const auto after =
-        boundary_rows(slab_after(piece, stencil), input.size(dim));
-    result.insert(result.end(), after.begin(), after.end());
-    return result;
-  };
-  const auto& own = pieces[input.piece(dim, mesh.position())];
+  const int64_t own = input.piece(dim, input.mesh()->position());
+  const auto own_outputs = outputs.interval(own);
   auto plan = std::make_shared<UpsampleOverlap>();
-  plan->dim = dim;
   plan->input_sizes = input.local_sizes();
   plan->owned = local;
-  plan->owned.size[i] = own.outputs.extent();
+  plan->owned.size[i] = own_outputs.extent();
   plan->owned.scales[i] = stencil.local_scale();
-  const EdgePlanner planner(own, stencil, local, static_cast<size_t>(i));
-  const auto before = slab_before(own, stencil);
-  const auto after = slab_after(own, stencil);
-  if (!own.before.empty()) {
-    plan->edges.push_back(planner.edge(own.before, before, 0));
+  plan->slab = plan_slab(joined, dim, pieces);
+  for (const auto& edge : plan->slab.edges) {
+    plan->edges.push_back(plan_edge(
+        edge.outputs,
+        stencil,
+        inputs.interval(own),
+        own_outputs,
+        local,
+        static_cast<size_t>(i)));
   }
-  if (!own.after.empty()) {
-    plan->edges.push_back(planner.edge(own.after, after, before.extent()));
-  }
-  plan->bring_slab = encode(
-      plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh);
-  plan->return_slab = adjoint(plan->bring_slab);
   return plan;
 }
 
@@ -196,19 +151,12 @@ namespace {
 
 // ---- the operator and its adjoint -------------------------------------------
 
-Tensor along(
-    const Tensor& x,
-    const Interval& rows,
-    const UpsampleOverlap& plan) {
-  return x.narrow(plan.dim, rows.begin, rows.extent());
-}
-
 Tensor call(
     const UpsampleOverlap::Call& call,
     const Tensor& rows,
     const UpsampleOverlap& plan) {
   return plain_upsample(call.upsample, rows)
-      .narrow(plan.dim, call.crop, call.outputs);
+      .narrow(plan.slab.dim, call.crop, call.outputs);
 }
 
 /// The gradient of `extent` rows.
@@ -217,77 +165,79 @@ Tensor call_adjoint(
     const Tensor& grad,
     int64_t extent,
     const UpsampleOverlap& plan) {
-  const int64_t outputs = call.upsample.size[plan.dim - 2];
-  std::vector<int64_t> pad(2 * (grad.dim() - plan.dim), 0);
+  const int64_t dim = plan.slab.dim;
+  const int64_t outputs = call.upsample.size[dim - 2];
+  std::vector<int64_t> pad(2 * (grad.dim() - dim), 0);
   pad[pad.size() - 2] = call.crop;
   pad[pad.size() - 1] = outputs - call.crop - call.outputs;
   auto sizes = plan.input_sizes;
-  sizes[plan.dim] = extent;
+  sizes[dim] = extent;
   return plain_upsample_backward(
       call.upsample, at::constant_pad_nd(grad, pad), sizes);
 }
 
 Tensor forward(const Tensor& x, const UpsampleOverlap& plan) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
+  const auto& slab = plan.slab;
   Tensor y;
-  const auto slab = exchange_during(
-      x, plan.bring_slab, [&] { y = plain_upsample(plan.owned, x); });
-  for (const auto& edge : plan.edges) {
-    const auto others = along(slab, edge.slab, plan);
-    const auto owned = along(x, edge.owned, plan);
-    const auto rows = edge.before ? at::cat({others, owned}, plan.dim)
-                                  : at::cat({owned, others}, plan.dim);
-    along(y, edge.outputs, plan).copy_(call(edge.joined, rows, plan));
+  const auto others = exchange_during(
+      x, slab.bring, [&] { y = plain_upsample(plan.owned, x); });
+  for (size_t i = 0; i < slab.edges.size(); ++i) {
+    const auto& edge = slab.edges[i];
+    const auto rows = edge_rows(x, others, edge, slab);
+    along(y, edge.outputs, slab).copy_(call(plan.edges[i].joined, rows, plan));
   }
   return y;
 }
 
-/// What edges read of others, in the slab's order.
-Tensor slab_gradient(
+/// The gradients of all rows of each edge.
+std::vector<Tensor> edge_gradients(
     const Tensor& grad,
-    const std::vector<Tensor>& joined,
     const UpsampleOverlap& plan) {
-  std::vector<Tensor> parts;
-  for (size_t i = 0; i < plan.edges.size(); ++i) {
-    const auto& edge = plan.edges[i];
-    const int64_t begin = edge.before ? 0 : edge.owned.extent();
-    parts.push_back(
-        along(joined[i], {begin, begin + edge.slab.extent()}, plan));
+  const auto& slab = plan.slab;
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < slab.edges.size(); ++i) {
+    const auto& edge = slab.edges[i];
+    gradients.push_back(call_adjoint(
+        plan.edges[i].joined,
+        along(grad, edge.outputs, slab),
+        edge.rows(),
+        plan));
   }
-  if (!parts.empty()) {
-    return at::cat(parts, plan.dim);
+  return gradients;
+}
+
+/// What the owned rows get from the edges, instead of what they got alone.
+void correct_owned(
+    const Tensor& dx,
+    const Tensor& grad,
+    const std::vector<Tensor>& of_edges,
+    const UpsampleOverlap& plan) {
+  const auto& slab = plan.slab;
+  for (size_t i = 0; i < slab.edges.size(); ++i) {
+    const auto& edge = slab.edges[i];
+    const auto& [joined, alone_rows, alone] = plan.edges[i];
+    along(dx, edge.owned, slab)
+        .add_(along(of_edges[i], edge.owned_among_rows(), slab));
+    along(dx, alone_rows, slab)
+        .sub_(call_adjoint(
+            alone, along(grad, edge.outputs, slab), alone_rows.extent(), plan));
   }
-  auto sizes = plan.input_sizes;
-  sizes[plan.dim] = 0;
-  return at::empty(sizes, grad.options());
 }
 
 Tensor backward(const Tensor& grad, const UpsampleOverlap& plan) {
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  std::vector<Tensor> joined;
-  for (const auto& edge : plan.edges) {
-    joined.push_back(call_adjoint(
-        edge.joined,
-        along(grad, edge.outputs, plan),
-        edge.slab.extent() + edge.owned.extent(),
-        plan));
-  }
+  const auto& slab = plan.slab;
+  const auto of_edges = edge_gradients(grad, plan);
+  auto sizes = plan.input_sizes;
+  sizes[slab.dim] = 0;
+  const auto no_rows = at::empty(sizes, grad.options());
   Tensor dx;
-  exchange_onto(dx, slab_gradient(grad, joined, plan), plan.return_slab, [&] {
-    dx = plain_upsample_backward(plan.owned, grad, plan.input_sizes);
-    for (size_t i = 0; i < plan.edges.size(); ++i) {
-      const auto& edge = plan.edges[i];
-      const int64_t begin = edge.before ? edge.slab.extent() : 0;
-      along(dx, edge.owned, plan)
-          .add_(along(joined[i], {begin, begin + edge.owned.extent()}, plan));
-      along(dx, edge.alone_rows, plan)
-          .sub_(call_adjoint(
-              edge.alone,
-              along(grad, edge.outputs, plan),
-              edge.alone_rows.extent(),
-              plan));
-    }
-  });
+  exchange_onto(
+      dx, slab_gradient(of_edges, no_rows, slab), slab.bring_back, [&] {
+        dx = plain_upsample_backward(plan.owned, grad, plan.input_sizes);
+        correct_owned(dx, grad, of_edges, plan);
+      });
   return dx;
 }
 

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/halo/stencil_call.h"
+#include "shardtensor/halo/slab.h"
 #include "shardtensor/rules/stencil/upsample.h"
 
 namespace shardtensor::detail {
@@ -23,23 +23,17 @@ struct UpsampleOverlap {
     int64_t crop; // drop these first, ...
     int64_t outputs; // ... keep these
   };
-  /// The outputs that read rows of one neighbour.
+  /// How the outputs of one of the slab's edges are computed again.
   struct Edge {
-    bool before; // the slab's rows come first
-    Interval slab;
-    Interval owned; // rows that are read, too
-    Interval outputs;
-    Call joined; // on both
+    Call joined; // from all rows that they read
     // The same outputs, wrong, from these owned rows: what is computed again.
     Interval alone_rows;
     Call alone;
   };
   Upsample owned;
   std::vector<int64_t> input_sizes; // of this rank
-  int64_t dim = 0; // that is cut
-  std::vector<Edge> edges;
-  EncodedExchange bring_slab;
-  EncodedExchange return_slab;
+  Slab slab;
+  std::vector<Edge> edges; // one per edge of the slab
 };
 
 /// A plan for the call that `joined` describes with this local operator, if one
