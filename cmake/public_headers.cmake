@@ -6,6 +6,7 @@ set(public_headers
   shardtensor/comm/collectives.h
   shardtensor/comm/collectives_v.h
   shardtensor/comm/exchange.h
+  shardtensor/comm/ring.h
   shardtensor/comm/scope.h
   shardtensor/comm/stats.h
   shardtensor/comm/wait.h
@@ -19,6 +20,7 @@ set(public_headers
   shardtensor/distributed/launch.h
   shardtensor/distributed/manager.h
   shardtensor/halo/halo_exchange.h
+  shardtensor/halo/halo_padding.h
   shardtensor/halo/stencil.h
   shardtensor/layout/infer.h
   shardtensor/layout/interval.h

@@ -20,6 +20,17 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "all_to_all_v(Tensor x, int dim, int[] in_splits, int[] out_splits, "
       "str group) -> Tensor");
+  m.def(
+      "gather_v(Tensor x, int dim, int[] sizes, int dst, str group) -> Tensor");
+  m.def(
+      "scatter_v(Tensor x, int dim, int[] sizes, int src, str group) -> Tensor");
+  // The next rank's tensor, and the neighbours' rows: see comm/ring.h and
+  // halo/halo_padding.h.
+  m.def(
+      "ring_step(Tensor x, int step, int[] receive_sizes, str group) -> Tensor");
+  m.def(
+      "halo_padding(Tensor x, int dim, int width, int edge_padding, str group) "
+      "-> Tensor");
 
   // A convolution that computes while its messages travel, and its gradients,
   // those that are wanted: see rules/stencil/conv_overlap_op.h. `code` holds

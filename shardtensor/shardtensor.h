@@ -25,7 +25,9 @@
 // Communication on local tensors, differentiable.
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/ring.h"
 #include "shardtensor/halo/halo_exchange.h"
+#include "shardtensor/halo/halo_padding.h"
 
 // Rules for operators of your own.
 #include "shardtensor/dispatch/fallback.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include <c10/core/WrapDimMinimal.h>
@@ -62,6 +63,25 @@ void check_extent(
       dim);
 }
 
+void check_rank(
+    const char* op,
+    const char* name,
+    int64_t rank,
+    const Group& group) {
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < group.ranks(),
+      op,
+      ": ",
+      name,
+      " is ",
+      rank,
+      ", expected one of the ",
+      group.ranks(),
+      " ranks of group '",
+      group.name(),
+      "'");
+}
+
 int64_t sum(c10::IntArrayRef splits) {
   return std::accumulate(splits.begin(), splits.end(), int64_t{0});
 }
@@ -108,6 +128,22 @@ EncodedExchange encode_between(
   return {encode(plan, group.rank(), ranks), group.name()};
 }
 
+/// One piece per rank, side by side along dim, and the elements of the largest.
+std::pair<std::vector<Box>, int64_t> pieces(
+    c10::IntArrayRef sizes,
+    int64_t dim,
+    c10::IntArrayRef extents) {
+  std::vector<Box> boxes;
+  int64_t begin = 0;
+  int64_t largest = 0;
+  for (const auto extent : extents) {
+    boxes.push_back(rows(sizes, dim, begin, extent));
+    begin += extent;
+    largest = std::max(largest, numel(boxes.back()));
+  }
+  return {std::move(boxes), largest};
+}
+
 /// Every rank's piece, of which `extents` are the extents along dim, to every
 /// rank. `sizes` are those of any piece in the other dims.
 EncodedExchange encode_all_gather(
@@ -117,16 +153,32 @@ EncodedExchange encode_all_gather(
     const Group& group) {
   const auto own = with_extent(sizes, dim, extents[group.rank()]);
   const std::vector<Box> sends(group.ranks(), rows(own, dim, 0, own[dim]));
-  std::vector<Box> receives;
-  int64_t begin = 0;
-  int64_t largest = 0;
-  for (const auto extent : extents) {
-    receives.push_back(rows(sizes, dim, begin, extent));
-    begin += extent;
-    largest = std::max(largest, numel(receives.back()));
-  }
+  const auto [receives, largest] = pieces(sizes, dim, extents);
   return encode_between(
-      own, sends, receives, with_extent(sizes, dim, begin), largest, group);
+      own,
+      sends,
+      receives,
+      with_extent(sizes, dim, sum(extents)),
+      largest,
+      group);
+}
+
+/// Every rank's piece to the rank dst, which puts them side by side.
+EncodedExchange encode_gather(
+    c10::IntArrayRef sizes,
+    int64_t dim,
+    c10::IntArrayRef extents,
+    int64_t dst,
+    const Group& group) {
+  const auto own = with_extent(sizes, dim, extents[group.rank()]);
+  const auto whole = with_extent(sizes, dim, sum(extents));
+  auto [receives, largest] = pieces(sizes, dim, extents);
+  if (group.rank() != dst) {
+    receives.assign(group.ranks(), rows(whole, dim, 0, 0));
+  }
+  std::vector<Box> sends(group.ranks(), rows(own, dim, 0, 0));
+  sends[dst] = rows(own, dim, 0, own[dim]);
+  return encode_between(own, sends, receives, whole, largest, group);
 }
 
 } // namespace
@@ -196,10 +248,49 @@ at::Tensor all_to_all_v(
   return exchange(x, encoded);
 }
 
+at::Tensor gather_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    int64_t dst,
+    const std::string& group_name) {
+  const Group group(group_name);
+  dim = c10::maybe_wrap_dim(dim, x.dim());
+  check_rank("gather_v", "dst", dst, group);
+  check_splits("gather_v", "sizes", sizes, group);
+  check_extent("gather_v", x, dim, sizes[group.rank()]);
+  return exchange(x, encode_gather(x.sizes(), dim, sizes, dst, group));
+}
+
+at::Tensor scatter_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    int64_t src,
+    const std::string& group_name) {
+  const Group group(group_name);
+  dim = c10::maybe_wrap_dim(dim, x.dim());
+  check_rank("scatter_v", "src", src, group);
+  check_splits("scatter_v", "sizes", sizes, group);
+  auto [sends, largest] = pieces(x.sizes(), dim, sizes);
+  if (group.rank() == src) {
+    check_extent("scatter_v", x, dim, sum(sizes));
+  } else {
+    sends.assign(group.ranks(), rows(x.sizes(), dim, 0, 0));
+  }
+  const auto own = with_extent(x.sizes(), dim, sizes[group.rank()]);
+  std::vector<Box> receives(group.ranks(), rows(own, dim, 0, 0));
+  receives[src] = rows(own, dim, 0, own[dim]);
+  return exchange(
+      x, encode_between(x.sizes().vec(), sends, receives, own, largest, group));
+}
+
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
   m.impl("all_gather_v", all_gather_v);
   m.impl("reduce_scatter_v", reduce_scatter_v);
   m.impl("all_to_all_v", all_to_all_v);
+  m.impl("gather_v", gather_v);
+  m.impl("scatter_v", scatter_v);
 }
 
 } // namespace shardtensor

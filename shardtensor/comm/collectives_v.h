@@ -47,4 +47,30 @@ at::Tensor all_to_all_v(
     c10::IntArrayRef out_splits,
     const std::string& group);
 
+/// Every rank's x, side by side along dim, on the rank dst; zeros of that shape
+/// elsewhere. sizes as in all_gather_v. The adjoint hands dst's gradient out
+/// and ignores the others'.
+///
+/// Example: ranks 0 and 1 hold {1, 2} and {3}: with sizes {2, 1} and dst 1,
+/// rank 1 gets {1, 2, 3} and rank 0 {0, 0, 0}.
+at::Tensor gather_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    int64_t dst,
+    const std::string& group);
+
+/// The sizes[r] rows of src's x along dim that are rank r's, in rank order. Of
+/// the others' x only the other dims' sizes, dtype and device count; their
+/// gradient is zero, src's is joined from all.
+///
+/// Example: rank 0 holds {1, 2, 3}: with sizes {2, 1} and src 0, rank 0 gets
+/// {1, 2} and rank 1 {3}.
+at::Tensor scatter_v(
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    int64_t src,
+    const std::string& group);
+
 } // namespace shardtensor

@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -138,6 +139,48 @@ TEST(AllToAllV, MovesAnyNumberOfRowsBetweenAnyTwoRanks) {
   }
 }
 
+TEST(GatherV, PutsUnevenShardsSideBySideOnOneRank) {
+  for (const auto& sizes : all_sizes()) {
+    const int64_t ranks = sizes.size();
+    for (int64_t dst = 0; dst < ranks; ++dst) {
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        const int64_t rank = mesh->position();
+        const auto all = whole(sum(sizes));
+        const auto x = all.narrow(1, sum_before(sizes, rank), sizes[rank])
+                           .clone()
+                           .set_requires_grad(true);
+        const auto y = gather_v(x, 1, sizes, dst, mesh->group());
+        EXPECT_TRUE(at::equal(y, rank == dst ? all : at::zeros_like(all)));
+        // Only dst's gradient counts.
+        const auto factor = at::full({}, rank == dst ? 1 : 100, at::kDouble);
+        EXPECT_TRUE(at::equal(gradient(y, x, all * factor), x));
+      });
+    }
+  }
+}
+
+TEST(ScatterV, GivesEachRankItsRowsOfOneRank) {
+  for (const auto& sizes : all_sizes()) {
+    const int64_t ranks = sizes.size();
+    for (int64_t src = 0; src < ranks; ++src) {
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        const int64_t rank = mesh->position();
+        const auto all = whole(sum(sizes));
+        // The others' extent in dim does not matter.
+        const auto x = (rank == src ? all : at::ones({2, 7, 3}, at::kDouble))
+                           .set_requires_grad(true);
+        const auto y = scatter_v(x, 1, sizes, src, mesh->group());
+        EXPECT_TRUE(
+            at::equal(y, all.narrow(1, sum_before(sizes, rank), sizes[rank])));
+        EXPECT_TRUE(
+            at::equal(
+                gradient(y, x, y.detach()),
+                rank == src ? all : at::zeros_like(x)));
+      });
+    }
+  }
+}
+
 TEST(CollectivesV, RefuseSizesThatDoNotFit) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto& group = mesh->group();
@@ -146,6 +189,10 @@ TEST(CollectivesV, RefuseSizesThatDoNotFit) {
     EXPECT_THROW(all_gather_v(x, 0, {1, 1}, group), c10::ValueError);
     EXPECT_THROW(all_gather_v(x, 2, {2, 2}, group), c10::IndexError);
     EXPECT_THROW(reduce_scatter_v(x, 0, {2, 2}, group), c10::ValueError);
+    EXPECT_THROW(gather_v(x, 0, {2, 2}, 2, group), c10::ValueError);
+    EXPECT_THROW(gather_v(x, 0, {1, 1}, 0, group), c10::ValueError);
+    EXPECT_THROW(scatter_v(x, 0, {1, 1}, -1, group), c10::ValueError);
+    EXPECT_THROW(scatter_v(x, 0, {1}, 0, group), c10::ValueError);
     EXPECT_THROW(reduce_scatter_v(x, 0, {3, -1}, group), c10::ValueError);
     EXPECT_THROW(all_to_all_v(x, 0, {1, 2}, {1, 2}, group), c10::ValueError);
     const Sizes mine = mesh->position() == 0 ? Sizes{2, 0} : Sizes{0, 2};

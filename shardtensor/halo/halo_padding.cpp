@@ -1,0 +1,102 @@
+#include "shardtensor/halo/halo_padding.h"
+
+#include <numeric>
+#include <vector>
+
+#include <c10/core/WrapDimMinimal.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/group.h"
+
+namespace shardtensor {
+
+namespace {
+
+/// x's box with the rows [begin, end) of dim.
+Box rows(const at::Tensor& x, int64_t dim, int64_t begin, int64_t end) {
+  Box box;
+  for (const auto size : x.sizes()) {
+    box.push_back({0, size});
+  }
+  box[dim] = {begin, end};
+  return box;
+}
+
+void check_width(
+    const at::Tensor& x,
+    int64_t dim,
+    int64_t width,
+    int64_t edge_padding) {
+  TORCH_CHECK_VALUE(
+      width >= 0 && edge_padding >= 0,
+      "halo_padding: width ",
+      width,
+      " and edge_padding ",
+      edge_padding,
+      ", expected no negative number");
+  TORCH_CHECK_VALUE(
+      x.size(dim) >= width,
+      "halo_padding: x has sizes ",
+      x.sizes(),
+      ", expected at least ",
+      width,
+      " rows in dim ",
+      dim,
+      " on every rank");
+}
+
+} // namespace
+
+at::Tensor halo_padding(
+    const at::Tensor& x,
+    int64_t dim,
+    int64_t width,
+    int64_t edge_padding,
+    const std::string& group_name) {
+  const Group group(group_name);
+  dim = c10::maybe_wrap_dim(dim, x.dim());
+  check_width(x, dim, width, edge_padding);
+  const int64_t rank = group.rank();
+  const int64_t extent = x.size(dim);
+  const bool is_first = rank == 0;
+  const bool is_last = rank == group.ranks() - 1;
+  const int64_t before = is_first ? edge_padding : width;
+  const int64_t after = is_last ? edge_padding : width;
+
+  ExchangePlan plan;
+  plan.source_sizes = x.sizes().vec();
+  plan.target_sizes = plan.source_sizes;
+  plan.target_sizes[dim] = before + extent + after;
+  plan.covers = (!is_first && !is_last) || edge_padding == 0;
+  const auto send = [&](int64_t to, int64_t begin, int64_t end) {
+    const Box box = rows(x, dim, begin, end);
+    plan.sends.push_back({rank, to, box, box});
+  };
+  const auto receive = [&](int64_t from, int64_t begin, int64_t end) {
+    const Box box = rows(x, dim, begin, end);
+    plan.receives.push_back({from, rank, box, box});
+  };
+  if (!is_first) {
+    send(rank - 1, 0, width);
+    receive(rank - 1, 0, width);
+  }
+  send(rank, 0, extent);
+  receive(rank, before, before + extent);
+  if (!is_last) {
+    send(rank + 1, extent - width, extent);
+    receive(rank + 1, before + extent, before + extent + width);
+  }
+  // No rank knows the others' sizes: one round, whatever the size.
+  plan.largest_message = group.ranks() > 1 ? 1 : 0;
+  std::vector<int64_t> ranks(group.ranks());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return exchange(x, {encode(plan, rank, ranks), group.name()});
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  m.impl("halo_padding", halo_padding);
+}
+
+} // namespace shardtensor

@@ -1,0 +1,47 @@
+#include "shardtensor/comm/ring.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "thread_ranks.h"
+
+namespace shardtensor {
+namespace {
+
+using testing::run_on_mesh;
+
+/// The piece of a rank: as many rows as its number, every entry its number.
+at::Tensor piece(int64_t rank) {
+  return at::full({rank, 2}, rank, at::kDouble);
+}
+
+TEST(RingStep, BringsThePieceOfTheRankBefore) {
+  for (const int64_t ranks : {1, 2, 3, 5}) {
+    for (const int64_t step : {1, -1, 2, 0, -7}) {
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        const int64_t rank = mesh->position();
+        const auto before = piece(((rank - step) % ranks + ranks) % ranks);
+        const auto x = piece(rank).set_requires_grad(true);
+        const auto y = ring_step(x, step, before.sizes(), mesh->group());
+        EXPECT_TRUE(at::equal(y, before));
+        // The gradient comes back from where the piece went.
+        const auto gradient =
+            torch::autograd::grad({y}, {x}, {y.detach() * y.detach()})[0];
+        EXPECT_TRUE(at::equal(gradient, x * x));
+      });
+    }
+  }
+}
+
+TEST(RingStep, RefusesAnotherShapeFromItself) {
+  run_on_mesh({1}, [](const MeshPtr& mesh) {
+    EXPECT_THROW(
+        ring_step(at::ones({2, 3}), 1, {3, 2}, mesh->group()), c10::ValueError);
+  });
+}
+
+} // namespace
+} // namespace shardtensor
