@@ -26,9 +26,13 @@ from shardtensor.create import (
     scatter_tensor,
     zeros,
 )
-from shardtensor.halo import halo_exchange, halo_trim
+from shardtensor.halo import (
+    halo_exchange,
+    halo_trim,
+)
 from shardtensor.modes import (
     CommStats,
+    TensorPromotionMode,
     check_mode,
     comm_stats,
     fallback_counts,
@@ -44,8 +48,11 @@ from shardtensor.modes import (
     set_fallback_mode,
     set_gradient_policy,
 )
-from shardtensor.shard_tensor import ShardTensor, TensorPromotionMode
-from shardtensor.spec import ShardTensorSpec, make_spec
+from shardtensor.shard_tensor import ShardTensor
+from shardtensor.spec import (
+    ShardTensorSpec,
+    make_spec,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard

@@ -1,6 +1,7 @@
 """Process-wide settings and counters. The same on every rank."""
 
 import contextlib
+import enum
 
 from shardtensor import _C
 
@@ -33,6 +34,32 @@ def fallback_counts() -> dict[str, tuple[int, int]]:
 
 def reset_fallback_counts() -> None:
     _C.reset_fallback_counts()
+
+
+class TensorPromotionMode(enum.Enum):
+    """What happens to a plain tensor that meets a ShardTensor, which must be
+    equal on all ranks: it counts as Replicate, silently (the default) or with a
+    warning, or it is an error."""
+
+    DISABLED = "disabled"
+    WARN = "warn"
+    SILENT = "silent"
+
+
+def get_promotion_mode() -> TensorPromotionMode:
+    return TensorPromotionMode(_C.promotion_mode())
+
+
+def set_promotion_mode(mode: TensorPromotionMode | str) -> None:
+    """`mode` is a member or its value, "disabled", "warn" or "silent"."""
+    _C.set_promotion_mode(TensorPromotionMode(mode).value)
+
+
+@contextlib.contextmanager
+def promotion_mode(mode: TensorPromotionMode | str):
+    """set_promotion_mode within a with-block."""
+    with _restored(get_promotion_mode, set_promotion_mode, mode):
+        yield
 
 
 def get_gradient_policy() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor import _C, handlers
+from shardtensor import _C, handlers, modes
 from shardtensor.compile import (
     library_digest,
     order_communication,
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
     from shardtensor.placements import Placements
-
-TensorPromotionMode = _C.TensorPromotionMode
 
 
 class ShardTensor(torch.Tensor):
@@ -255,25 +252,9 @@ class ShardTensor(torch.Tensor):
     )
     unregister_dispatch_handler = classmethod(handlers.unregister_dispatch_handler)
 
-    @staticmethod
-    def get_promotion_mode() -> TensorPromotionMode:
-        """What happens when a plain tensor meets a ShardTensor."""
-        return _C.promotion_mode()
-
-    @staticmethod
-    def set_promotion_mode(mode: TensorPromotionMode) -> None:
-        _C.set_promotion_mode(mode)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def promotion_mode(mode: TensorPromotionMode):
-        """set_promotion_mode within a with-block."""
-        before = _C.promotion_mode()
-        _C.set_promotion_mode(mode)
-        try:
-            yield
-        finally:
-            _C.set_promotion_mode(before)
+    get_promotion_mode = staticmethod(modes.get_promotion_mode)
+    set_promotion_mode = staticmethod(modes.set_promotion_mode)
+    promotion_mode = staticmethod(modes.promotion_mode)
 
     # ---- printing and copying -----------------------------------------------
 

@@ -99,6 +99,9 @@ void bind_mesh(py::module_& module) {
       .def_property_readonly(
           "axis_names",
           [](const Mesh& mesh) { return mesh.options().axis_names; })
+      .def_property_readonly(
+          "axis_groups",
+          [](const Mesh& mesh) { return mesh.options().axis_groups; })
       .def_property_readonly("position", &Mesh::position)
       .def_property_readonly(
           "group", py::overload_cast<>(&Mesh::group, py::const_))

@@ -8,12 +8,13 @@
 namespace shardtensor::python {
 
 void bind_modes(py::module_& module) {
-  py::enum_<TensorPromotionMode>(module, "TensorPromotionMode")
-      .value("DISABLED", TensorPromotionMode::Disabled)
-      .value("WARN", TensorPromotionMode::Warn)
-      .value("SILENT", TensorPromotionMode::Silent);
-  module.def("promotion_mode", &promotion_mode);
-  module.def("set_promotion_mode", &set_promotion_mode, py::arg("mode"));
+  module.def("promotion_mode", [] { return to_string(promotion_mode()); });
+  module.def(
+      "set_promotion_mode",
+      [](const std::string& mode) {
+        set_promotion_mode(parse_promotion_mode(mode));
+      },
+      py::arg("mode"));
 
   module.def("fallback_mode", [] { return to_string(fallback_mode()); });
   module.def(

@@ -17,6 +17,34 @@ TensorPromotionMode promotion_mode() {
   return mode;
 }
 
+const char* to_string(TensorPromotionMode value) {
+  switch (value) {
+    case TensorPromotionMode::Disabled:
+      return "disabled";
+    case TensorPromotionMode::Warn:
+      return "warn";
+    case TensorPromotionMode::Silent:
+      return "silent";
+  }
+  return "";
+}
+
+TensorPromotionMode parse_promotion_mode(const std::string& name) {
+  for (auto value :
+       {TensorPromotionMode::Disabled,
+        TensorPromotionMode::Warn,
+        TensorPromotionMode::Silent}) {
+    if (name == to_string(value)) {
+      return value;
+    }
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "promotion mode: expected 'disabled', 'warn' or 'silent', got '",
+      name,
+      "'");
+}
+
 at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,
@@ -33,10 +61,12 @@ at::Tensor promote_operand(
       tensor.sizes(),
       " beside a ShardTensor, and promotion is disabled; make it a "
       "ShardTensor with from_local() or distribute_tensor()");
-  if (mode == TensorPromotionMode::Warn) {
+  if (mode == TensorPromotionMode::Warn && tensor.dim() > 0) {
     TORCH_WARN(
         op,
-        ": promoting a plain tensor of sizes ",
+        ": auto-promoting a plain ",
+        tensor.scalar_type(),
+        " tensor of sizes ",
         tensor.sizes(),
         " to Replicate; it must be equal on all ranks");
   }

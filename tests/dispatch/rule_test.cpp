@@ -222,6 +222,13 @@ TEST(Fallback, ParsesItsModes) {
   EXPECT_THROW(parse_fallback_mode("loud"), c10::ValueError);
 }
 
+TEST(Promotion, ModesHaveNames) {
+  for (const auto* name : {"disabled", "warn", "silent"}) {
+    EXPECT_STREQ(to_string(parse_promotion_mode(name)), name);
+  }
+  EXPECT_THROW(parse_promotion_mode("loud"), c10::ValueError);
+}
+
 TEST(Promotion, CanBeDisabled) {
   const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
   set_promotion_mode(TensorPromotionMode::Disabled);

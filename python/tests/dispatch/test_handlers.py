@@ -1,6 +1,7 @@
 """Python functions in the place of operators."""
 
 import time
+import warnings
 
 import pytest
 import torch
@@ -246,9 +247,22 @@ def test_promotion_modes(mesh):
         assert_close(s * 2, x * 2)  # numbers are not tensors
     with (
         ShardTensor.promotion_mode(TensorPromotionMode.WARN),
-        pytest.warns(UserWarning, match="must be equal on all ranks"),
+        pytest.warns(UserWarning, match=r"auto-promoting a plain Float .* \[2\]"),
     ):
         s * w
+    with ShardTensor.promotion_mode("warn"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        s * w.sum()  # no dims: a number
+        assert ShardTensor.get_promotion_mode() is TensorPromotionMode.WARN
+    with pytest.raises(ZeroDivisionError), ShardTensor.promotion_mode("disabled"):
+        1 / 0  # noqa: B018
+    assert ShardTensor.get_promotion_mode() is TensorPromotionMode.SILENT
+    for wrong in ("loud", 1, None):
+        with pytest.raises(ValueError, match="not a valid TensorPromotionMode"):
+            ShardTensor.set_promotion_mode(wrong)
+    assert [mode.value for mode in TensorPromotionMode] == [
+        "disabled", "warn", "silent"
+    ]  # fmt: skip
     ShardTensor.set_promotion_mode(TensorPromotionMode.SILENT)
     assert ShardTensor.get_promotion_mode() == TensorPromotionMode.SILENT
 
