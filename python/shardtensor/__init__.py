@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import distributed
 from shardtensor._C import is_shard_tensor
+from shardtensor.contract import einsum, tensordot, transpose
 from shardtensor.create import (
     distribute_tensor,
     empty,
@@ -71,6 +72,7 @@ __all__ = [
     "comm_stats",
     "distribute_tensor",
     "distributed",
+    "einsum",
     "empty",
     "fallback_counts",
     "fallback_mode",
@@ -94,6 +96,8 @@ __all__ = [
     "set_communication_timeout",
     "set_fallback_mode",
     "set_gradient_policy",
+    "tensordot",
+    "transpose",
     "zeros",
 ]
 
