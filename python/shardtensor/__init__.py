@@ -27,9 +27,13 @@ from shardtensor.create import (
     scatter_tensor,
     zeros,
 )
+from shardtensor.grad_ops import ContiguousGrad, GradReducer
 from shardtensor.halo import (
+    HaloConfig,
     halo_exchange,
+    halo_padding,
     halo_trim,
+    unhalo_padding,
 )
 from shardtensor.modes import (
     CommStats,
@@ -49,6 +53,11 @@ from shardtensor.modes import (
     set_fallback_mode,
     set_gradient_policy,
 )
+from shardtensor.ring import (
+    RingPassingConfig,
+    perform_ring_iteration,
+    perform_ring_iteration_async,
+)
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import (
     ShardTensorSpec,
@@ -60,10 +69,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommStats",
+    "ContiguousGrad",
     "DeviceMesh",
+    "GradReducer",
+    "HaloConfig",
     "Partial",
     "Placement",
     "Replicate",
+    "RingPassingConfig",
     "Shard",
     "ShardTensor",
     "ShardTensorSpec",
@@ -82,11 +95,14 @@ __all__ = [
     "get_gradient_policy",
     "gradient_policy",
     "halo_exchange",
+    "halo_padding",
     "halo_trim",
     "init_device_mesh",
     "is_shard_tensor",
     "make_spec",
     "ones",
+    "perform_ring_iteration",
+    "perform_ring_iteration_async",
     "rand",
     "randn",
     "reset_comm_stats",
@@ -98,6 +114,7 @@ __all__ = [
     "set_gradient_policy",
     "tensordot",
     "transpose",
+    "unhalo_padding",
     "zeros",
 ]
 

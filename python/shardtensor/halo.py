@@ -1,6 +1,11 @@
 """Ghost cells for programs that write their own stencils."""
 
-from shardtensor import _C
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor import _C, _ops
 from shardtensor.shard_tensor import ShardTensor
 
 
@@ -54,3 +59,65 @@ def _pair(width):
     if len(width) != 2:
         raise ValueError(f"expected a width or a pair of widths, got {width}")
     return tuple(width)
+
+
+# ---- local tensors ----------------------------------------------------------
+
+
+@dataclass
+class HaloConfig:
+    """How halo_padding pads: `halo_size` rows of `tensor_dim` from each
+    neighbour along the mesh axis `mesh_dim`, `edge_padding_size` rows of zeros
+    at the ends of the domain. `communication_method`, "a2a" or "p2p", and
+    `async_op` are hints: the same data moves, and is there on return."""
+
+    mesh_dim: int
+    tensor_dim: int
+    halo_size: int
+    edge_padding_size: int = 0
+    async_op: bool = False
+    communication_method: str = "a2a"
+
+    def __post_init__(self):
+        if self.communication_method not in ("a2a", "p2p"):
+            raise ValueError(
+                "HaloConfig: communication_method: expected 'a2a' or 'p2p', got "
+                f"{self.communication_method!r}"
+            )
+        if self.async_op and self.communication_method == "p2p":
+            raise ValueError("HaloConfig: async_op needs communication_method 'a2a'")
+
+
+def halo_padding(
+    tensor: torch.Tensor, mesh: DeviceMesh, halo_config: HaloConfig
+) -> torch.Tensor:
+    """A local tensor between its neighbours' rows, for programs that know their
+    own piece only; halo_exchange does more, for ShardTensors: any width, and
+    any boundary. Differentiable: a halo row's gradient is added where the row
+    came from. Raises, on all ranks, where a rank has fewer than `halo_size`
+    rows. Communication: the rows, and one number (not inside torch.compile,
+    where nothing is checked)."""
+    group = mesh.get_group(halo_config.mesh_dim).group_name
+    width, dim = halo_config.halo_size, halo_config.tensor_dim
+    if not torch.compiler.is_compiling():
+        rows = torch.tensor(tensor.shape[dim], device=tensor.device)
+        smallest = int(_ops.all_reduce(rows, "min", group))
+        if smallest < width:
+            raise ValueError(
+                f"halo_padding: a rank has {smallest} rows in dim {dim}, fewer "
+                f"than halo_size {width}; use halo_exchange"
+            )
+    return _ops.halo_padding(tensor, dim, width, halo_config.edge_padding_size, group)
+
+
+def unhalo_padding(
+    tensor: torch.Tensor, mesh: DeviceMesh, halo_config: HaloConfig
+) -> torch.Tensor:
+    """A padded local tensor without what halo_padding added. Differentiable, no
+    communication."""
+    axis, dim = halo_config.mesh_dim, halo_config.tensor_dim
+    rank, ranks = mesh.get_local_rank(axis), mesh.size(axis)
+    width, edge = halo_config.halo_size, halo_config.edge_padding_size
+    before = width if rank > 0 else edge
+    after = width if rank < ranks - 1 else edge
+    return tensor.narrow(dim, before, tensor.shape[dim] - before - after)

@@ -1,0 +1,13 @@
+"""The library's operators on local tensors, as torch.compile knows them."""
+
+import torch
+
+from shardtensor import _C  # noqa: F401  loads them
+
+all_reduce = torch.ops.shardtensor.all_reduce
+all_gather_v = torch.ops.shardtensor.all_gather_v
+all_to_all_v = torch.ops.shardtensor.all_to_all_v
+gather_v = torch.ops.shardtensor.gather_v
+scatter_v = torch.ops.shardtensor.scatter_v
+ring_step = torch.ops.shardtensor.ring_step
+halo_padding = torch.ops.shardtensor.halo_padding

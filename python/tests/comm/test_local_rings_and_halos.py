@@ -1,0 +1,233 @@
+"""Rings and halos of local tensors, and gradients that operators of one's own
+need."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import assert_close, ranks, shard
+from torch.distributed.tensor import Replicate, Shard
+
+from shardtensor import (
+    ContiguousGrad,
+    GradReducer,
+    HaloConfig,
+    RingPassingConfig,
+    halo_padding,
+    make_spec,
+    perform_ring_iteration,
+    perform_ring_iteration_async,
+    unhalo_padding,
+)
+
+PRELOAD = ("torch._inductor.compile_fx",)
+
+
+def piece(rank, requires_grad=False):
+    """Rank r holds r + 1 rows of the number r."""
+    x = torch.full((rank + 1, 3), float(rank), dtype=torch.float64)
+    return x.requires_grad_(requires_grad)
+
+
+def rings(mesh):
+    """(config, this rank's place, the axis' ranks) of each axis and direction."""
+    for axis in range(mesh.ndim):
+        for direction in ("forward", "backward"):
+            size = mesh.size(axis)
+            config = RingPassingConfig(axis, size, direction)
+            yield config, mesh.get_local_rank(axis), size
+
+
+# ---- rings ------------------------------------------------------------------
+
+
+@ranks(1, 2, 3, "2x2")
+def test_a_ring_step_brings_the_neighbours_piece_and_its_gradient_back(mesh):
+    for config, rank, size in rings(mesh):
+        step = 1 if config.ring_direction == "forward" else -1
+        before = (rank - step) % size
+        x = piece(rank, requires_grad=True)
+        y = perform_ring_iteration(x, mesh, config, recv_shape=piece(before).shape)
+        assert torch.equal(y, piece(before))
+        (gradient,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+        torch.testing.assert_close(gradient, 3 * x**2)
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+        torch.testing.assert_close(second, 6 * x)
+
+
+@ranks(1, 2, 3)
+def test_a_ring_step_takes_any_memory_and_the_same_shape_by_default(mesh):
+    config = RingPassingConfig(0, mesh.size())
+    rank = mesh.get_local_rank()
+    x = torch.arange(6.0).reshape(2, 3).t() + rank
+    y = perform_ring_iteration(x, mesh, config)
+    assert_close(y, x - rank + (rank - 1) % mesh.size())
+
+
+@ranks(1, 2, 3)
+def test_all_around_the_ring_everything_comes_by(mesh):
+    config = RingPassingConfig(0, mesh.size(), communication_method="p2p")
+    rank, size = mesh.get_local_rank(), mesh.size()
+    held, total = piece(rank), 0.0
+    for step in range(size):
+        total += held.sum()
+        source = (rank - step - 1) % size
+        held = perform_ring_iteration(held, mesh, config, piece(source).shape)
+    assert total == sum(piece(r).sum() for r in range(size))
+    assert torch.equal(held, piece(rank))
+
+
+@ranks(1, 2, 3, "2x2")
+def test_an_asynchronous_step_is_valid_after_wait(mesh):
+    for config, rank, size in rings(mesh):
+        config.communication_method = "p2p"
+        step = 1 if config.ring_direction == "forward" else -1
+        expected = piece((rank - step) % size)
+        y, works = perform_ring_iteration_async(
+            piece(rank), mesh, config, recv_shape=expected.shape
+        )
+        for work in works:
+            work.wait()
+        assert torch.equal(y, expected)
+        buffer = torch.empty_like(expected)
+        y, works = perform_ring_iteration_async(
+            piece(rank), mesh, config, recv_tensor=buffer
+        )
+        for work in works:
+            work.wait()
+        assert y is buffer and torch.equal(y, expected)
+
+
+@ranks(2, 3)
+def test_an_asynchronous_step_sends_nothing_of_an_empty_piece(mesh):
+    config = RingPassingConfig(0, mesh.size(), communication_method="p2p")
+    rank, size = mesh.get_local_rank(), mesh.size()
+    rows = [0, 2, 1][:size]
+    y, works = perform_ring_iteration_async(
+        torch.full((rows[rank],), 1.0), mesh, config, recv_shape=[rows[rank - 1]]
+    )
+    for work in works:
+        work.wait()
+    assert torch.equal(y, torch.ones(rows[rank - 1]))
+
+
+@ranks(2)
+def test_ring_steps_refuse_what_they_cannot_do(mesh):
+    with pytest.raises(ValueError, match="ring_direction: expected one of"):
+        RingPassingConfig(0, 2, "left")
+    with pytest.raises(ValueError, match="communication_method: expected one of"):
+        RingPassingConfig(0, 2, communication_method="pigeon")
+    config = RingPassingConfig(0, 2)
+    with pytest.raises(ValueError, match="expected communication_method 'p2p'"):
+        perform_ring_iteration_async(torch.ones(2), mesh, config)
+    config = RingPassingConfig(0, 2, communication_method="p2p")
+    with pytest.raises(ValueError, match="not contiguous"):
+        perform_ring_iteration_async(torch.ones(2, 3).t(), mesh, config)
+
+
+# ---- halos ------------------------------------------------------------------
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("edge", [0, 2])
+def test_halo_padding_brings_neighbours_rows_and_their_gradients_back(mesh, edge):
+    for axis in range(mesh.ndim):
+        rank, size = mesh.get_local_rank(axis), mesh.size(axis)
+        rows = [3, 2, 4][:size]
+        begin = sum(rows[:rank])
+        whole = torch.randn(2, sum(rows), 3, dtype=torch.float64)
+        x = whole[:, begin : begin + rows[rank]].clone().requires_grad_()
+        config = HaloConfig(axis, 1, halo_size=2, edge_padding_size=edge)
+        y = halo_padding(x, mesh, config)
+
+        padded = torch.nn.functional.pad(whole, (0, 0, 2, 2))
+        before = 2 if rank else edge
+        after = 2 if rank < size - 1 else edge
+        expected = padded[:, begin + 2 - before : begin + rows[rank] + 2 + after]
+        assert_close(y, expected)
+        assert_close(unhalo_padding(y, mesh, config), x)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=False)
+        count = torch.ones_like(x)
+        count[:, :2] += 1 if rank else 0
+        count[:, rows[rank] - 2 :] += 1 if rank < size - 1 else 0
+        assert_close(gradient, count)
+        inside = unhalo_padding(halo_padding(x, mesh, config), mesh, config)
+        (gradient,) = torch.autograd.grad(inside.sum(), x)
+        assert_close(gradient, torch.ones_like(x))
+
+
+@ranks(2, 3)
+def test_a_halo_wider_than_a_neighbours_piece_is_an_error_on_all_ranks(mesh):
+    x = torch.ones(1 if mesh.get_local_rank() == 1 else 5)
+    with pytest.raises(ValueError, match="a rank has 1 rows in dim 0, fewer than"):
+        halo_padding(x, mesh, HaloConfig(0, 0, 2))
+
+
+def test_halo_configurations_are_checked():
+    with pytest.raises(ValueError, match="expected 'a2a' or 'p2p', got 'x'"):
+        HaloConfig(0, 0, 1, communication_method="x")
+    with pytest.raises(ValueError, match="async_op needs"):
+        HaloConfig(0, 0, 1, async_op=True, communication_method="p2p")
+    assert HaloConfig(0, 0, 1, async_op=True).edge_padding_size == 0
+
+
+# ---- gradients --------------------------------------------------------------
+
+
+@ranks(1, 2, 3, "2x2")
+def test_grad_reducer_sums_over_the_axes_that_cut_the_other_operand(mesh):
+    placements = [Shard(0), Replicate()][: mesh.ndim]
+    spec = make_spec(mesh, (6, 2), placements)
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    y = GradReducer.apply(x, spec)
+    assert torch.equal(y, x) and y.data_ptr() == x.data_ptr()
+    (y * (1 + mesh.get_local_rank(0))).sum().backward()
+    assert_close(x.grad, torch.full_like(x, sum(range(1, mesh.size(0) + 1))))
+    assert type(x.grad) is torch.Tensor
+
+
+@ranks(2)
+def test_grad_reducer_completes_the_gradient_of_a_weight(mesh):
+    x, w = torch.randn(6, 2), torch.randn(2, requires_grad=True)
+    s = shard(x, mesh, [Shard(0)], {0: [4, 2]})
+    out = (s.to_local() * GradReducer.apply(w, s._spec)).square().sum()
+    out.backward()
+    (expected,) = torch.autograd.grad((x * w).square().sum(), w)
+    assert_close(w.grad, expected)
+
+
+@ranks(1)
+def test_contiguous_grad(mesh):
+    x = torch.randn(2, 3).t().requires_grad_()
+    y = ContiguousGrad.apply(x)
+    assert y.stride() == x.stride() and y.data_ptr() == x.data_ptr()
+    seen = []
+    leaf = torch.randn(3, 2, requires_grad=True)
+    between = leaf * 1
+    between.register_hook(lambda g: seen.append(g.is_contiguous()))
+    ContiguousGrad.apply(between).backward(torch.ones(2, 3).t())
+    assert seen == [True]
+
+
+# ---- torch.compile ----------------------------------------------------------
+
+
+@ranks(2)
+def test_rings_halos_and_guards_trace_whole(mesh):
+    ring = RingPassingConfig(0, mesh.size())
+    halo = HaloConfig(0, 0, 1)
+    spec = make_spec(mesh, (6, 2), [Shard(0)])
+    for fn in (
+        lambda x: perform_ring_iteration(x, mesh, ring).sin(),
+        lambda x: halo_padding(x, mesh, halo).sin(),
+        lambda x: unhalo_padding(x, mesh, halo).sin(),
+        lambda x: GradReducer.apply(x, spec).sin(),
+        lambda x: ContiguousGrad.apply(x).sin(),
+    ):
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+        torch.manual_seed(dist.get_rank())
+        x = torch.randn(4, 2, requires_grad=True)
+        expected, actual = fn(x), compiled(x)
+        assert_close(actual, expected)
+        gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (expected, actual)]
+        assert_close(*gradients)
