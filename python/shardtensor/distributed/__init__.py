@@ -2,8 +2,12 @@
 
 from shardtensor._C import Launch, LaunchError, detect_launch
 from shardtensor.distributed import mpi
+from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
 from shardtensor.distributed.manager import (
     DistributedManager,
+    GroupError,
+    PhysicsNeMoUndefinedGroupError,
+    PhysicsNeMoUninitializedDistributedManagerWarning,
     UndefinedGroupError,
     UninitializedManagerError,
 )
@@ -12,8 +16,13 @@ mpi.register()
 
 __all__ = [
     "DistributedManager",
+    "GroupError",
     "Launch",
     "LaunchError",
+    "PhysicsNeMoUndefinedGroupError",
+    "PhysicsNeMoUninitializedDistributedManagerWarning",
+    "ProcessGroupConfig",
+    "ProcessGroupNode",
     "UndefinedGroupError",
     "UninitializedManagerError",
     "detect_launch",

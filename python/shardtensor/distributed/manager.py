@@ -12,11 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _C
 from shardtensor.distributed import mpi
+from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
 from shardtensor.mesh import forget_groups, whole_group
 
 
-class UninitializedManagerError(RuntimeError):
-    """DistributedManager() before DistributedManager.initialize()."""
+class UninitializedManagerError(RuntimeError, Warning):
+    """DistributedManager() before DistributedManager.initialize(). A Warning,
+    too, for programs that catch PhysicsNeMo's by that kind."""
 
     def __init__(self):
         super().__init__(
@@ -25,7 +27,7 @@ class UninitializedManagerError(RuntimeError):
         )
 
 
-class UndefinedGroupError(KeyError):
+class UndefinedGroupError(KeyError, ValueError):
     """A group or mesh axis that nobody has created."""
 
     def __init__(self, kind: str, name: str, known: Sequence[str]):
@@ -35,6 +37,15 @@ class UndefinedGroupError(KeyError):
 
     def __str__(self):
         return self.message
+
+
+class GroupError(ValueError, RuntimeError, AssertionError):
+    """A group that cannot be made. Of the kinds that this is: PhysicsNeMo's are
+    AssertionErrors and ValueErrors."""
+
+
+PhysicsNeMoUninitializedDistributedManagerWarning = UninitializedManagerError
+PhysicsNeMoUndefinedGroupError = UndefinedGroupError
 
 
 class DistributedManager:
@@ -47,23 +58,24 @@ class DistributedManager:
         x = x.to(manager.device)
 
     Thread safety / ordering: initialize, cleanup, initialize_mesh,
-    get_mesh_group, create_process_subgroup and
-    create_orthogonal_process_group communicate: all ranks call them in the
-    same order.
+    get_mesh_group and the create functions communicate: all ranks call them in
+    the same order.
     """
 
-    _instance: "DistributedManager | None" = None
+    # Holds the one object. Tests that want a new job assign {}: process groups
+    # stay, and initialize() finds them.
+    _shared_state: dict[str, "DistributedManager"] = {}
 
     def __new__(cls):
-        if cls._instance is None:
+        if not cls.is_initialized():
             raise UninitializedManagerError()
-        return cls._instance
+        return cls._shared_state["manager"]
 
     # ---- joining and leaving ------------------------------------------------
 
     @classmethod
     def is_initialized(cls) -> bool:
-        return cls._instance is not None
+        return "manager" in cls._shared_state
 
     @classmethod
     def initialize(cls) -> None:
@@ -99,11 +111,29 @@ class DistributedManager:
         backend: str | None = None,
         method: str = "env",
     ) -> None:
-        """initialize() for a program that knows its place by other means."""
-        local_rank = rank if local_rank is None else local_rank
+        """initialize() for a program that knows its place by other means.
+        Without local_rank it is the rank, modulo the number of GPUs if there are
+        any; without backend, the best there is."""
+        if local_rank is None:
+            local_rank = rank % (torch.cuda.device_count() or world_size)
         launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
         _join(launch, backend)
         cls._create(launch)
+
+    @staticmethod
+    def initialize_env() -> None:
+        """initialize() from torchrun's variables, whatever else is set."""
+        _setup_as("ENV")
+
+    @staticmethod
+    def initialize_slurm(port: int | str) -> None:
+        """The same from SLURM's; rank 0 listens at `port`."""
+        _setup_as("SLURM", port=port)
+
+    @staticmethod
+    def initialize_open_mpi(addr: str, port: int | str) -> None:
+        """The same from Open MPI's; rank 0 listens at `addr` and `port`."""
+        _setup_as("OPENMPI", addr=addr, port=port)
 
     @classmethod
     def _create(cls, launch):
@@ -116,7 +146,7 @@ class DistributedManager:
         manager._meshes = []
         manager._broadcast_buffers = False
         manager._find_unused_parameters = False
-        cls._instance = manager
+        cls._shared_state["manager"] = manager
         if manager._device.type == "cuda":
             torch.cuda.set_device(manager._device)
         atexit.register(cls._leave_quietly)
@@ -125,9 +155,9 @@ class DistributedManager:
     def cleanup(cls, barrier: bool = False) -> None:
         """Leaves the job; initialize() may follow. `barrier` waits for the
         other ranks first."""
-        if cls._instance is None:
+        if not cls.is_initialized():
             return
-        manager, cls._instance = cls._instance, None
+        manager = cls._shared_state.pop("manager")
         atexit.unregister(cls._leave_quietly)
         if barrier and dist.is_initialized():
             dist.barrier()
@@ -168,6 +198,15 @@ class DistributedManager:
     def distributed(self) -> bool:
         """Whether a launcher started this process (one rank counts)."""
         return self._launch.method != "single"
+
+    @property
+    def _distributed(self) -> bool:
+        return self.distributed
+
+    @property
+    def _initialization_method(self) -> str:
+        """env, slurm, openmpi, existing; the string "None" without a launcher."""
+        return self._launch.method if self.distributed else "None"
 
     @staticmethod
     def get_available_backend() -> str:
@@ -302,7 +341,7 @@ class DistributedManager:
         if group_name is not None:
             parents = manager._ranks_of(group_name)
         if size < 1 or any(len(parent) % size for parent in parents):
-            raise ValueError(
+            raise GroupError(
                 f"create_process_subgroup: groups of {size} do not divide the "
                 f"{len(parents[0])} ranks of {group_name or 'the job'}"
             )
@@ -325,16 +364,44 @@ class DistributedManager:
         ]
         manager._create_groups(orthogonal_group_name, ranks, verbose)
 
+    @classmethod
+    def create_group_from_node(
+        cls, node: ProcessGroupNode, parent: str | None = None, verbose: bool = False
+    ) -> str:
+        """The groups of a node of a ProcessGroupConfig, `node.size` ranks each
+        within every group called `parent`, and those orthogonal to them, whose
+        name is returned."""
+        if node.size is None:
+            raise GroupError(f"create_group_from_node: {node.name!r} has no size")
+        cls.create_process_subgroup(node.name, node.size, parent, verbose)
+        orthogonal = f"__orthogonal_to_{node.name}"
+        cls.create_orthogonal_process_group(orthogonal, node.name, verbose)
+        return orthogonal
+
+    @classmethod
+    def create_groups_from_config(
+        cls, config: ProcessGroupConfig, verbose: bool = False
+    ) -> None:
+        """The groups of every node of a tree, see ProcessGroupConfig. A mesh of
+        several axes says the same in one call: initialize_mesh((-1, 2), ("data",
+        "model"))."""
+        cls.create_group_from_node(config.root, verbose=verbose)
+        for node in config.breadth_first():
+            parent = node.name
+            for child in config.children(node.name):
+                # Siblings are orthogonal: each cuts what the one before left.
+                parent = cls.create_group_from_node(child, parent, verbose)
+
     def _ranks_of(self, name):
         if name not in self._group_ranks:
             raise UndefinedGroupError("group", name, list(self._group_ranks))
         return self._group_ranks[name]
 
     def _create_groups(self, name, ranks, verbose):
-        if name in self._groups or name in self.mesh_dims:
-            raise ValueError(f"there is a group named {name!r} already")
+        if name in self._groups:
+            raise GroupError(f"there is a group named {name!r} already")
         if not self.distributed:
-            raise RuntimeError(
+            raise GroupError(
                 f"group {name!r}: this process was started without a launcher"
             )
         for members in ranks:
@@ -350,6 +417,20 @@ class DistributedManager:
             f"DistributedManager(rank {self.rank} of {self.world_size}, "
             f"{self.device}, by {self._launch.method})"
         )
+
+
+def _setup_as(method, addr=None, port=None):
+    """setup() with what one launcher says, and the caller where it says more."""
+    variable = "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"
+    launch = _C.detect_launch({**os.environ, variable: method})
+    DistributedManager.setup(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        local_rank=launch.local_rank,
+        addr=launch.address if addr is None else addr,
+        port=launch.port if port is None else port,
+        method=launch.method,
+    )
 
 
 def _adopt():

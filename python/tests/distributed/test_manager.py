@@ -21,6 +21,11 @@ from torch.distributed.tensor import Partial
 from shardtensor import ShardTensor
 from shardtensor.distributed import (
     DistributedManager,
+    GroupError,
+    PhysicsNeMoUndefinedGroupError,
+    PhysicsNeMoUninitializedDistributedManagerWarning,
+    ProcessGroupConfig,
+    ProcessGroupNode,
     UndefinedGroupError,
     UninitializedManagerError,
 )
@@ -154,8 +159,10 @@ def single():
     mesh = manager.initialize_mesh((1, -1), ("a", "b"))
     assert mesh.shape == (1, 1)
     assert manager.group_size("a") == 1
-    with pytest.raises(RuntimeError, match="without a launcher"):
-        DistributedManager.create_process_subgroup("g", 1)
+    assert manager._initialization_method == "None" and not manager._distributed
+    for kind in (GroupError, RuntimeError, AssertionError):
+        with pytest.raises(kind, match="without a launcher"):
+            DistributedManager.create_process_subgroup("g", 1)
     return got
 
 
@@ -194,7 +201,7 @@ def test_torchrun(tmp_path):
 
 def adopted():
     """The manager of a worker's own world."""
-    DistributedManager._instance = None
+    DistributedManager._shared_state = {}
     DistributedManager.initialize()
     return DistributedManager()
 
@@ -297,12 +304,146 @@ def test_groups_of_consecutive_and_of_orthogonal_ranks(mesh):
     assert dist.get_process_group_ranks(manager.group("alone")) == [manager.rank]
     assert manager.group_names == ["pair", "across", "alone"]
     assert manager.group_name(manager.group("pair")) == "pair"
-    with pytest.raises(ValueError, match="groups of 3 do not divide the 4 ranks"):
-        DistributedManager.create_process_subgroup("three", 3)
-    with pytest.raises(ValueError, match="a group named 'pair' already"):
-        DistributedManager.create_process_subgroup("pair", 2)
-    with pytest.raises(UndefinedGroupError, match="no group named 'none'"):
-        DistributedManager.create_orthogonal_process_group("x", "none")
+    for kind in (ValueError, AssertionError):
+        with pytest.raises(kind, match="groups of 3 do not divide the 4 ranks"):
+            DistributedManager.create_process_subgroup("three", 3)
+        with pytest.raises(kind, match="a group named 'pair' already"):
+            DistributedManager.create_process_subgroup("pair", 2)
+    for kind in (UndefinedGroupError, ValueError):
+        with pytest.raises(kind, match="no group named 'none'"):
+            DistributedManager.create_orthogonal_process_group("x", "none")
+
+
+@ranks(2)
+def test_a_group_may_have_the_name_of_a_mesh_axis(mesh):
+    manager = adopted()
+    assert manager.mesh().mesh_dim_names == ("world",)
+    DistributedManager.create_process_subgroup("world", 2)
+    assert manager.group_size("world") == 2 and manager.mesh("world").size() == 2
+
+
+# ---- groups from a tree -----------------------------------------------------
+
+
+def tree(**sizes):
+    config = ProcessGroupConfig(ProcessGroupNode("world"))
+    for name in ("model", "data"):
+        config.add_node(ProcessGroupNode(name), parent="world")
+    config.set_leaf_group_sizes(sizes)
+    return config
+
+
+@ranks(4)
+def test_siblings_of_a_tree_are_orthogonal(mesh):
+    manager = adopted()
+    DistributedManager.create_groups_from_config(tree(model=2, data=2))
+
+    def ranks_of(name):
+        return dist.get_process_group_ranks(manager.group(name))
+
+    rank = manager.rank
+    assert ranks_of("world") == [0, 1, 2, 3]
+    assert ranks_of("model") == [[0, 1], [2, 3]][rank // 2]
+    assert ranks_of("data") == [[0, 2], [1, 3]][rank % 2]
+    name = DistributedManager.create_group_from_node(
+        ProcessGroupNode("last", 1), parent="data"
+    )
+    assert name == "__orthogonal_to_last" and ranks_of("last") == [rank]
+    with pytest.raises(AssertionError, match="'none' has no size"):
+        DistributedManager.create_group_from_node(ProcessGroupNode("none"))
+
+
+@ranks(4)
+def test_a_tree_may_be_deep(mesh):
+    manager = adopted()
+    config = ProcessGroupConfig(ProcessGroupNode("world"))
+    config.add_node(ProcessGroupNode("model"), "world")
+    config.add_node(ProcessGroupNode("rows", 2), config.get_node("model"))
+    config.add_node(ProcessGroupNode("columns", 2), "model")
+    assert config.update_parent_sizes() == 4
+    DistributedManager.create_groups_from_config(config)
+    ranks_of = dist.get_process_group_ranks
+    assert ranks_of(manager.group("model")) == [0, 1, 2, 3]
+    assert ranks_of(manager.group("rows")) == [[0, 1], [2, 3]][manager.rank // 2]
+    assert ranks_of(manager.group("columns")) == [[0, 2], [1, 3]][manager.rank % 2]
+
+
+def test_trees_know_their_sizes(capsys):
+    config = tree(model=2, data=3)
+    assert config.root.size == 6 and config.root_id == "world"
+    assert config.leaf_groups() == ["model", "data"]
+    config.set_leaf_group_sizes({"data": 5}, update_parent_sizes=False)
+    assert config.root.size == 6 and config.get_node("data").size == 5
+    assert config.update_parent_sizes(verbose=True) == 10
+    assert "group 'world': 10 ranks" in capsys.readouterr().out
+    with pytest.raises(AssertionError, match="'world' is none of the leaves"):
+        config.set_leaf_group_sizes({"world": 2})
+    with pytest.raises(ValueError, match="a node named 'data' already"):
+        config.add_node(ProcessGroupNode("data"), "world")
+    with pytest.raises(ValueError, match="no node is named 'x'"):
+        config.add_node(ProcessGroupNode("y"), "x")
+    with pytest.raises(AssertionError, match="'model' has no size"):
+        tree(data=2)
+
+
+# ---- under PhysicsNeMo's names ----------------------------------------------
+
+
+@ranks(2)
+def test_a_fixture_that_empties_the_shared_state_gets_a_new_manager(mesh):
+    manager = adopted()
+    assert manager._distributed and manager._initialization_method == "existing"
+    DistributedManager._shared_state = {}
+    assert not DistributedManager.is_initialized()
+    for kind in (
+        PhysicsNeMoUninitializedDistributedManagerWarning, Warning, RuntimeError
+    ):  # fmt: skip
+        with pytest.raises(kind):
+            DistributedManager()
+    DistributedManager.initialize()
+    assert DistributedManager() is not manager and DistributedManager().rank < 2
+    with pytest.raises(PhysicsNeMoUndefinedGroupError):
+        DistributedManager().group("x")
+
+
+def by_one_launcher(launcher, port):
+    """With the variables of all launchers, and no rank of theirs but ours."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    for name, variables in LAUNCHERS.items():
+        for key, value in variables.items():
+            value = value.replace("RANK", str(rank if name == launcher else 7))
+            os.environ[key] = value
+    os.environ["MASTER_PORT"] = str(port if launcher == "env" else 1)
+    os.environ["MASTER_ADDR"] = "localhost"
+    {
+        "env": lambda: DistributedManager.initialize_env(),
+        "slurm": lambda: DistributedManager.initialize_slurm(port),
+        "openmpi": lambda: DistributedManager.initialize_open_mpi("localhost", port),
+    }[launcher]()
+    manager = DistributedManager()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    method = manager._initialization_method
+    DistributedManager.cleanup(barrier=True)
+    return manager.rank, method, x.item()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_launchers_variables_may_be_chosen(launcher):
+    got = values(run_isolated(2, by_one_launcher, launcher, free_port()))
+    assert got == [(0, launcher, 2.0), (1, launcher, 2.0)]
+
+
+def set_up(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, port=str(port))
+    return DistributedManager().local_rank
+
+
+def test_without_a_local_rank_there_is_one():
+    assert values(run_isolated(2, set_up, free_port())) == [0, 1]
 
 
 @ranks(1)

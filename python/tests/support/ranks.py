@@ -447,7 +447,7 @@ def _restore_settings():
     st.set_gradient_policy("coalesced")
     st.set_check_mode(False)
     st.set_communication_timeout(0)
-    st.distributed.DistributedManager._instance = None
+    st.distributed.DistributedManager._shared_state = {}
 
 
 def _format(error):
