@@ -2,7 +2,14 @@
 
 from shardtensor._C import Launch, LaunchError, detect_launch
 from shardtensor.distributed import mpi
+from shardtensor.distributed.autograd import (
+    all_gather_v,
+    gather_v,
+    indexed_all_to_all_v,
+    scatter_v,
+)
 from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
+from shardtensor.distributed.fused_all_reduce import fused_all_reduce
 from shardtensor.distributed.manager import (
     DistributedManager,
     GroupError,
@@ -10,6 +17,11 @@ from shardtensor.distributed.manager import (
     PhysicsNeMoUninitializedDistributedManagerWarning,
     UndefinedGroupError,
     UninitializedManagerError,
+)
+from shardtensor.distributed.utils import (
+    mark_module_as_shared,
+    reduce_loss,
+    unmark_module_as_shared,
 )
 
 mpi.register()
@@ -25,5 +37,13 @@ __all__ = [
     "ProcessGroupNode",
     "UndefinedGroupError",
     "UninitializedManagerError",
+    "all_gather_v",
     "detect_launch",
+    "fused_all_reduce",
+    "gather_v",
+    "indexed_all_to_all_v",
+    "mark_module_as_shared",
+    "reduce_loss",
+    "scatter_v",
+    "unmark_module_as_shared",
 ]

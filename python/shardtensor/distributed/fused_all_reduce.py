@@ -1,0 +1,147 @@
+"""Many values, one all-reduce: for logging, not for gradients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardtensor import _ops
+
+# With the library's names. An average is a sum, divided here, for not every
+# backend has one.
+_OPS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "sum"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+)
+
+
+class FusedWork:
+    """What fused_all_reduce(async_op=True) gives beside its result."""
+
+    def __init__(self, work: dist.Work | None = None, finish: Callable = lambda: None):
+        self._work = work
+        self._finish = finish
+
+    def wait(self) -> bool:
+        """Returns once the result's tensors hold the reduced values."""
+        if self._work is not None:
+            self._work.wait()
+            self._finish()
+            self._work = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return at once."""
+        return self._work is None or self._work.is_completed()
+
+
+def fused_all_reduce(
+    tensors: Any,
+    *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    buffer_dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Every tensor of a container reduced over the ranks, by one message. A
+    tensor gives a tensor, a mapping a dict in its own order, another sequence a
+    list, a TensorDict a TensorDict, in any nest; leaves keep shape, dtype and
+    device, and share nothing with the inputs. Ranks may insert keys in any
+    order. `op`: SUM, AVG, MAX or MIN.
+
+    The values travel in one buffer of `buffer_dtype` (default: the leaves'
+    promoted dtype, floats as fp32 at least; integers beside floats need it
+    said), on `device` (default: the first leaf's). With `async_op` the result is
+    (container, work): the tensors hold this rank's values until work.wait(),
+    then the reduced ones. Not differentiable.
+
+        fused_all_reduce({"loss": loss, "error": error}, op=dist.ReduceOp.AVG)
+    """
+    reduce = _name(op)
+    leaves: list[torch.Tensor] = []
+    result = _copy(tensors, leaves)
+    dtype = _buffer_dtype(leaves) if buffer_dtype is None else buffer_dtype
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    if ranks == 1 or not leaves:
+        return (result, FusedWork()) if async_op else result
+    place = leaves[0].device if device is None else torch.device(device)
+    buffer = torch.cat([leaf.to(place, dtype).view(-1) for leaf in leaves])
+    divisor = ranks if _is(op, dist.ReduceOp.AVG) else 1
+    if async_op:
+        sent = dist.ReduceOp.SUM if divisor > 1 else op
+        work = dist.all_reduce(buffer, sent, group, async_op=True)
+        return result, FusedWork(work, lambda: _fill(leaves, buffer, divisor))
+    name = (group or dist.group.WORLD).group_name
+    _fill(leaves, _ops.all_reduce(buffer, reduce, name), divisor)
+    return result
+
+
+def _name(op):
+    for known, name in _OPS:
+        if _is(op, known):
+            return name
+    raise ValueError(f"fused_all_reduce: op: expected SUM, AVG, MAX or MIN, got {op}")
+
+
+def _is(op, known):
+    # torch.compile cannot look into the values, which most often are these.
+    return op is known or (not torch.compiler.is_compiling() and op == known)
+
+
+def _copy(value, leaves):
+    """`value` with each tensor cloned; the clones in `leaves`, in an order that
+    all ranks agree on: mappings by key."""
+    if isinstance(value, torch.Tensor):
+        leaves.append(value.detach().clone(memory_format=torch.contiguous_format))
+        return leaves[-1]
+    if _is_tensordict(value):
+        made = {key: _copy(value[key], leaves) for key in sorted(value.keys())}
+        made = {key: made[key] for key in value.keys()}  # noqa: SIM118
+        kind = sys.modules["tensordict"].TensorDict
+        return kind(made, batch_size=value.batch_size, device=value.device)
+    if isinstance(value, Mapping):
+        made = {key: _copy(value[key], leaves) for key in sorted(value)}
+        return {key: made[key] for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_copy(entry, leaves) for entry in value]
+    raise TypeError(
+        "fused_all_reduce: expected tensors, mappings, sequences or TensorDicts, got "
+        f"a {type(value).__name__}"
+    )
+
+
+def _is_tensordict(value):
+    tensordict = sys.modules.get("tensordict")
+    return tensordict is not None and isinstance(value, tensordict.TensorDictBase)
+
+
+def _buffer_dtype(leaves):
+    floating = [x.dtype for x in leaves if x.is_floating_point() or x.is_complex()]
+    if floating and len(floating) < len(leaves):
+        raise ValueError(
+            "fused_all_reduce: integer or bool tensors beside floating ones: say the "
+            "buffer_dtype, for not every integer is a float"
+        )
+    dtype = torch.float32 if floating else torch.bool
+    for leaf in leaves:
+        dtype = torch.promote_types(dtype, leaf.dtype)
+    return dtype
+
+
+def _fill(leaves, buffer, divisor):
+    """The buffer's values, in place."""
+    if divisor != 1:
+        exact = not (buffer.is_floating_point() or buffer.is_complex())
+        mode = "trunc" if exact else None
+        buffer = torch.div(buffer, divisor, rounding_mode=mode)
+    pieces = buffer.split([prod(leaf.shape) for leaf in leaves])
+    for leaf, piece in zip(leaves, pieces, strict=True):
+        leaf.copy_(piece.view(leaf.shape))

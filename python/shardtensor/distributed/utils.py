@@ -1,0 +1,163 @@
+"""Splitting, padding, sums of losses, parameters that ranks share."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from shardtensor import _ops
+from shardtensor.distributed.manager import (
+    DistributedManager,
+    UninitializedManagerError,
+)
+
+# ---- splitting --------------------------------------------------------------
+
+
+def compute_split_shapes(size: int, num_chunks: int) -> list[int]:
+    """`size` rows in `num_chunks` pieces: rounded up, the rest last; if nothing
+    would be left for the last, rounded down. Not torch.chunk's split, which
+    ShardTensors have: 4 rows in 3 are 1, 1, 2 here."""
+    if num_chunks == 1:
+        return [size]
+    piece = -(-size // num_chunks)
+    if piece * (num_chunks - 1) >= size:
+        piece = size // num_chunks
+    return [piece] * (num_chunks - 1) + [size - piece * (num_chunks - 1)]
+
+
+def split_tensor_along_dim(
+    tensor: torch.Tensor, dim: int, num_chunks: int
+) -> tuple[torch.Tensor, ...]:
+    """The pieces of compute_split_shapes, as torch.split makes them."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(f"split_tensor_along_dim: dim {dim} of {tensor.dim()} dims")
+    if tensor.shape[dim] < num_chunks:
+        raise ValueError(
+            f"split_tensor_along_dim: {tensor.shape[dim]} rows of dim {dim} in "
+            f"{num_chunks} pieces"
+        )
+    return tensor.split(compute_split_shapes(tensor.shape[dim], num_chunks), dim)
+
+
+def distributed_transpose(
+    tensor: torch.Tensor,
+    dim0: int,
+    dim1: int,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> tuple[list[torch.Tensor], dist.Work | None]:
+    """Cuts `dim0` into one part for each rank and sends part i to rank i; what
+    comes, joined along `dim1` by the caller, is the tensor cut along `dim0`
+    instead. Not differentiable; ShardTensor.redistribute is."""
+    ranks = dist.get_world_size(group)
+    if tensor.shape[dim0] % ranks:
+        raise ValueError(
+            f"distributed_transpose: {tensor.shape[dim0]} rows of dim {dim0} do not "
+            f"divide by {ranks} ranks"
+        )
+    del dim1  # where the caller joins them
+    sent = torch.stack(tensor.detach().chunk(ranks, dim0))
+    received = torch.empty_like(sent)
+    work = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
+    return list(received.unbind(0)), work
+
+
+# ---- padding ----------------------------------------------------------------
+
+
+def pad_helper(
+    tensor: torch.Tensor, dim: int, new_size: int, mode: str = "zero"
+) -> torch.Tensor:
+    """`dim` made `new_size` long by zeros at its end. "conj" fills them as a
+    real signal's spectrum goes on: the conjugates of entries 1, 2, ... from the
+    end backwards."""
+    dim %= tensor.dim()
+    added = new_size - tensor.shape[dim]
+    padded = F.pad(tensor, [0, 0] * (tensor.dim() - dim - 1) + [0, added])
+    if mode == "conj":
+        mirrored = tensor.narrow(dim, 1, added).flip(dim).conj()
+        padded.narrow(dim, tensor.shape[dim], added).copy_(mirrored)
+    elif mode != "zero":
+        raise ValueError(f"pad_helper: mode: expected 'zero' or 'conj', got {mode!r}")
+    return padded
+
+
+def truncate_helper(tensor: torch.Tensor, dim: int, new_size: int) -> torch.Tensor:
+    """The first `new_size` entries of `dim`, in the tensor's memory format."""
+    short = tensor.narrow(dim, 0, new_size)
+    return short.contiguous(memory_format=get_memory_format(tensor))
+
+
+def get_memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """channels_last where the tensor lies so, else contiguous."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+# ---- losses -----------------------------------------------------------------
+
+
+def reduce_loss(
+    loss: float | torch.Tensor, dst_rank: int = 0, mean: bool = True
+) -> float | None:
+    """The mean (or sum) of every rank's loss on `dst_rank`, None elsewhere. For
+    logging: not differentiable. One reduce of one fp32 number."""
+    if not DistributedManager.is_initialized():
+        raise UninitializedManagerError()
+    manager = DistributedManager()
+    total = torch.tensor(float(loss), device=manager.device)
+    if dist.is_initialized():
+        dist.reduce(total, dst_rank)
+    if manager.rank != dst_rank:
+        return None
+    return total.item() / (manager.world_size if mean else 1)
+
+
+# ---- parameters -------------------------------------------------------------
+
+
+def mark_module_as_shared(
+    module: torch.nn.Module,
+    process_group: str | None,
+    recurse: bool = True,
+    use_fp32_reduction: bool = True,
+) -> torch.nn.Module:
+    """From now on the gradients of the module's parameters are sums over the
+    named group (None: over all ranks): each backward's new term is, before it
+    is added to `.grad`. For parameters that plain local tensors meet;
+    ShardTensors need nothing of this. fp16 and bf16 are summed in fp32 unless
+    told otherwise."""
+    group = DistributedManager().group(process_group) or dist.group.WORLD
+    parameters = dict(module.named_parameters(recurse=recurse))
+    marked = [name for name, p in parameters.items() if hasattr(p, _MARK)]
+    if marked:
+        raise RuntimeError(f"mark_module_as_shared: already shared: {marked}")
+
+    def summed(grad):
+        half = grad.dtype in (torch.float16, torch.bfloat16)
+        term = grad.float() if half and use_fp32_reduction else grad
+        return _ops.all_reduce(term, "sum", group.group_name).to(grad.dtype)
+
+    for parameter in parameters.values():
+        setattr(parameter, _MARK, parameter.register_hook(summed))
+    return module
+
+
+def unmark_module_as_shared(
+    module: torch.nn.Module, recurse: bool = True
+) -> torch.nn.Module:
+    """Undoes mark_module_as_shared."""
+    parameters = dict(module.named_parameters(recurse=recurse))
+    unmarked = [name for name, p in parameters.items() if not hasattr(p, _MARK)]
+    if unmarked:
+        raise RuntimeError(f"unmark_module_as_shared: not shared: {unmarked}")
+    for parameter in parameters.values():
+        getattr(parameter, _MARK).remove()
+        delattr(parameter, _MARK)
+    return module
+
+
+_MARK = "_shardtensor_shared"  # a parameter's attribute: the handle of its hook

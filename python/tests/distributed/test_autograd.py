@@ -1,0 +1,212 @@
+"""Uneven collectives under PhysicsNeMo's names, and its groups' regions."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import assert_close, ranks
+
+from shardtensor.distributed import (
+    DistributedManager,
+    all_gather_v,
+    gather_v,
+    indexed_all_to_all_v,
+    scatter_v,
+)
+from shardtensor.distributed.mappings import (
+    copy_to_parallel_region,
+    gather_from_parallel_region,
+    reduce_from_parallel_region,
+    scatter_to_parallel_region,
+)
+
+F64 = torch.float64
+SIZES = {1: [4], 2: [3, 1], 3: [2, 0, 3], 4: [0, 1, 4, 2]}
+
+
+def whole(rows, dim=0):
+    x = torch.arange(rows * 3.0, dtype=F64).reshape(rows, 3) + 1
+    return x if dim == 0 else x.t().contiguous()
+
+
+def own(mesh, dim=0):
+    """(everything, this rank's piece, the sizes)"""
+    sizes = SIZES[mesh.size()]
+    begin = sum(sizes[: mesh.get_local_rank()])
+    x = whole(sum(sizes), dim)
+    piece = x.narrow(dim, begin, sizes[mesh.get_local_rank()]).clone()
+    return x, piece.requires_grad_(), sizes
+
+
+# ---- the four collectives ---------------------------------------------------
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_all_gather_v_joins_and_sums_the_gradients(mesh, dim):
+    everything, piece, sizes = own(mesh, dim % 2)
+    rank, size = mesh.get_local_rank(), mesh.size()
+    y = all_gather_v(piece, [torch.tensor(n) for n in sizes], dim)
+    assert torch.equal(y, everything)
+    (gradient,) = torch.autograd.grad((y * y * (rank + 1)).sum(), piece)
+    assert_close(gradient, 2 * piece * sum(range(1, size + 1)))
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_halves_are_summed_in_fp32(mesh, dtype, dim):
+    """1, then 2^-12 from each other rank but the last, which takes the 1 back."""
+    sizes = [2] * mesh.size()
+    x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
+    y = all_gather_v(x, sizes, dim)
+    term = {0: 1.0, mesh.size() - 1: -1.0}.get(dist.get_rank(), 2.0**-12)
+    y.backward(torch.full_like(y, term))
+    middle = (mesh.size() - 2) * 2.0**-12
+    assert_close(x.grad, torch.full_like(x, middle))
+
+    x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
+    table = [[2] * mesh.size() for _ in range(mesh.size())]
+    to = [torch.tensor([0, 0])] * mesh.size()
+    y = indexed_all_to_all_v(x, to, table, dim=dim)
+    y.backward(torch.full_like(y, term))
+    expected = torch.zeros_like(x)
+    expected.select(dim, 0).fill_(2 * middle)
+    assert_close(x.grad, expected)
+
+
+@ranks(1, 2, 3, 4)
+def test_gather_v_joins_on_one_rank(mesh):
+    everything, piece, sizes = own(mesh)
+    rank = mesh.get_local_rank()
+    for dst in range(mesh.size()):
+        y = gather_v(piece, sizes, dst=dst)
+        assert torch.equal(y, everything if rank == dst else torch.zeros_like(y))
+        factor = 2.0 if rank == dst else 100.0
+        (gradient,) = torch.autograd.grad(y, piece, everything * factor)
+        assert_close(gradient, 2 * piece)
+
+
+@ranks(1, 2, 3, 4)
+def test_scatter_v_cuts_one_ranks_tensor(mesh):
+    everything, piece, sizes = own(mesh)
+    rank = mesh.get_local_rank()
+    for src in range(mesh.size()):
+        x = everything.clone() if rank == src else torch.ones(1, 3, dtype=F64)
+        x = x.requires_grad_()
+        y = scatter_v(x, sizes, src=src)
+        assert torch.equal(y, piece)
+        (gradient,) = torch.autograd.grad((y * y).sum(), x)
+        assert_close(gradient, 2 * x if rank == src else torch.zeros_like(x))
+
+
+@ranks(1, 2, 3)
+def test_indexed_all_to_all_v_sends_rows_several_ways(mesh):
+    """Rank i sends its rows 0, ..., j to rank j, the first row last."""
+    rank, size = mesh.get_local_rank(), mesh.size()
+    x = (whole(4) + 100 * rank).requires_grad_()
+    indices = [torch.arange(j, -1, -1) for j in range(size)]
+    table = [[j + 1 for j in range(size)] for _ in range(size)]
+    y = indexed_all_to_all_v(x, indices, table)
+    mine = torch.arange(rank, -1, -1)
+    assert torch.equal(y, torch.cat([whole(4)[mine] + 100 * i for i in range(size)]))
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    times = torch.tensor([float(sum(k <= j for j in range(size))) for k in range(4)])
+    assert_close(gradient, times.to(F64)[:, None].expand(4, 3))
+
+
+@ranks(2, 3)
+def test_a_second_derivative_passes_through(mesh):
+    _, piece, sizes = own(mesh)
+    for fn in (
+        lambda x: all_gather_v(x, sizes),
+        lambda x: gather_v(x, sizes, dst=1),
+    ):
+        y = fn(piece)
+        (first,) = torch.autograd.grad((y**3).sum(), piece, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), piece)
+        times = (first / (3 * piece**2)).detach().round()
+        assert_close(second, (6 * piece * times).detach())
+
+
+@ranks(2)
+def test_what_does_not_fit_is_a_value_error(mesh):
+    x = torch.ones(2, 3)
+    table = [[1, 1], [1, 1]]
+    for call, message in (
+        (lambda: all_gather_v(x, [2]), "sizes has 1 entries"),
+        (lambda: all_gather_v(x, [2, 2], dim=2), "dim 2 of a tensor with 2 dims"),
+        (lambda: all_gather_v(x, [1, 1]), "expected 1 rows in dim 0"),
+        (lambda: gather_v(x, [1, 1]), "expected 1 rows in dim 0"),
+        (lambda: gather_v(x, [2, 2], dst=2), "dst is 2, expected one of 2"),
+        (lambda: scatter_v(x, [1, 1], src=-1), "src is -1, expected one of 2"),
+        (lambda: scatter_v(x, [1, 1], dim=-3), "dim -3"),
+        (lambda: indexed_all_to_all_v(x, [], table), "indices has 0 entries"),
+        (lambda: indexed_all_to_all_v(x, [x, x], [[1, 1]]), "sizes has 1 entries"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@ranks(1)
+def test_one_rank_gets_its_tensor_itself(mesh):
+    x = torch.ones(2, 3)
+    assert all_gather_v(x, [2]) is x
+    assert gather_v(x, [2]) is x and scatter_v(x, [2]) is x
+
+
+# ---- regions ----------------------------------------------------------------
+
+
+def manager(mesh):
+    DistributedManager.initialize()
+    DistributedManager().initialize_mesh(tuple(mesh.shape), mesh.mesh_dim_names)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_regions_hand_values_on_and_gradients_back(mesh):
+    manager(mesh)
+    group = mesh.mesh_dim_names[0]
+    rank, size = mesh.get_local_rank(0), mesh.size(0)
+    weight = 1.0 + rank
+    total = sum(range(1, size + 1))
+    x = whole(5).requires_grad_()
+
+    y = copy_to_parallel_region(x, group)
+    assert torch.equal(y, x)
+    (gradient,) = torch.autograd.grad(y.sum() * weight, x)
+    assert_close(gradient, torch.full_like(x, total))
+
+    before = x.detach().clone()
+    y = reduce_from_parallel_region(x * weight, group)
+    assert_close(y, x * total)
+    assert torch.equal(x.detach(), before)
+    (gradient,) = torch.autograd.grad((y * weight).sum(), x)
+    assert_close(gradient, torch.full_like(x, weight * weight))
+
+    shapes = {1: [5], 2: [3, 2], 3: [2, 2, 1]}[size]
+    begin = sum(shapes[:rank])
+    y = scatter_to_parallel_region(x, 0, group)
+    assert torch.equal(y, x[begin : begin + shapes[rank]])
+    (gradient,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    assert_close(gradient, 2 * x)
+
+    piece = x.detach()[begin : begin + shapes[rank]].clone().requires_grad_()
+    y = gather_from_parallel_region(piece, -2, shapes, group)
+    assert torch.equal(y, x)
+    (gradient,) = torch.autograd.grad((y * y).sum() * weight, piece)
+    assert_close(gradient, 2 * piece * weight)
+
+
+@ranks(2)
+def test_regions_of_all_ranks_and_uneven_pieces(mesh):
+    manager(mesh)
+    rank = mesh.get_local_rank()
+    piece = torch.full((1 + 3 * rank, 2), float(rank), requires_grad=True)
+    y = gather_from_parallel_region(piece, 0, [1, 4], None)
+    assert y.tolist() == [[0.0, 0.0]] + [[1.0, 1.0]] * 4
+    y.sum().backward()
+    assert_close(piece.grad, torch.ones_like(piece))
+    with pytest.raises(ValueError, match="dim 3 of 2 dims"):
+        scatter_to_parallel_region(piece, 3, None)
+    with pytest.raises(ValueError, match="1 rows of dim 0 for 2 ranks"):
+        scatter_to_parallel_region(torch.ones(1, 2), 0, None)
