@@ -53,6 +53,7 @@ from shardtensor.modes import (
     set_fallback_mode,
     set_gradient_policy,
 )
+from shardtensor.patch_core import MissingShardPatch, UndeterminedShardingError
 from shardtensor.ring import (
     RingPassingConfig,
     perform_ring_iteration,
@@ -61,6 +62,7 @@ from shardtensor.ring import (
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import (
     ShardTensorSpec,
+    compute_sharding_shapes_from_chunking_global_shape,
     make_spec,
 )
 
@@ -68,11 +70,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 __all__ = [
+    "ST_AVAILABLE",
     "CommStats",
     "ContiguousGrad",
     "DeviceMesh",
     "GradReducer",
     "HaloConfig",
+    "MissingShardPatch",
     "Partial",
     "Placement",
     "Replicate",
@@ -81,8 +85,10 @@ __all__ = [
     "ShardTensor",
     "ShardTensorSpec",
     "TensorPromotionMode",
+    "UndeterminedShardingError",
     "check_mode",
     "comm_stats",
+    "compute_sharding_shapes_from_chunking_global_shape",
     "distribute_tensor",
     "distributed",
     "einsum",
@@ -105,6 +111,7 @@ __all__ = [
     "perform_ring_iteration_async",
     "rand",
     "randn",
+    "register_custom_ops",
     "reset_comm_stats",
     "reset_fallback_counts",
     "scatter_tensor",
@@ -117,6 +124,14 @@ __all__ = [
     "unhalo_padding",
     "zeros",
 ]
+
+# For programs that ask PhysicsNeMo whether it has ShardTensors, and switch its
+# operators on.
+ST_AVAILABLE = True
+
+
+def register_custom_ops() -> None:
+    """Nothing: operators understand ShardTensors from the import on."""
 
 
 def __getattr__(name: str):

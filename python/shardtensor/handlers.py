@@ -24,6 +24,9 @@ tensor_class: type | None = None  # set by shard_tensor.py
 
 _by_function: dict[Callable, FunctionHandler] = {}
 _by_name: dict[str, FunctionHandler] = {}
+_by_operator: dict[torch._ops.OpOverload, Callable] = {}
+_by_operator_name: dict[str, Callable] = {}  # str(operator), "aten.add.Tensor"
+_serving: dict[torch._ops.OpOverload, Callable] = {}  # what both come to
 _names: dict[Callable, str] = {}  # str(func) is slow
 _running = threading.local()
 
@@ -44,9 +47,10 @@ def register_named_function_handler(cls, name: str, handler: FunctionHandler) ->
 
 def register_dispatch_handler(cls, op: torch._ops.OpOverload, handler) -> None:
     """`handler(*args, **kwargs)` serves the ATen operator `op`, such as
-    torch.ops.aten.add.Tensor, below autograd."""
-    _C.set_handler(_operator_name(op), _callable(handler))
-    _forget_compiled()
+    torch.ops.aten.add.Tensor, below autograd. One that TorchScript alone has,
+    such as torch.ops.aten.add.default, is never called."""
+    _serve(op, handler)
+    _by_operator[op] = handler
 
 
 def unregister_function_handler(cls, func: Callable) -> None:
@@ -62,8 +66,92 @@ def unregister_named_function_handler(cls, name: str) -> None:
 
 
 def unregister_dispatch_handler(cls, op: torch._ops.OpOverload) -> None:
-    _C.remove_handler(_operator_name(op))
+    _stop_serving(op)
+    _by_operator.pop(op, None)
+
+
+class Registries(type(torch.Tensor)):
+    """What is registered, as dicts on the tensor's class under PhysicsNeMo's
+    names. Tests copy one, register, and assign the copy back: then exactly its
+    handlers are active. A dict that is changed in place is not looked at."""
+
+    @property
+    def _function_registry(cls) -> dict[Callable, FunctionHandler]:
+        return _by_function
+
+    @_function_registry.setter
+    def _function_registry(cls, handlers):
+        _replace(_by_function, {_key(f): _callable(h) for f, h in handlers.items()})
+        _install()
+
+    @property
+    def _named_function_registry(cls) -> dict[str, FunctionHandler]:
+        return _by_name
+
+    @_named_function_registry.setter
+    def _named_function_registry(cls, handlers):
+        _replace(_by_name, handlers)
+        _install()
+
+    @property
+    def _dispatch_registry(cls) -> dict[torch._ops.OpOverload, Callable]:
+        return _by_operator
+
+    @_dispatch_registry.setter
+    def _dispatch_registry(cls, handlers):
+        _replace(_by_operator, handlers)
+        _serve_registered()
+
+    @property
+    def _dispatch_registry_by_name(cls) -> dict[str, Callable]:
+        """By str(operator): "aten.add.Tensor"."""
+        return _by_operator_name
+
+    @_dispatch_registry_by_name.setter
+    def _dispatch_registry_by_name(cls, handlers):
+        _replace(_by_operator_name, handlers)
+        _serve_registered()
+
+
+def _serve_registered():
+    """Makes exactly the registered dispatch handlers active."""
+    named = {_operator(name): handler for name, handler in _by_operator_name.items()}
+    wanted = {**named, **_by_operator}
+    for op in [op for op in _serving if op not in wanted]:
+        _stop_serving(op)
+    for op, handler in wanted.items():
+        if _serving.get(op) is not handler:
+            _serve(op, handler)
+
+
+def _serve(op, handler):
+    name = _operator_name(op)
+    if torch._C._dispatch_has_kernel(name):
+        _C.set_handler(name, _callable(handler))
+    _serving[op] = _callable(handler)
     _forget_compiled()
+
+
+def _stop_serving(op):
+    name = _operator_name(op)
+    if torch._C._dispatch_has_kernel(name) or op not in _serving:
+        _C.remove_handler(name)
+    _serving.pop(op, None)
+    _forget_compiled()
+
+
+def _replace(registry, handlers):
+    handlers = dict(handlers)
+    registry.clear()
+    registry.update(handlers)
+
+
+def _operator(name):
+    """torch.ops.aten.add.Tensor of "aten.add.Tensor"."""
+    found = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _key(func):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardtensor.placements import Placements
 
 
-class ShardTensor(torch.Tensor):
+class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     """A tensor of global shape of which each rank holds one piece.
 
     It goes through unchanged PyTorch code: operators give the numbers of one
@@ -43,11 +43,27 @@ class ShardTensor(torch.Tensor):
     # Disabled until somebody registers a function handler, see handlers.py.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def __new__(cls, *_, **__):
-        raise TypeError(
-            "a ShardTensor is made by ShardTensor.from_local, from_dtensor, "
-            "scatter_tensor, distribute_tensor or a factory such as zeros"
-        )
+    def __new__(
+        cls,
+        local_tensor: torch.Tensor,
+        spec: ShardTensorSpec,
+        *,
+        requires_grad: bool = False,
+    ) -> ShardTensor:
+        """A leaf of a known layout, without history: PhysicsNeMo's first choice
+        for what an operator of one's own gives; from_spec is differentiable."""
+        if not isinstance(spec, ShardTensorSpec):
+            raise TypeError(
+                "a ShardTensor is made by ShardTensor(local_tensor, spec), "
+                "from_local, from_dtensor, scatter_tensor, distribute_tensor or a "
+                "factory such as zeros"
+            )
+        spec.fill_in(local_tensor)
+        leaf = _C.from_local(local_tensor.detach(), spec._core)
+        return leaf.requires_grad_(requires_grad)
+
+    def __init__(self, *_, **__):
+        pass
 
     # ---- making one ---------------------------------------------------------
 
@@ -84,10 +100,16 @@ class ShardTensor(torch.Tensor):
 
     @staticmethod
     def from_dtensor(dtensor: DTensor) -> ShardTensor:
-        """The same pieces, differentiable. No communication."""
+        """The same pieces, differentiable, and with a `.grad` of its own, as
+        PhysicsNeMo's has. A ShardTensor is returned as it is. No communication."""
+        if isinstance(dtensor, ShardTensor):
+            return dtensor
         local = dtensor.to_local()
         spec = make_spec(dtensor.device_mesh, dtensor.shape, dtensor.placements)
-        return _C.from_local(local, spec._core)
+        result = _C.from_local(local, spec._core)
+        if dtensor.is_leaf and result.requires_grad:
+            result.retain_grad()
+        return result
 
     # ---- leaving ------------------------------------------------------------
 
@@ -234,6 +256,8 @@ class ShardTensor(torch.Tensor):
             )
 
     # ---- handlers and modes -------------------------------------------------
+
+    _enable_shard_patches = True  # may be assigned; see patches_enabled
 
     @classmethod
     def patches_enabled(cls) -> bool:

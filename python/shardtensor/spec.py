@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,13 +32,35 @@ class ShardTensorSpec:
         spec.local_shape      # (6, 4) on rank 0, (4, 4) on rank 1
         spec.offsets()        # (0,) on rank 0, (6,) on rank 1
         spec.sharding_shapes()  # {0: ((6, 4), (4, 4))}
+
+    PhysicsNeMo's form is taken, too: ShardTensorSpec(mesh=..., placements=...,
+    tensor_meta=..., _local_shape=..., _sharding_shapes=...). Without the last,
+    which are as sharding_shapes() gives them, the ranks ask each other for their
+    local shapes at the first use; without either, ShardTensor(local, spec) fills
+    in the local tensor's.
     """
 
-    __slots__ = ("_core", "_meta")
+    __slots__ = ("_core", "_meta", "_told")
 
-    def __init__(self, core: _C.ShardSpec, meta: TensorMeta | None = None):
-        self._core = core
-        self._meta = meta
+    def __init__(
+        self,
+        core: _C.ShardSpec | None = None,
+        meta: TensorMeta | None = None,
+        **described,
+    ):
+        if core is None:
+            self._meta = described.get("tensor_meta")
+            self._told = _Description(**described)
+        else:
+            self._core = core
+            self._meta = meta
+
+    def __getattr__(self, name: str):
+        """Only for what __init__ has left open."""
+        if name != "_core":
+            raise AttributeError(f"a ShardTensorSpec has no attribute {name!r}")
+        self._core = self._told.resolve()
+        return self._core
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -64,8 +87,40 @@ class ShardTensorSpec:
 
     @property
     def local_shape(self) -> torch.Size:
-        """The shape of this rank's shard."""
+        """The shape of this rank's shard. May be set while the spec's pieces are
+        not known."""
         return torch.Size(self._core.local_sizes(self._position))
+
+    @local_shape.setter
+    def local_shape(self, shape: torch.Size) -> None:
+        if not isinstance(shape, torch.Size):
+            raise TypeError(
+                f"local_shape: expected a torch.Size, got a {type(shape).__name__}"
+            )
+        if self._is_open():
+            self._told._local_shape = shape
+        elif shape != self.local_shape:
+            raise ValueError(
+                f"local_shape: this rank's piece has {tuple(self.local_shape)}, not "
+                f"{tuple(shape)}; make a spec with make_spec or from_local"
+            )
+
+    @property
+    def _local_shape(self) -> torch.Size:
+        return self.local_shape
+
+    def fill_in(self, local: torch.Tensor) -> None:
+        """Takes the local shape from a tensor, if nothing is known of the pieces."""
+        if self._is_open() and self._told.knows_nothing():
+            self._told._local_shape = local.shape
+
+    def _is_open(self) -> bool:
+        """Whether the pieces are still to be asked for."""
+        try:
+            object.__getattribute__(self, "_core")
+        except AttributeError:
+            return True
+        return False
 
     def sharding_shapes(
         self, mesh_dim: int | None = None
@@ -89,6 +144,21 @@ class ShardTensorSpec:
         )
 
     sharding_sizes = sharding_shapes
+
+    @property
+    def _sharding_shapes(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """sharding_shapes() in plain tuples. None may be assigned, which means
+        "ask again" to PhysicsNeMo: nothing is to be asked here."""
+        known = self.sharding_shapes()
+        return {axis: tuple(map(tuple, shapes)) for axis, shapes in known.items()}
+
+    @_sharding_shapes.setter
+    def _sharding_shapes(self, shapes):
+        if shapes is not None and _in_tuples(shapes) != self._sharding_shapes:
+            raise ValueError(
+                f"_sharding_shapes: a spec cannot be changed from "
+                f"{self._sharding_shapes} to {shapes}; make one with make_spec"
+            )
 
     def offsets(self, mesh_dim: int | None = None) -> tuple[int, ...] | int:
         """For each mesh axis, where this rank's shard begins in the dim that
@@ -164,6 +234,58 @@ class ShardTensorSpec:
         )
 
 
+@dataclass(kw_only=True)
+class _Description:
+    """What ShardTensorSpec(mesh=...) was told."""
+
+    mesh: DeviceMesh
+    placements: Placements
+    tensor_meta: TensorMeta
+    _local_shape: torch.Size | None = None
+    _sharding_shapes: Mapping[int, Sequence[Sequence[int]]] | None = None
+
+    def __post_init__(self):
+        self.placements = check_placements(self.placements, self.mesh.ndim)
+
+    def knows_nothing(self) -> bool:
+        return self._local_shape is None and self._sharding_shapes is None
+
+    def resolve(self) -> _C.ShardSpec:
+        shapes = self._sharding_shapes
+        local = self._local_shape
+        if local is None and shapes is not None:
+            local = self._own_shape()
+        if local is None:
+            raise ValueError(
+                "ShardTensorSpec: its pieces are not known; expected _local_shape or "
+                "_sharding_shapes"
+            )
+        where = core_mesh(self.mesh), [to_core(p) for p in self.placements]
+        if shapes is None:
+            options = {"dtype": self.tensor_meta.dtype, "device": self.mesh.device_type}
+            core = _C.infer_spec(torch.empty((), **options).expand(local), *where)
+        else:
+            along = [shapes.get(axis, ()) for axis in range(self.mesh.ndim)]
+            core = _C.infer_spec_along_axes(*where, list(local), along)
+        if list(core.sizes) != list(self.tensor_meta.shape):
+            raise ValueError(
+                f"ShardTensorSpec: the pieces make a tensor of shape "
+                f"{tuple(core.sizes)}, tensor_meta says {tuple(self.tensor_meta.shape)}"
+            )
+        return core
+
+    def _own_shape(self):
+        """This rank's entry: along each axis its extent of the dim cut there."""
+        shape = list(self.tensor_meta.shape)
+        for axis, shapes in self._sharding_shapes.items():
+            shape = list(shapes[self.mesh.get_local_rank(axis)])
+        return torch.Size(shape)
+
+
+def _in_tuples(shapes):
+    return {axis: tuple(map(tuple, along)) for axis, along in shapes.items()}
+
+
 def _rebuild_spec(device_type, ranks, names, sizes, placements, cuts):
     make = {
         "shard": lambda dim, _: _C.Placement.shard(dim),
@@ -198,6 +320,16 @@ def make_spec(
             partitions(placements, len(shape), sizes),
         )
     )
+
+
+def compute_sharding_shapes_from_chunking_global_shape(
+    mesh: DeviceMesh, placements: Sequence[Placement], global_shape: Sequence[int]
+) -> dict[int, list[torch.Size]]:
+    """For each mesh axis that shards a dim, the local shapes along it where every
+    dim is cut as torch.chunk would: what from_local takes as sharding_shapes.
+    PhysicsNeMo's name for make_spec(...).sharding_shapes(). No communication."""
+    shapes = make_spec(mesh, global_shape, placements).sharding_shapes()
+    return {axis: list(along) for axis, along in shapes.items()}
 
 
 def partitions(

@@ -327,3 +327,67 @@ def test_fallback_modes_count_warn_and_refuse(mesh):
     assert shardtensor.get_fallback_mode() == "warn"
     with pytest.raises(ValueError, match="expected 'error', 'warn' or 'silent'"):
         shardtensor.set_fallback_mode("loud")
+
+
+# ---- the registries ---------------------------------------------------------
+
+REGISTRIES = (
+    "_function_registry",
+    "_named_function_registry",
+    "_dispatch_registry",
+    "_dispatch_registry_by_name",
+)
+
+
+@ranks(2)
+def test_a_registry_that_is_assigned_says_what_is_active(mesh):
+    """As a fixture does that keeps tests apart."""
+    x = torch.randn(6)
+    s = shard(x, mesh, [Shard(0)])
+    kept = {name: getattr(ShardTensor, name).copy() for name in REGISTRIES}
+    assert not any(kept.values())
+    ShardTensor.register_function_handler(torch.dot, lambda *_: "dot")
+    ShardTensor.register_named_function_handler(
+        "shardtensor_test.twice.default", lambda *_: "twice"
+    )
+    ShardTensor.register_dispatch_handler(torch.ops.aten.exp.default, torch.sin)
+    registered = {name: getattr(ShardTensor, name).copy() for name in REGISTRIES}
+    assert list(registered["_function_registry"]) == [torch.dot]
+    assert torch.dot(s, s) == "dot" and twice(s) == "twice"
+    assert_close(s.exp(), x.sin())
+
+    for name, handlers in kept.items():
+        setattr(ShardTensor, name, handlers)
+    assert ShardTensor.__torch_function__ is torch._C._disabled_torch_function_impl
+    assert_close(torch.dot(s, s), torch.dot(x, x))
+    assert_close(s.exp(), x.exp())
+
+    for name, handlers in registered.items():
+        setattr(ShardTensor, name, handlers)
+    ShardTensor._dispatch_registry_by_name = {"aten.tanh.default": torch.cos}
+    assert torch.dot(s, s) == "dot" and twice(s) == "twice"
+    assert_close(s.exp(), x.sin())
+    assert_close(s.tanh(), x.cos())
+    for name, handlers in kept.items():
+        setattr(ShardTensor, name, handlers)
+    assert_close(s.exp(), x.exp())
+    assert_close(s.tanh(), x.tanh())
+
+
+@ranks(1)
+def test_an_operator_of_torchscript_alone_is_never_called(mesh):
+    s = shard(torch.randn(6), mesh, [Shard(0)])
+    op = torch.ops.aten.add.default
+    ShardTensor.register_dispatch_handler(op, lambda *_: 1 / 0)
+    assert op in ShardTensor._dispatch_registry
+    assert (s + s).shape == (6,)
+    ShardTensor.unregister_dispatch_handler(op)
+    assert op not in ShardTensor._dispatch_registry
+    with pytest.raises(ValueError, match="no dispatch handler for aten::add"):
+        ShardTensor.unregister_dispatch_handler(op)
+
+
+@ranks(1)
+def test_patches_may_be_switched_on(mesh):
+    ShardTensor._enable_shard_patches = True
+    assert ShardTensor.patches_enabled()
