@@ -65,6 +65,7 @@ from shardtensor.spec import (
     compute_sharding_shapes_from_chunking_global_shape,
     make_spec,
 )
+from shardtensor.sync import sync_module_over_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -119,6 +120,7 @@ __all__ = [
     "set_communication_timeout",
     "set_fallback_mode",
     "set_gradient_policy",
+    "sync_module_over_mesh",
     "tensordot",
     "transpose",
     "unhalo_padding",

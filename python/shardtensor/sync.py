@@ -1,0 +1,159 @@
+"""The same parameters on every rank of a mesh."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor.shard_tensor import ShardTensor
+
+BUCKET = 250_000_000  # bytes in one broadcast
+
+
+def sync_module_over_mesh(
+    module: torch.nn.Module,
+    mesh: DeviceMesh,
+    src_mesh_rank: int = 0,
+    verify: bool = False,
+) -> None:
+    """Gives every plain parameter and buffer the values that it has on the rank
+    at position `src_mesh_rank` of a 1-D mesh, in place; DTensors and
+    ShardTensors stay. For ranks that seeded differently: domain ranks must hold
+    equal weights, and neither DDP nor FSDP2 along another axis sees to it. Call
+    it before fully_shard. Modules that differ in more than values are an error
+    on all ranks; `verify` compares the values afterwards, too. Not
+    differentiable. Communication: two small gathers, the state in broadcasts of
+    at most 250 MB."""
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"sync_module_over_mesh: expected a 1-D mesh, got one of {mesh.ndim} axes"
+        )
+    if not 0 <= src_mesh_rank < mesh.size():
+        raise ValueError(
+            f"sync_module_over_mesh: src_mesh_rank {src_mesh_rank} is outside a mesh "
+            f"of {mesh.size()} ranks"
+        )
+    state = dict(_state(module))
+    plain = {name: x for name, x in state.items() if not _is_distributed(x)}
+    group = mesh.get_group()
+    device = _device(mesh)
+    _compare(_problem(module, mesh, state, plain), plain, group, device)
+    for bucket in _buckets(list(plain.values())):
+        _broadcast(bucket, src_mesh_rank, group)
+    if verify:
+        _compare_values(plain, group, device)
+
+
+def _state(module):
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _is_distributed(x):
+    if isinstance(x, ShardTensor):
+        return True
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return tensor is not None and isinstance(x, tensor.DTensor)
+
+
+def _device(mesh):
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
+
+
+# ---- before -----------------------------------------------------------------
+
+
+def _problem(module, mesh, state, plain) -> str:
+    """Why this rank's module cannot be made equal, or nothing."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp and any(isinstance(m, fsdp.FSDPModule) for m in module.modules()):
+        return "the module is an FSDP2 module already; call this before fully_shard"
+    for name, x in plain.items():
+        if x.is_meta:
+            return f"{name} is a meta tensor"
+        if x.device.type != mesh.device_type:
+            return f"{name} is on {x.device}, the mesh on {mesh.device_type}"
+    if state and not plain:
+        return f"the module has {len(state)} tensors, but none of it is plain"
+    return ""
+
+
+def _compare(problem: str, plain, group, device):
+    """Raises on all ranks where one of them has a problem or another module."""
+    told = [
+        (name, tuple(x.shape), str(x.dtype), str(x.layout)) for name, x in plain.items()
+    ]
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little", signed=True)
+    mine = torch.tensor([bool(problem), number], device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group)
+    troubled = [rank for rank, (bad, _) in enumerate(everyone) if bad]
+    if problem or troubled:
+        reason = problem or f"see the error of mesh rank {troubled[0]}"
+        raise RuntimeError(f"sync_module_over_mesh: {reason}")
+    others = [rank for rank, row in enumerate(everyone) if row[1] != everyone[0][1]]
+    if others:
+        raise RuntimeError(
+            "sync_module_over_mesh: metadata differs: names, shapes, dtypes or "
+            f"layouts on mesh ranks {others} are not those on mesh rank 0"
+        )
+
+
+# ---- the values -------------------------------------------------------------
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for x in tensors:
+        if size and size + x.nbytes > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(x)
+        size += x.nbytes
+    if size:
+        yield bucket
+
+
+def _broadcast(bucket, source, group):
+    """As bytes, for dtypes that backends do not know."""
+    sent = [x.detach().contiguous().view(-1).view(torch.uint8) for x in bucket]
+    flat = torch.cat(sent)
+    dist.broadcast(flat, group=group, group_src=source)
+    if dist.get_rank(group) == source:
+        return
+    with torch.no_grad():
+        for x, piece in zip(
+            bucket, flat.split([x.nbytes for x in bucket]), strict=True
+        ):
+            # A clone begins where its dtype may.
+            x.copy_(piece.clone().view(x.dtype).view(x.shape))
+
+
+def _compare_values(plain, group, device):
+    """By checksums, on all ranks alike."""
+    if not plain:
+        return
+    mine = torch.stack([_checksum(x.detach()) for x in plain.values()]).to(device)
+    extremes = torch.stack([mine, -mine])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
+    differs = (extremes[0] != -extremes[1]).any(dim=1).tolist()
+    names = [name for name, bad in zip(plain, differs, strict=True) if bad]
+    if names:
+        raise RuntimeError(f"sync_module_over_mesh: checksums differ: {names}")
+
+
+def _checksum(x):
+    """In double: the sum of the finite values, how many are not."""
+    x = torch.view_as_real(x) if x.is_complex() else x
+    x = x.double()
+    finite = torch.where(x.isfinite(), x, 0).sum()
+    return torch.stack([finite, *(n.sum().double() for n in (x.isnan(), x.isinf()))])
