@@ -46,7 +46,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     def __new__(
         cls,
         local_tensor: torch.Tensor,
-        spec: ShardTensorSpec,
+        spec: ShardTensorSpec | None = None,
         *,
         requires_grad: bool = False,
     ) -> ShardTensor:
@@ -54,9 +54,9 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         for what an operator of one's own gives; from_spec is differentiable."""
         if not isinstance(spec, ShardTensorSpec):
             raise TypeError(
-                "a ShardTensor is made by ShardTensor(local_tensor, spec), "
-                "from_local, from_dtensor, scatter_tensor, distribute_tensor or a "
-                "factory such as zeros"
+                "a ShardTensor is made by ShardTensor.from_local, from_spec, "
+                "from_dtensor, scatter_tensor, distribute_tensor, a factory such as "
+                "zeros, or ShardTensor(local_tensor, spec)"
             )
         spec.fill_in(local_tensor)
         leaf = _C.from_local(local_tensor.detach(), spec._core)
@@ -79,7 +79,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         differentiable. `sharding_shapes` says how the others' pieces look:
         "infer" asks them (one small gather); "chunk" takes torch.chunk's split
         of global_shape (of equal pieces without it); a dict gives, for each
-        mesh axis, the local shapes along it. The last two do not communicate.
+        mesh axis, the local shapes along it, of this tensor or of another that
+        is cut alike. The last two do not communicate.
         Default: DistributedManager's mesh, Replicate."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
