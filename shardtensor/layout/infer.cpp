@@ -171,14 +171,13 @@ SpecPtr infer_spec_along_axes(
     std::vector<int64_t> pieces;
     for (const auto& piece : along[axis]) {
       TORCH_CHECK_VALUE(
-          static_cast<int64_t>(piece.size()) == dims,
+          dim < static_cast<int64_t>(piece.size()),
           "from_local: sharding_shapes[",
           axis,
           "] has the shape (",
           join(piece),
-          "), expected ",
-          dims,
-          " dims");
+          "), expected one with dim ",
+          dim);
       pieces.push_back(piece[dim]);
     }
     partitions[dim] = Partition(pieces);

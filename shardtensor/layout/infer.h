@@ -21,8 +21,10 @@ SpecPtr infer_spec(
     const std::vector<std::vector<int64_t>>& local_sizes);
 
 /// From this rank's local sizes and those along each mesh axis that shards:
-/// along[axis][r] are the local sizes of the rank with coordinate r there.
-/// Raises when several axes shard one dim: their pieces are not among these.
+/// along[axis][r] are the local sizes of the rank with coordinate r there, of
+/// which only the dim that the axis cuts is read: they may be those of a tensor
+/// with fewer or other dims that is cut alike. Raises when several axes shard
+/// one dim: their pieces are not among these.
 SpecPtr infer_spec_along_axes(
     const MeshPtr& mesh,
     const std::vector<Placement>& placements,

@@ -55,6 +55,13 @@ TEST(InferSpec, SizesAlongEachAxisSayHowItCuts) {
   }
 }
 
+TEST(InferSpec, ReadsOnlyTheCutDimOfShapesAlongAnAxis) {
+  const auto spec = infer_spec_along_axes(
+      mesh_of({2}), {Placement::shard(0)}, {2, 4, 3}, {{{2, 9}, {5}}});
+  EXPECT_EQ(spec->sizes(), (Sizes{7, 4, 3}));
+  EXPECT_EQ(spec->partition(0).sizes(), (Sizes{2, 5}));
+}
+
 TEST(InferSpec, EvenPiecesNeedNoOthers) {
   const auto mesh = mesh_of({2, 3});
   const auto spec = infer_even_spec(
@@ -83,6 +90,13 @@ TEST(InferSpec, RefusesPiecesThatDoNotFitTogether) {
   expect_error<c10::ValueError>(
       [&] { infer_spec_along_axes(mesh, rows, {2, 3}, {{{2, 3}}}); },
       "from_local: sharding_shapes[0]: expected 2 shapes along mesh dim 0, got "
+      "1");
+  expect_error<c10::ValueError>(
+      [&] {
+        infer_spec_along_axes(
+            mesh, {Placement::shard(1)}, {2, 3}, {{{3}, {3}}});
+      },
+      "from_local: sharding_shapes[0] has the shape (3), expected one with dim "
       "1");
   expect_error<c10::ValueError>(
       [&] {
