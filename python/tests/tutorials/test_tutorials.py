@@ -123,7 +123,7 @@ def test_the_dot_product_by_a_function_handler(mesh):
             return torch.dot(x, y)
 
         c_baseline = f(a, b)
-        mesh = dm.initialize_mesh(mesh_shape=[-1], mesh_dim_names=["domain"])
+        mesh = dm.initialize_mesh(mesh_shape=[-1], mesh_dim_names=["vector"])
         placements = (Shard(0),)
         a_sharded = scatter_tensor(
             tensor=a, global_src=0, mesh=mesh, placements=placements
