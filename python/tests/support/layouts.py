@@ -4,6 +4,8 @@ import torch
 from ranks import check_op, partitions, sharded
 from torch.distributed.tensor import Replicate, Shard
 
+import shardtensor
+
 ALL = (1, 2, 3, 4, "2x2")
 
 
@@ -32,3 +34,9 @@ def check(mesh, shape, fn, *others, dims=None, x=None, **options):
         x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     for placements, sizes in sweep(mesh, x.shape, dims):
         check_op(fn, sharded(x, placements, sizes), *others, mesh=mesh, **options)
+
+
+def check_native(mesh, shape, fn, *others, **options):
+    """check(), and nothing may be gathered for want of a rule."""
+    with shardtensor.fallback_mode("error"):
+        check(mesh, shape, fn, *others, **options)

@@ -1,10 +1,12 @@
-#include <string_view>
+#include <optional>
+#include <string>
 #include <unordered_set>
 
-#include <ATen/ops/sgn.h>
+#include <ATen/ops/sgn_ops.h>
+#include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -28,16 +30,18 @@ Decision cast_rule(Call& call) {
       rounds ? Linearity::None : Linearity::Unary);
 }
 
-/// fill_ and the like: the old values do not count, the layout stays.
+/// fill and the like: the old values do not count, the layout stays.
 Decision overwrite_rule(Call& call) {
+  const auto& filled = call.operand(0).spec;
+  const auto layout = filled ? without_partial(filled) : nullptr;
   Decision decision;
   for (const auto& operand : call.operands()) {
     decision.inputs.push_back(
-        operand.written    ? without_partial(operand.spec)
-            : operand.spec ? replicated(operand.spec)
-                           : nullptr);
+        operand.argument == 0 || operand.written ? layout
+            : operand.spec                       ? replicated(operand.spec)
+                                                 : nullptr);
   }
-  decision.outputs = {decision.inputs[0]};
+  decision.outputs = {layout};
   return decision;
 }
 
@@ -63,10 +67,15 @@ const std::vector<RuleEntry>& linear_rules() {
       {"aten::add_.Tensor", additive},
       {"aten::sub.Tensor", additive},
       {"aten::sub_.Tensor", additive},
+      {"aten::rsub.Tensor", additive},
       {"aten::mul.Tensor", product},
       {"aten::mul_.Tensor", product},
       {"aten::div.Tensor", first},
       {"aten::div_.Tensor", first},
+      {"aten::fill.Scalar", overwrite_rule},
+      {"aten::fill.Scalar_out", overwrite_rule},
+      {"aten::fill.Tensor", overwrite_rule},
+      {"aten::fill.Tensor_out", overwrite_rule},
       {"aten::fill_.Scalar", overwrite_rule},
       {"aten::fill_.Tensor", overwrite_rule},
       {"aten::zero_", overwrite_rule},
@@ -80,9 +89,12 @@ constexpr const char* kUntagged[] = {
     "aten::where.self",
     "aten::masked_fill.Scalar",
     "aten::masked_fill.Tensor",
-    "aten::masked_fill_.Scalar",
-    "aten::masked_fill_.Tensor",
     "aten::isnan",
+    "aten::floor_divide",
+    "aten::floor_divide_.Tensor",
+    "aten::hardswish",
+    "aten::_prelu_kernel",
+    "aten::_prelu_kernel_backward",
     "aten::sigmoid_backward",
     "aten::tanh_backward",
     "aten::logit_backward",
@@ -92,7 +104,10 @@ constexpr const char* kUntagged[] = {
     "aten::hardswish_backward",
     "aten::hardsigmoid_backward",
     "aten::hardtanh_backward",
+    "aten::hardshrink_backward",
+    "aten::softshrink_backward",
     "aten::leaky_relu_backward",
+    "aten::rrelu_with_noise_backward",
     "aten::elu_backward",
     "aten::gelu_backward",
     "aten::threshold_backward",
@@ -121,6 +136,24 @@ bool is_pointwise(const c10::OperatorHandle& op) {
       !is_mistagged(op.operator_name().name);
 }
 
+/// The operator whose in-place or out= form this is: "aten::abs" of
+/// "aten::abs_", "aten::where.self" of "aten::where.self_out". Forms often miss
+/// the tag.
+std::optional<std::string> functional_name(const c10::OperatorName& form) {
+  auto name = form.name;
+  auto overload = form.overload_name;
+  if (name.ends_with('_')) {
+    name.pop_back();
+  } else if (overload == "out" || overload == "grad_input") {
+    overload.clear();
+  } else if (overload.ends_with("_out")) {
+    overload.resize(overload.size() - 4);
+  } else {
+    return {};
+  }
+  return c10::toString(c10::OperatorName(name, overload));
+}
+
 const bool registered = [] {
   std::unordered_set<std::string> seen;
   const auto add = [&](const std::string& op, Rule rule) {
@@ -138,6 +171,13 @@ const bool registered = [] {
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (op && name.name.rfind("aten::", 0) == 0 && is_pointwise(*op)) {
+      add(c10::toString(name), pointwise_rule);
+    }
+  }
+  const auto functional = seen;
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto found = functional_name(name);
+    if (found && functional.count(*found)) {
       add(c10::toString(name), pointwise_rule);
     }
   }
@@ -183,6 +223,26 @@ at::Tensor sgn_function(c10::DispatchKeySet keys, const at::Tensor& self) {
       below_function_level(keys), with_sharded_gradient(self));
 }
 
+/// masked_fill's formula selects the value's gradient by the mask, in the order
+/// of elements; where's sums it as it lies.
+void masked_fill_function(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const auto value = stack->back().toTensor();
+  if (!at::GradMode::is_enabled() || !value.requires_grad() ||
+      value.dim() > 0 || !is_shard_tensor(value)) {
+    run_below_function_level(op, keys, stack);
+    return;
+  }
+  torch::jit::pop(*stack);
+  const auto mask = torch::jit::pop(*stack).toTensor();
+  const auto self = torch::jit::pop(*stack).toTensor();
+  const auto result = at::where(mask, value.to(self.scalar_type()), self);
+  const bool in_place = op.schema().arguments()[0].alias_info();
+  stack->emplace_back(in_place ? self.copy_(result) : result);
+}
+
 void second_argument_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -199,7 +259,11 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
         op,
         torch::CppFunction::makeFromBoxedFunction<&second_argument_function>());
   }
-  m.impl("sgn", sgn_function);
+  m.impl("sgn", function_rule<at::_ops::sgn, sgn_function>);
+  for (const char* op : {"masked_fill.Tensor", "masked_fill_.Tensor"}) {
+    m.impl(
+        op, torch::CppFunction::makeFromBoxedFunction<&masked_fill_function>());
+  }
 }
 
 } // namespace shardtensor::detail

@@ -6,6 +6,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_safe_softmax_native.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/amax.h>
@@ -161,6 +162,8 @@ Tensor backward_kernel(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  // ATen's own composition, of operators that have kernels here.
+  m.impl("_safe_softmax", at::native::_safe_softmax);
   m.impl("_softmax", forward_kernel<ops::_softmax, softmax_across>);
   m.impl("_log_softmax", forward_kernel<ops::_log_softmax, log_softmax_across>);
   m.impl(
