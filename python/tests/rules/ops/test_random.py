@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import ALL, check, sweep
+from layouts import ALL, check, check_native, sweep
 from ranks import assert_close, check_op, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
@@ -97,7 +97,6 @@ DROPOUTS = {
     "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(
         x.unsqueeze(0), 0.4, training=True
     ),
-    "rrelu": lambda x: F.rrelu(x, training=True),
     "native": lambda x: torch.native_dropout(x, 0.4, True)[0],
     "native_mask": lambda x: torch.native_dropout(x.detach(), 0.4, True),
     "native_none": lambda x: torch.native_dropout(x, 0.4, False)[0],
@@ -113,6 +112,27 @@ def test_dropout_of_one_device(mesh, name):
         return DROPOUTS[name](x)
 
     check(mesh, (6, 5), run, second_order=name in ("dropout", "native"))
+
+
+RRELUS = {
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu_": lambda x: F.rrelu(x * 1, 0.2, 0.9, training=True, inplace=True),
+    "rrelu_generator": lambda x: torch.rrelu(
+        x, training=True, generator=seeded_generator()
+    ),
+    "rrelu_half": lambda x: F.rrelu(x.to(torch.bfloat16), training=True),
+    "functional": lambda x: aten.rrelu_with_noise_functional(
+        x.detach(), torch.ones_like(x), 0.1, 0.4, True
+    ),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", RRELUS)
+def test_rrelu_draws_where_it_is(mesh, name):
+    """An element takes a number only if it is not positive."""
+    for shape in ((6, 5), (4, 3, 5), (7,), (0, 3)):
+        check_native(mesh, shape, seeded(RRELUS[name]), second_order=True)
 
 
 def network(wrap):
