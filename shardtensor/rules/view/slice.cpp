@@ -3,9 +3,11 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/slice_backward.h>
+#include <ATen/ops/tensor_split.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/view/kept_plans.h"
@@ -312,7 +314,40 @@ at::Tensor diagonal_scatter_kernel(
   return result;
 }
 
+/// How many parts, or the rows where they begin: numbers for the host, which
+/// every rank has.
+std::vector<at::Tensor> tensor_split_function(
+    const at::Tensor& self,
+    const at::Tensor& indices_or_sections,
+    int64_t dim) {
+  const auto given = indices_or_sections.detach();
+  const auto numbers = is_shard_tensor(given) ? full_tensor(given) : given;
+  TORCH_CHECK(
+      numbers.dim() <= 1 && numbers.scalar_type() == at::kLong,
+      "tensor_split: expected a number of sections or a list of indices of "
+      "dtype Long, got ",
+      numbers.scalar_type(),
+      " of sizes ",
+      numbers.sizes());
+  if (numbers.dim() == 0) {
+    return at::tensor_split(self, numbers.item<int64_t>(), dim);
+  }
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < numbers.size(0); ++i) {
+    indices.push_back(numbers[i].item<int64_t>());
+  }
+  return at::tensor_split(self, indices, dim);
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "tensor_split.tensor_indices_or_sections",
+      function_rule<
+          at::_ops::tensor_split_tensor_indices_or_sections,
+          tensor_split_function>);
+}
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("slice.Tensor", slice_kernel);

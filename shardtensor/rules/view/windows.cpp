@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/diagonal_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_backward.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/view/kept_plans.h"
 
@@ -183,6 +185,59 @@ at::Tensor unfold_backward_kernel(
       output);
 }
 
+/// Windows of `dim`, `step` rows apart.
+struct Windows {
+  int64_t dim;
+  int64_t step;
+};
+
+/// Sizes and strides that mean windows of one dim, in a new last one.
+std::optional<Windows> find_windows(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride) {
+  const auto dims = static_cast<size_t>(self.dim());
+  const auto is_kept = [&](size_t dim) {
+    const auto i = static_cast<int64_t>(dim);
+    return size[dim] == self.size(i) &&
+        (size[dim] == 1 || stride[dim] == self.stride(i));
+  };
+  for (size_t dim = 0; size.size() == dims + 1 && dim < dims; ++dim) {
+    const auto i = static_cast<int64_t>(dim);
+    const auto step = stride[dim] / std::max<int64_t>(self.stride(i), 1);
+    bool fits = step > 0 && stride[dim] == step * self.stride(i) &&
+        stride.back() == self.stride(i) && size[dim] > 0 &&
+        (size[dim] - 1) * step + size.back() <= self.size(i);
+    for (size_t other = 0; other < dims; ++other) {
+      fits = fits && (other == dim || is_kept(other));
+    }
+    if (fits) {
+      return Windows{i, step};
+    }
+  }
+  return {};
+}
+
+/// stft and others take their windows by strides.
+at::Tensor as_strided_function(
+    c10::DispatchKeySet keys,
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    std::optional<int64_t> storage_offset) {
+  const auto windows = storage_offset.value_or(0) == 0
+      ? find_windows(self, size, stride)
+      : std::nullopt;
+  return windows ? self.unfold(windows->dim, size.back(), windows->step)
+                       .narrow(windows->dim, 0, size[windows->dim])
+                 : at::_ops::as_strided::redispatch(
+                       below_function_level(keys),
+                       self,
+                       c10::fromIntArrayRefSlow(size),
+                       c10::fromIntArrayRefSlow(stride),
+                       storage_offset);
+}
+
 // ---- other element types ----------------------------------------------------
 
 /// Contiguous, with the usual strides for dims of size 0 and 1, too.
@@ -197,6 +252,13 @@ bool is_standard(const at::Tensor& tensor) {
   return true;
 }
 
+/// Memory that holds the numbers themselves, not what conj() or imag makes of
+/// them when it is read.
+ViewSource resolved_source(ViewSource source, const at::Tensor& self) {
+  const bool is_lazy = source.local.is_conj() || source.local.is_neg();
+  return is_lazy ? contiguous_source(std::move(source), self) : source;
+}
+
 at::Tensor view_as_real_kernel(const at::Tensor& self) {
   const auto& own = spec(self);
   const auto plan = find_view_plan(
@@ -205,7 +267,7 @@ at::Tensor view_as_real_kernel(const at::Tensor& self) {
       {},
       [&] { return ViewPlan{own, with_new_dims(own, {}, {2})}; },
       [](const at::Tensor& whole) { return at::view_as_real(whole); });
-  const auto source = view_source(self, nullptr);
+  const auto source = resolved_source(view_source(self, nullptr), self);
   return wrap_view(
       at::view_as_real(source.local),
       plan->output,
@@ -231,7 +293,7 @@ at::Tensor view_as_complex_kernel(const at::Tensor& self) {
       },
       [](const at::Tensor& whole) { return at::view_as_complex(whole); });
   note_view_repair("view_as_complex", own, plan->wanted);
-  auto source = view_source(self, plan->wanted);
+  auto source = resolved_source(view_source(self, plan->wanted), self);
   if (!is_standard(source.local)) {
     source = contiguous_source(source, self);
   }
@@ -290,7 +352,7 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
       [&] { return plan_dtype(own, from, to); },
       [&](const at::Tensor& whole) { return whole.view(dtype); });
   note_view_repair("view.dtype", own, plan->wanted);
-  auto source = view_source(self, plan->wanted);
+  auto source = resolved_source(view_source(self, plan->wanted), self);
   if (from != to && !is_standard(source.local)) {
     source = contiguous_source(source, self);
   }
@@ -303,6 +365,11 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
 }
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "as_strided", function_rule<at::_ops::as_strided, as_strided_function>);
+}
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("diagonal", diagonal_kernel);
