@@ -1,0 +1,166 @@
+"""Fourier transforms of one device, along whole and along cut dims."""
+
+import pytest
+import torch
+from layouts import ALL, check, check_native, placements_of
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Shard
+
+import shardtensor
+
+fft = torch.fft
+
+
+def signal(*shape, dtype=torch.complex128):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+COMPLEX = {
+    "fft": lambda x: fft.fft(x, dim=1),
+    "fft_longer": lambda x: fft.fft(x, n=9, dim=2, norm="ortho"),
+    "ifft": lambda x: fft.ifft(x, dim=0),
+    "fft2": lambda x: fft.fft2(x),
+    "fft2_first": lambda x: fft.fft2(x, dim=(0, 1), norm="forward"),
+    "ifftn": lambda x: fft.ifftn(x, norm="ortho"),
+    "hfft": lambda x: fft.hfft(x, dim=2),
+    "hfft_first": lambda x: fft.hfft(x, n=5, dim=0),
+    "hfft2": lambda x: fft.hfft2(x, norm="forward"),
+    "hfftn": lambda x: fft.hfftn(x),
+    "irfft": lambda x: fft.irfft(x, n=7, dim=1),
+    "irfft2": lambda x: fft.irfft2(x),
+    "irfftn": lambda x: fft.irfftn(x, s=(4, 6, 7), norm="ortho"),
+    "conj": lambda x: fft.ifft(fft.fft(x, dim=1).conj(), dim=2),
+}
+REAL = {
+    "rfft": lambda x: fft.rfft(x, dim=1),
+    "rfft_last": lambda x: fft.rfft(x, n=7),
+    "rfft2": lambda x: fft.rfft2(x, norm="ortho"),
+    "rfft2_first": lambda x: fft.rfft2(x, dim=(2, 0)),
+    "rfftn": lambda x: fft.rfftn(x),
+    "fftn": lambda x: fft.fftn(x),
+    "ihfft": lambda x: fft.ihfft(x, dim=0),
+    "ihfft2": lambda x: fft.ihfft2(x),
+    "hfft": lambda x: fft.hfft(x, dim=1),
+    "spectral": lambda x: fft.irfft2(fft.rfft2(x)[:, :2, :2], s=(5, 6)),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_signals(mesh, name):
+    x = signal(4, 5, 6)
+    check(mesh, None, COMPLEX[name], x=x, second_order=True)
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", REAL)
+def test_real_signals(mesh, name):
+    x = signal(4, 5, 6, dtype=torch.float64)
+    check(mesh, None, REAL[name], x=x, second_order=True)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", ["fft", "fft2", "rfft2", "hfft2", "irfft2", "ihfft"])
+def test_nothing_is_gathered(mesh, name):
+    transform = getattr(fft, name)
+    x = signal(4, 6, 8)
+    if name in ("rfft2", "ihfft"):
+        x = x.detach().real.clone().requires_grad_()
+    check_native(mesh, None, transform, x=x)
+
+
+@ranks(2)
+def test_a_cut_dim_costs_one_exchange(mesh):
+    x = shard(signal(2, 6, 8), mesh, [Shard(1)])
+    shardtensor.reset_comm_stats()
+    fft.fft(x)
+    assert shardtensor.comm_stats().exchanges == 0
+    y = fft.fft2(x)
+    assert shardtensor.comm_stats().exchanges == 1
+    assert y.placements == (Shard(2),)
+    fft.rfft2(x.real)
+    assert shardtensor.comm_stats().exchanges == 2
+
+
+@ranks(2, 3)
+def test_one_line_has_no_other_dim_to_cut(mesh):
+    shardtensor.set_fallback_mode("silent")
+    shardtensor.reset_fallback_counts()
+    check_op(fft.fft, sharded(signal(6), [Shard(0)]), mesh=mesh, backward=False)
+    assert list(shardtensor.fallback_counts()) == ["aten::_fft_c2c"]
+
+
+# ---- what conj() and imag leave to the reader -------------------------------
+
+LAZY = {
+    "conj": lambda x: x.conj(),
+    "imag": lambda x: x.conj().imag,
+    "real": lambda x: torch.view_as_real(x.conj().resolve_conj()) * 2,
+    "bits": lambda x: x.detach().conj().resolve_conj().view(torch.float64),
+    "matmul": lambda x: x.conj() @ x.mT.conj(),
+    "sum": lambda x: x.conj().sum(1),
+    "moved": lambda x: x.conj().reshape(-1),
+    "largest": lambda x: x.conj().imag.amax(1),
+}
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_conjugates(mesh, name):
+    check(mesh, None, LAZY[name], x=signal(4, 6))
+
+
+@ranks(2, 3)
+def test_a_view_of_a_conjugate_writes_into_the_tensor(mesh):
+    x = torch.randn(4, 6, dtype=torch.complex128)
+    for dim in (0, 1):
+        part = shard(x, mesh, [Shard(dim)])
+        part.conj().imag.mul_(2)
+        expected = x.clone()
+        expected.conj().imag.mul_(2)
+        assert_close(part, expected)
+
+
+# ---- short-time transforms --------------------------------------------------
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("options", [{}, {"center": False}, {"normalized": True}])
+def test_stft(mesh, options):
+    window = torch.hann_window(8, dtype=torch.float64)
+
+    def stft(x):
+        return torch.stft(x, 8, 3, window=window, return_complex=True, **options)
+
+    check(mesh, (3, 30), lambda x: stft(x).abs(), second_order=True)
+    check(mesh, (30,), lambda x: stft(x).abs())
+    if mesh.ndim == 1:
+        check_native(mesh, (3, 30), lambda x: stft(x).abs(), dims=[0])
+
+
+@ranks(2, 3)
+def test_istft_brings_the_signal_back(mesh):
+    window = torch.hann_window(8, dtype=torch.float64)
+
+    def back(x):
+        spectrum = torch.stft(x, 8, 2, window=window, return_complex=True)
+        return torch.istft(spectrum, 8, 2, window=window)
+
+    for sizes in partitions(3, mesh.size()):
+        x = torch.randn(3, 30, dtype=torch.float64, requires_grad=True)
+        part = sharded(x, placements_of(mesh, 0), {0: sizes})
+        check_op(back, part, mesh=mesh, second_order=True)
+
+
+@ranks(2)
+def test_windows_by_strides(mesh):
+    x = torch.randn(3, 10, dtype=torch.float64, requires_grad=True)
+    for dim in (0, 1):
+        part = sharded(x, [Shard(dim)])
+        check_op(lambda x: torch.as_strided(x, (3, 4, 3), (10, 2, 1)), part, mesh=mesh)
+        check_op(
+            lambda x: torch.as_strided(x, (2, 10, 2), (10, 1, 10)), part, mesh=mesh
+        )
+        for sizes, strides in [((3, 5, 3), (10, 2, 1)), ((3, 4, 3), (9, 2, 1))]:
+            with pytest.raises(NotImplementedError, match="has no memory"):
+                torch.as_strided(shard(x, mesh, [Shard(dim)]), sizes, strides)
