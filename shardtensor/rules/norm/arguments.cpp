@@ -15,10 +15,12 @@ using OptionalTensor = std::optional<Tensor>;
 Tensor norm_input(
     const char* op,
     const Tensor& input,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias) {
-  const auto mesh = common_mesh(
-      op, {input, value_or_undefined(weight), value_or_undefined(bias)});
+    std::initializer_list<OptionalTensor> others) {
+  c10::SmallVector<Tensor, 5> tensors{input};
+  for (const auto& other : others) {
+    tensors.push_back(value_or_undefined(other));
+  }
+  const auto mesh = common_mesh(op, tensors);
   const auto x = promote_operand(input, mesh, op);
   return autocast_to_float(op, redistribute(x, without_partial(spec(x))));
 }

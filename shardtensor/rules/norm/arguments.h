@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -9,14 +10,13 @@ namespace shardtensor::detail {
 
 // How the arguments of a norm become this rank's.
 
-/// The input of a norm on its way to local work: on the mesh of the arguments,
-/// no Partial, the dtype that autocast wants. Communication: none but for a
-/// Partial input.
+/// The input of a norm on its way to local work: on the mesh of it and of the
+/// other arguments, no Partial, the dtype that autocast wants. Communication:
+/// none but for a Partial input.
 at::Tensor norm_input(
     const char* op,
     const at::Tensor& input,
-    const std::optional<at::Tensor>& weight,
-    const std::optional<at::Tensor>& bias = {});
+    std::initializer_list<std::optional<at::Tensor>> others);
 
 /// What this rank needs of a plain tensor whose dims are the dims of `spec`
 /// from `first` on.

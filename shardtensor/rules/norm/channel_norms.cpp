@@ -17,18 +17,22 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// Running statistics: plain, equal on all ranks. Of a ShardTensor the local
-/// tensor, which must be whole.
-Tensor running_buffer(const char* op, const OptionalTensor& running) {
-  if (!running || !running->defined() || !is_shard_tensor(*running)) {
-    return value_or_undefined(running);
+/// A running statistic, plain, whole and equal on all ranks. Of a ShardTensor
+/// in another layout a copy: see keep_running. Communication: none for a plain
+/// or Replicate one.
+Tensor running_buffer(const OptionalTensor& running) {
+  return running && running->defined() && is_shard_tensor(*running)
+      ? full_tensor(running->detach())
+      : value_or_undefined(running);
+}
+
+/// What a norm has written into `whole` reaches the buffer it was made from.
+void keep_running(const OptionalTensor& running, const Tensor& whole) {
+  if (running && running->defined() && is_shard_tensor(*running) &&
+      !spec(*running)->is_replicated()) {
+    const at::NoGradGuard no_grad;
+    running->copy_(promote(whole, spec(*running)->mesh()));
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      spec(*running)->is_replicated(),
-      op,
-      ": expected running statistics that are plain or Replicate, got ",
-      to_string(*spec(*running)));
-  return to_local(running->detach());
 }
 
 struct Running {
@@ -116,7 +120,10 @@ ChannelNorm channel_norm(
     const PerChannel& given,
     bool uses_input,
     const char* when) {
-  const auto x = norm_input(op.c_str(), input, given.weight, given.bias);
+  const auto x = norm_input(
+      op.c_str(),
+      input,
+      {given.weight, given.bias, given.running_mean, given.running_var});
   const auto name = op.substr(op.find("::") + 2);
   TORCH_CHECK(
       x.dim() >= 2,
@@ -131,8 +138,7 @@ ChannelNorm channel_norm(
   check("running_mean", given.running_mean);
   check("running_var", given.running_var);
   const Running running{
-      running_buffer(op.c_str(), given.running_mean),
-      running_buffer(op.c_str(), given.running_var)};
+      running_buffer(given.running_mean), running_buffer(given.running_var)};
   TORCH_CHECK(
       uses_input || (running.mean.defined() && running.var.defined()),
       name,
@@ -156,6 +162,11 @@ Tensor evaluated(const ChannelNorm& norm, double eps, bool cudnn_enabled) {
       norm.layout);
 }
 
+void keep_running(const PerChannel& given, const Running& running) {
+  keep_running(given.running_mean, running.mean);
+  keep_running(given.running_var, running.var);
+}
+
 /// With the statistics of the input over `dims`, which the running ones learn.
 Tensor normalized(
     const ChannelNorm& norm,
@@ -177,6 +188,31 @@ Tensor normalized(
       norm.layout);
 }
 
+/// Likewise, of a batch; PyTorch's own on the whole one.
+Tensor normalized_batch(
+    const ChannelNorm& norm,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  if (!norm.layout->is_replicated() && norm.layout->numel() > 0) {
+    auto dims = dims_from(1, norm.layout->dim());
+    dims[0] = 0;
+    return normalized(norm, dims, momentum, eps);
+  }
+  return from_local(
+      at::batch_norm(
+          norm.local,
+          norm.affine.weight,
+          norm.affine.bias,
+          norm.running.mean,
+          norm.running.var,
+          true,
+          momentum,
+          eps,
+          cudnn_enabled),
+      norm.layout);
+}
+
 Tensor batch_norm_function(
     const Tensor& input,
     const OptionalTensor& weight,
@@ -187,32 +223,15 @@ Tensor batch_norm_function(
     double momentum,
     double eps,
     bool cudnn_enabled) {
+  const PerChannel given{weight, bias, running_mean, running_var};
   const auto norm = channel_norm(
-      "aten::batch_norm",
-      input,
-      {weight, bias, running_mean, running_var},
-      training,
-      "it is not in training");
+      "aten::batch_norm", input, given, training, "it is not in training");
   if (!training) {
     return evaluated(norm, eps, cudnn_enabled);
   }
-  if (norm.layout->is_replicated() || norm.layout->numel() == 0) {
-    return from_local(
-        at::batch_norm(
-            norm.local,
-            norm.affine.weight,
-            norm.affine.bias,
-            norm.running.mean,
-            norm.running.var,
-            true,
-            momentum,
-            eps,
-            cudnn_enabled),
-        norm.layout);
-  }
-  auto dims = dims_from(1, norm.layout->dim());
-  dims[0] = 0;
-  return normalized(norm, dims, momentum, eps);
+  const auto result = normalized_batch(norm, momentum, eps, cudnn_enabled);
+  keep_running(given, norm.running);
+  return result;
 }
 
 Tensor instance_norm_function(
@@ -225,15 +244,20 @@ Tensor instance_norm_function(
     double momentum,
     double eps,
     bool cudnn_enabled) {
+  const PerChannel given{weight, bias, running_mean, running_var};
   const auto norm = channel_norm(
       "aten::instance_norm",
       input,
-      {weight, bias, running_mean, running_var},
+      given,
       use_input_stats,
       "use_input_stats is false");
-  return use_input_stats
-      ? normalized(norm, dims_from(2, norm.layout->dim()), momentum, eps)
-      : evaluated(norm, eps, cudnn_enabled);
+  if (!use_input_stats) {
+    return evaluated(norm, eps, cudnn_enabled);
+  }
+  const auto result =
+      normalized(norm, dims_from(2, norm.layout->dim()), momentum, eps);
+  keep_running(given, norm.running);
+  return result;
 }
 
 } // namespace

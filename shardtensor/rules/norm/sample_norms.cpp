@@ -97,7 +97,7 @@ Tensor group_norm_function(
     double eps,
     bool cudnn_enabled) {
   constexpr auto op = "aten::group_norm";
-  auto x = norm_input(op, input, weight, bias);
+  auto x = norm_input(op, input, {weight, bias});
   TORCH_CHECK(
       x.dim() >= 2,
       "group_norm: expected an input of at least 2 dims, got sizes ",
@@ -172,7 +172,7 @@ Tensor layer_norm_function(
     double eps,
     bool cudnn_enable) {
   constexpr auto op = "aten::layer_norm";
-  const auto x = norm_input(op, input, weight, bias);
+  const auto x = norm_input(op, input, {weight, bias});
   const auto first =
       check_normalized_shape("layer_norm", x, normalized_shape, weight, bias);
   const auto layout = spec(x);
@@ -226,7 +226,7 @@ Tensor rms_norm_function(
     const OptionalTensor& weight,
     std::optional<double> eps) {
   constexpr auto op = "aten::rms_norm";
-  auto x = norm_input(op, input, weight);
+  auto x = norm_input(op, input, {weight});
   const auto first =
       check_normalized_shape("rms_norm", x, normalized_shape, weight, {});
   x = without_sharded_complex(op, x, first);

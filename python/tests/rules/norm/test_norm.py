@@ -4,10 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from layouts import check, check_native, placements_of
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
+
+import shardtensor
 
 
 def image(*shape, dtype=torch.float64):
@@ -257,6 +260,107 @@ def test_a_sum_to_be_done_and_sharded_parameters(mesh, kind):
     )  # fmt: skip
 
 
+class WithBuffers(nn.Module):
+    """A norm whose running statistics are arguments, and results."""
+
+    def __init__(self, norm, training):
+        super().__init__()
+        self.norm = norm
+        self.training = training
+
+    def forward(self, x, mean, var, weight=None, bias=None):
+        mean, var = mean.clone(), var.clone()
+        y = self.norm(x, mean, var, weight, bias, self.training, 0.3)
+        return y, mean, var
+
+
+CHANNEL_NORMS = {"batch": F.batch_norm, "instance": F.instance_norm}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", CHANNEL_NORMS)
+def test_running_statistics_that_are_sharded(mesh, kind, training):
+    norm = WithBuffers(CHANNEL_NORMS[kind], training)
+    x = image(3, 4, 6, 5)
+    mean, var, weight = torch.rand(3, 4, dtype=torch.float64) + 0.5
+    weight.requires_grad_()
+    whole = [Replicate()] * mesh.ndim
+    inputs = [x, sharded(x, placements_of(mesh, 2)), sharded(x, placements_of(mesh, 1))]
+    layouts = [(whole, None)]
+    layouts += [(placements_of(mesh, 0), {0: s}) for s in partitions(4, mesh.size())]
+    for part in inputs:
+        for layout in layouts:
+            with shardtensor.fallback_mode("error"):
+                buffers = sharded(mean, *layout), sharded(var, *layout)
+                check_op(norm, part, *buffers, mesh=mesh, second_order=True)
+                check_op(norm, part, *buffers, weight, weight, mesh=mesh)
+                if part is not x:
+                    check_op(norm, part, mean, buffers[1], mesh=mesh)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", CHANNEL_NORMS)
+def test_a_weight_alone_may_be_sharded(mesh, kind):
+    def norm(x, weight, bias):
+        return CHANNEL_NORMS[kind](x, None, None, weight, bias, True)
+
+    w, b = torch.randn(2, 4, dtype=torch.float64)
+    w.requires_grad_(), b.requires_grad_()
+    for placement in (Shard(0), Replicate()):
+        part = sharded(w, [placement])
+        for x in (image(3, 4, 6, 5), sharded(image(3, 4, 6, 5), [Shard(2)])):
+            check_op(norm, x, part, None, mesh=mesh, second_order=True)
+            check_op(norm, x, part, b, mesh=mesh, second_order=True)
+            check_op(norm, x, w, sharded(b, [placement]), mesh=mesh)
+
+
+NATIVE = {
+    "group": lambda x, w: torch.native_group_norm(x, w, w, 3, 4, 30, 2, 1e-5),
+    "group_plain": lambda x, w: torch.native_group_norm(
+        x, None, None, 3, 4, 30, 4, 1e-5
+    ),
+    "layer": lambda x, w: torch.native_layer_norm(x, [6, 5], None, None, 1e-5),
+    "layer_last": lambda x, w: torch.native_layer_norm(
+        x.movedim(1, 3), [4], w, w, 1e-5
+    ),
+    "batch": lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+    "batch_tracked": lambda x, w: torch.native_batch_norm(
+        x, w, None, w.detach() * 0, w.detach() ** 2, True, 0.1, 1e-5
+    ),
+    "batch_evaluated": lambda x, w: torch.native_batch_norm(
+        x, w, w, w.detach(), w.detach() ** 2 + 1, False, 0.1, 1e-5
+    ),
+}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("kind", NATIVE)
+def test_native_norms_and_their_statistics(mesh, kind):
+    w = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    check(mesh, None, NATIVE[kind], w, x=image(3, 4, 6, 5))
+    if mesh.ndim == 1:  # a group of channels that is cut is made whole
+        dims = [0, 2, 3]
+        check_native(mesh, None, NATIVE[kind], w, x=image(3, 4, 6, 5), dims=dims)
+    check_op(
+        NATIVE[kind], sharded(image(3, 4, 6, 5), placements_of(mesh, 2)), w,
+        mesh=mesh, second_order=True,
+    )  # fmt: skip
+
+
+@ranks(2)
+@pytest.mark.parametrize("parameters", [None, torch.bfloat16, torch.float32])
+def test_types_of_native_statistics(mesh, parameters):
+    x = torch.randn(3, 4, 6, 5, dtype=torch.bfloat16)
+    w = None if parameters is None else torch.ones(4, dtype=parameters)
+    for norm in (
+        lambda x: torch.native_group_norm(x, w, w, 3, 4, 30, 2, 1e-5),
+        lambda x: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+        lambda x: torch.native_layer_norm(x.movedim(1, 3), [4], w, w, 1e-5),
+    ):
+        check_op(norm, sharded(x, [Shard(2)]), mesh=mesh, rtol=5e-2, atol=5e-2)
+
+
 # ---- accuracy ---------------------------------------------------------------
 
 
@@ -311,8 +415,6 @@ def test_under_autocast(mesh, kind):
 @ranks(2, "2x2")
 @pytest.mark.parametrize("kind", NORMS)
 def test_at_most_one_message_each_way(mesh, kind):
-    import shardtensor
-
     norm = make(kind)
     placements = [Shard(2), Shard(3)][-mesh.ndim :]
     part = shard(image(3, 4, 6, 5), mesh, placements)

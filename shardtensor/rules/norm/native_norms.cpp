@@ -1,0 +1,125 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/native_batch_norm_ops.h>
+#include <ATen/ops/native_group_norm_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/var_mean.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/rules/norm/arguments.h"
+
+// What group_norm, layer_norm and batch_norm are made of on one device, called
+// directly: the norm, and the statistics it was made with. Those come from the
+// reduction of the same name, which merges ranks as the norms do.
+
+namespace shardtensor {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using NormAndStatistics = std::tuple<Tensor, Tensor, Tensor>;
+
+/// Mean and reciprocal deviation of x over `dims`, in the type of the weight.
+std::pair<Tensor, Tensor> statistics(
+    const Tensor& x,
+    const OptionalTensor& weight,
+    const std::vector<int64_t>& dims,
+    bool keepdim,
+    double eps) {
+  const auto given = value_or_undefined(weight);
+  const auto type = given.defined() ? given.scalar_type() : x.scalar_type();
+  const auto [var, mean] =
+      at::var_mean(x.to(type), dims, /*correction=*/at::Scalar(0), keepdim);
+  return {mean, (var + eps).rsqrt()};
+}
+
+NormAndStatistics native_group_norm_function(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    int64_t samples,
+    int64_t channels,
+    int64_t extent,
+    int64_t groups,
+    double eps) {
+  const auto x = norm_input("aten::native_group_norm", input, {weight, bias});
+  const auto result = at::group_norm(x, groups, weight, bias, eps);
+  const auto [mean, rstd] = statistics(
+      x.reshape({samples, groups, channels / groups * extent}),
+      weight,
+      {2},
+      false,
+      eps);
+  return {result.to(input.scalar_type()), mean, rstd};
+}
+
+// The other two have statistics without a derivative.
+
+NormAndStatistics native_layer_norm_function(
+    const Tensor& input,
+    at::IntArrayRef normalized_shape,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    double eps) {
+  const auto x = norm_input("aten::native_layer_norm", input, {weight, bias});
+  const auto result = at::layer_norm(x, normalized_shape, weight, bias, eps);
+  const auto covered = static_cast<int64_t>(normalized_shape.size());
+  const auto [mean, rstd] = statistics(
+      x.detach(), weight, dims_from(x.dim() - covered, x.dim()), true, eps);
+  return {result.to(input.scalar_type()), mean.detach(), rstd.detach()};
+}
+
+NormAndStatistics native_batch_norm_function(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool training,
+    double momentum,
+    double eps) {
+  const auto x = norm_input(
+      "aten::native_batch_norm",
+      input,
+      {weight, bias, running_mean, running_var});
+  const auto result = at::batch_norm(
+      x,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      training,
+      momentum,
+      eps,
+      /*cudnn_enabled=*/false);
+  const auto output = result.to(input.scalar_type());
+  if (!training) {
+    const auto none = promote(
+        at::empty({0}, to_local(x.detach()).options()), spec(x)->mesh());
+    return {output, none, none.clone()};
+  }
+  auto dims = dims_from(1, x.dim());
+  dims[0] = 0;
+  const auto [mean, rstd] = statistics(x.detach(), weight, dims, false, eps);
+  return {output, mean.detach(), rstd.detach()};
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "native_group_norm",
+      function_rule<at::_ops::native_group_norm, native_group_norm_function>);
+  m.impl(
+      "native_layer_norm",
+      function_rule<at::_ops::native_layer_norm, native_layer_norm_function>);
+  m.impl(
+      "native_batch_norm",
+      function_rule<at::_ops::native_batch_norm, native_batch_norm_function>);
+}
+
+} // namespace shardtensor
