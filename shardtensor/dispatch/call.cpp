@@ -1,35 +1,13 @@
 #include "shardtensor/dispatch/call.h"
 
-#include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/dispatch/tensor_arguments.h"
+
 namespace shardtensor {
 namespace {
-
-/// Calls visit(tensor) for every defined tensor in an argument.
-template <class Visit>
-void visit_tensors(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      visit(value.toTensor());
-    }
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.defined()) {
-        visit(tensor);
-      }
-    }
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor :
-         value.toOptionalTensorList()) {
-      if (tensor && tensor->defined()) {
-        visit(*tensor);
-      }
-    }
-  }
-}
 
 /// Kernels take plain 0-d tensors beside any, and may read them.
 at::Tensor meta_like(const at::Tensor& tensor) {
@@ -46,30 +24,6 @@ at::Tensor zeros_like(const at::Tensor& tensor, bool written) {
   const auto options = tensor.options();
   return written ? at::zeros(tensor.sizes(), options)
                  : at::zeros({}, options).expand(tensor.sizes());
-}
-
-/// The argument with every tensor replaced by make(tensor).
-template <class Make>
-c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? make(value.toTensor()) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(tensor.defined() ? make(tensor) : tensor);
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor> tensor :
-         value.toOptionalTensorList()) {
-      list.push_back(tensor && tensor->defined() ? make(*tensor) : tensor);
-    }
-    return list;
-  }
-  return value;
 }
 
 c10::IValue meta_value(const c10::IValue& value) {
@@ -90,12 +44,10 @@ c10::IValue meta_value(const c10::IValue& value) {
 
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
     : op_(op) {
-  const auto& schema = op.schema();
-  const auto count = schema.arguments().size();
+  const auto count = op.schema().arguments().size();
   arguments_ = at::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
   for (size_t i = 0; i < count; ++i) {
-    const auto* alias = schema.arguments()[i].alias_info();
-    const bool written = alias && alias->isWrite();
+    const bool written = is_written(op, i);
     visit_tensors(arguments_[i], [&](const at::Tensor& tensor) {
       Operand operand{i, tensor, nullptr, written};
       if (is_shard_tensor(tensor)) {
@@ -150,8 +102,7 @@ torch::jit::Stack Call::run_on_meta() const {
 torch::jit::Stack Call::run_on_zeros() const {
   torch::jit::Stack stack;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    const auto* alias = op_.schema().arguments()[i].alias_info();
-    const bool written = alias && alias->isWrite();
+    const bool written = is_written(op_, i);
     stack.push_back(with_tensors(arguments_[i], [&](const at::Tensor& tensor) {
       return zeros_like(tensor, written);
     }));

@@ -1,12 +1,13 @@
 #include "shardtensor/dispatch/function_level.h"
 
-#include <algorithm>
+#include <string>
 
-#include <ATen/core/List.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
+#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {
@@ -14,94 +15,53 @@ namespace shardtensor {
 using namespace detail;
 namespace {
 
+/// The mesh of the first ShardTensor in an argument, or null.
 MeshPtr mesh_in(const c10::IValue& value) {
-  const auto mesh_of = [](const at::Tensor& tensor) -> MeshPtr {
-    return is_shard_tensor(tensor) ? spec(tensor)->mesh() : nullptr;
-  };
-  if (value.isTensor()) {
-    return mesh_of(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (auto mesh = mesh_of(tensor)) {
-        return mesh;
-      }
+  MeshPtr mesh;
+  visit_tensors(value, [&](const at::Tensor& tensor) {
+    if (!mesh && is_shard_tensor(tensor)) {
+      mesh = spec(tensor)->mesh();
     }
-  }
-  if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor :
-         value.toOptionalTensorList()) {
-      if (auto mesh = tensor ? mesh_of(*tensor) : nullptr) {
-        return mesh;
-      }
-    }
-  }
-  return nullptr;
-}
-
-/// 0-d tensors without grad are scalars; all others become ShardTensors, or
-/// their gradients would leave the sharded graph.
-bool must_promote(const at::Tensor& tensor) {
-  return tensor.defined() && !is_shard_tensor(tensor) &&
-      (tensor.dim() > 0 || tensor.requires_grad());
+  });
+  return mesh;
 }
 
 void keep_gradient_layouts(const c10::IValue& value) {
-  const auto visit = [](const at::Tensor& tensor) {
+  visit_tensors(value, [](const at::Tensor& tensor) {
     if (is_shard_tensor(tensor) && tensor.requires_grad()) {
       keep_gradient_layout(tensor);
     }
-  };
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      visit(tensor);
-    }
-  }
+  });
 }
 
 void promote_value(
     c10::IValue& value,
     const MeshPtr& mesh,
     const c10::OperatorHandle& op) {
-  const auto promoted = [&](const at::Tensor& tensor) {
-    return must_promote(tensor)
-        ? promote_operand(
-              tensor, mesh, c10::toString(op.operator_name()).c_str())
-        : tensor;
-  };
-  if (value.isTensor()) {
-    if (must_promote(value.toTensor())) {
-      value = promoted(value.toTensor());
-    }
-  } else if (value.isTensorList()) {
-    auto tensors = value.toTensorVector();
-    if (std::any_of(tensors.begin(), tensors.end(), must_promote)) {
-      std::transform(tensors.begin(), tensors.end(), tensors.begin(), promoted);
-      value = c10::List<at::Tensor>(tensors);
-    }
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor> tensor :
-         value.toOptionalTensorList()) {
-      list.push_back(tensor ? std::make_optional(promoted(*tensor)) : tensor);
-    }
-    value = std::move(list);
+  bool needed = false;
+  visit_tensors(value, [&](const at::Tensor& tensor) {
+    needed = needed || must_promote(tensor);
+  });
+  if (!needed) {
+    return;
   }
+  const auto name = c10::toString(op.operator_name());
+  value = with_tensors(value, [&](const at::Tensor& tensor) {
+    return must_promote(tensor) ? promote_operand(tensor, mesh, name.c_str())
+                                : tensor;
+  });
 }
 
-/// In-place and out= arguments must not be promoted: what is written into the
-/// wrapper would be lost to the plain tensor.
+/// Among the tensors that one call writes, all have to be of one kind.
 void check_not_written(const c10::OperatorHandle& op, size_t index) {
-  const auto& argument = op.schema().arguments()[index];
   TORCH_CHECK_TYPE(
-      !(argument.alias_info() && argument.alias_info()->isWrite()),
+      !is_written(op, index),
       c10::toString(op.operator_name()),
       ": cannot write the result of an operator on ShardTensors into the "
       "plain tensor '",
-      argument.name(),
-      "'; make it a ShardTensor, or use full_tensor() or to_local()");
+      op.schema().arguments()[index].name(),
+      "' and into ShardTensors at once; make all of them ShardTensors, or all "
+      "plain");
 }
 
 void function_fallback(
@@ -126,9 +86,13 @@ void run_below_function_level(
   for (size_t i = base; i < stack->size() && !mesh && !transformed; ++i) {
     mesh = mesh_in((*stack)[i]);
   }
+  if (mesh && op.schema().is_mutable() && run_writing_plain(op, stack)) {
+    return;
+  }
   for (size_t i = 0; i < count && mesh; ++i) {
     auto& value = (*stack)[base + i];
-    if (value.isTensor() && must_promote(value.toTensor())) {
+    if (value.isTensor() && value.toTensor().defined() &&
+        must_promote(value.toTensor())) {
       check_not_written(op, i);
     }
     promote_value(value, mesh, op);

@@ -2,8 +2,6 @@
 
 #include <atomic>
 
-#include "shardtensor/tensor/shard_tensor.h"
-
 namespace shardtensor {
 namespace {
 std::atomic<TensorPromotionMode> mode{TensorPromotionMode::Silent};
@@ -45,13 +43,7 @@ TensorPromotionMode parse_promotion_mode(const std::string& name) {
       "'");
 }
 
-at::Tensor promote_operand(
-    const at::Tensor& tensor,
-    const MeshPtr& mesh,
-    const char* op) {
-  if (is_shard_tensor(tensor)) {
-    return tensor;
-  }
+void check_promotion(const at::Tensor& tensor, const char* op) {
   // Not a TypeError: Python's binary operators would take that for "not
   // implemented" and hide the text.
   TORCH_CHECK_VALUE(
@@ -70,6 +62,16 @@ at::Tensor promote_operand(
         tensor.sizes(),
         " to Replicate; it must be equal on all ranks");
   }
+}
+
+at::Tensor promote_operand(
+    const at::Tensor& tensor,
+    const MeshPtr& mesh,
+    const char* op) {
+  if (is_shard_tensor(tensor)) {
+    return tensor;
+  }
+  check_promotion(tensor, op);
   return promote(tensor, mesh);
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/mesh.h"
+#include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
 
@@ -19,6 +20,16 @@ TensorPromotionMode promotion_mode();
 /// "disabled", "warn", "silent".
 const char* to_string(TensorPromotionMode mode);
 TensorPromotionMode parse_promotion_mode(const std::string& name);
+/// 0-d tensors without grad are scalars; all others become ShardTensors, or
+/// their gradients would leave the sharded graph.
+inline bool must_promote(const at::Tensor& tensor) {
+  return !is_shard_tensor(tensor) &&
+      (tensor.dim() > 0 || tensor.requires_grad());
+}
+
+/// Raises or warns, by the current mode, that a plain tensor meets a
+/// ShardTensor in the operator `op`.
+void check_promotion(const at::Tensor& tensor, const char* op);
 
 /// promote() under the current mode, for the operator `op`; a ShardTensor stays
 /// as it is.

@@ -21,6 +21,17 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+/// A gradient of a whole ShardTensor: one itself, or plain, which some of
+/// ATen's formulas make, the same on every rank. Not what is inside a
+/// transform.
+bool is_gradient_of_all(const at::Tensor& grad) {
+  constexpr c10::DispatchKeySet transforms{
+      c10::DispatchKey::FuncTorchGradWrapper,
+      c10::DispatchKey::FuncTorchBatched};
+  return grad.defined() &&
+      (is_shard_tensor(grad) || !grad.key_set().has_any(transforms));
+}
+
 /// Backward of to_local: the ranks' gradients make one ShardTensor again, in
 /// the layout of the tensor they belong to.
 struct ToLocalBackward : Node {
@@ -33,7 +44,10 @@ struct ToLocalBackward : Node {
     if (!grads[0].defined()) {
       return {at::Tensor()};
     }
-    return {redistribute(from_local(grads[0], grad_spec_), spec_)};
+    // A recomputation may have kept sharded what was gathered before.
+    return {redistribute(
+        is_shard_tensor(grads[0]) ? grads[0] : from_local(grads[0], grad_spec_),
+        spec_)};
   }
   SpecPtr grad_spec_;
   SpecPtr spec_;
@@ -45,11 +59,11 @@ struct FromLocalBackward : Node {
     return "ShardTensorFromLocalBackward";
   }
   variable_list apply(variable_list&& grads) override {
-    if (!is_shard_tensor(grads[0])) {
+    if (!is_gradient_of_all(grads[0])) {
       return {grads[0]};
     }
     // Ranks use a term's gradient for different work: theirs sum again.
-    return {to_local(redistribute(grads[0], without_partial(spec_)), spec_)};
+    return {to_local(tangent_as(grads[0], without_partial(spec_)), spec_)};
   }
   SpecPtr spec_; // of the wrapper
 };
@@ -101,8 +115,8 @@ struct LeafGradientHook : torch::autograd::FunctionPreHook {
   explicit LeafGradientHook(const ShardTensorImpl* leaf) : leaf_(leaf) {}
   variable_list operator()(const variable_list& grads) override {
     auto result = grads;
-    if (is_shard_tensor(result[0])) {
-      result[0] = redistribute(result[0], without_partial(leaf_->spec()));
+    if (is_gradient_of_all(result[0])) {
+      result[0] = tangent_as(result[0], without_partial(leaf_->spec()));
     }
     return result;
   }
@@ -207,7 +221,16 @@ void keep_gradient_layout(const at::Tensor& tensor) {
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, const SpecPtr& grad_spec) {
-  return to_local(redistribute(tensor, replicated(spec(tensor))), grad_spec);
+  const auto whole = replicated(spec(tensor));
+  // A deferred term of a plain gradient is made complete by averaging.
+  const bool averages = gradient_policy() == GradientPolicy::Deferred;
+  const auto average = averages
+      ? with_placements(
+            whole,
+            std::vector<Placement>(
+                whole->placements().size(), Placement::partial(Reduce::Avg)))
+      : nullptr;
+  return to_local(redistribute(tensor, whole), grad_spec ? grad_spec : average);
 }
 
 void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
@@ -232,6 +255,13 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (is_shard_tensor(tensor)) {
     return tensor;
   }
+  // Not a TypeError, see check_promotion.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == at::kStrided,
+      "got a plain tensor of layout ",
+      tensor.layout(),
+      " beside a ShardTensor, whose pieces are strided; use to_dense(), or "
+      "full_tensor() or to_local() of the ShardTensor");
   check_equal_on_all_ranks(tensor, *mesh);
   // Forward mode's zeros have no memory, which a wrapper doesn't show.
   const auto local = tensor._is_zerotensor()

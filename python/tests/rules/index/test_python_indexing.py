@@ -182,9 +182,6 @@ def test_wrong_indices_raise(mesh):
     ):  # fmt: skip
         with pytest.raises(error, match=text):
             call()
-    plain = torch.zeros(4, 6)
-    with pytest.raises(TypeError, match="into the plain tensor"):
-        plain[0] = s[0]
 
 
 @ranks(1, 2)

@@ -193,16 +193,6 @@ def test_out_arguments(mesh):
 
 
 @ranks(2)
-def test_a_plain_tensor_cannot_take_a_sharded_result(mesh):
-    x = torch.ones(4, 3)
-    part = shard(x, mesh, [Shard(0)])
-    with pytest.raises(TypeError, match="into the plain tensor"):
-        x.add_(part)
-    with pytest.raises(TypeError, match="into the plain tensor"):
-        torch.add(part, 1, out=torch.empty(4, 3))
-
-
-@ranks(2)
 def test_shapes_that_do_not_broadcast_are_pytorchs_error(mesh):
     part = shard(torch.ones(4, 3), mesh, [Shard(0)])
     with pytest.raises(RuntimeError) as of_one_device:

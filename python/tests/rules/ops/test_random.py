@@ -228,15 +228,23 @@ def test_drawing_into_a_partial_sum_and_a_view(mesh):
 @ranks(2)
 def test_wrong_calls_raise_on_every_rank(mesh):
     s = shard(torch.rand(6, 4), mesh, [Shard(0)])
-    with pytest.raises(TypeError, match="plain tensor"):
-        torch.empty(6, 4).bernoulli_(s)
-    with pytest.raises(TypeError, match="plain tensor of sizes"):
+    with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1|between 0 and 1"):
         torch.tensor(0.5).bernoulli_(s.sum())
     below = s - 1
     with pytest.raises(RuntimeError, match="deviations of at least 0, got -"):
         torch.normal(s, below)
     with pytest.raises(RuntimeError, match="bernoulli_ expects p to be in"):
         s.bernoulli_(2.0)
+
+
+@ranks(1, 2)
+def test_a_plain_tensor_takes_the_numbers_of_one_device(mesh):
+    whole = torch.rand(6, 4)
+    s = shard(whole, mesh, [Shard(0)])
+    torch.manual_seed(3)
+    drawn = torch.empty(6, 4).bernoulli_(s)
+    torch.manual_seed(3)
+    assert_close(drawn, torch.empty(6, 4).bernoulli_(whole))
 
 
 @ranks(2)

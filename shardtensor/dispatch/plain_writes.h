@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace shardtensor {
+
+/// Note [Plain tensors written]
+/// An in-place or out= argument cannot be promoted: what is written into the
+/// wrapper would be lost to the plain tensor, to its views and to autograd. So
+/// the operator runs on plain tensors instead, with every ShardTensor gathered:
+/// PyTorch's own kernels and nodes, the same on every rank. The gradient of a
+/// gathered tensor arrives as the plain tensor's does, complete on every rank.
+/// Where lists hold both kinds (the parameters of an optimizer's foreach step)
+/// each place is a call of its own.
+///
+/// True when the call on the stack, which has a ShardTensor among its
+/// arguments, was such a one, and is done. Communication: that of full_tensor
+/// for each ShardTensor.
+bool run_writing_plain(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+} // namespace shardtensor
