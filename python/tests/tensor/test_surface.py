@@ -136,6 +136,30 @@ def test_what_one_piece_cannot_answer_names_the_way_out(mesh):
 
 
 @ranks(1, 2)
+def test_operators_without_a_meaning_on_pieces_say_why(mesh):
+    x = shard(numbered(4, 2), mesh, [Shard(0)])
+    aten = torch.ops.aten
+    shardtensor.reset_fallback_counts()
+    for what, why in (
+        (lambda: aten.as_strided(x, [2], [1]), "no memory of its global sizes"),
+        (lambda: aten.resize_(x, [2, 2]), "no memory of its global sizes"),
+        (lambda: aten.resize_as_(x, x[:2]), r"from sizes \[4, 2\] to \[2, 2\]"),
+        (lambda: x.to_sparse(), "aten::_to_sparse: .* strided boxes"),
+        (lambda: x.to_sparse_csr(), "aten::_to_sparse_csr: .* strided boxes"),
+        (lambda: x.to_sparse_coo(), "strided boxes"),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"{why}.*to_local\(\)"):
+            what()
+    with pytest.raises(NotImplementedError, match=r"layout Sparse.*to_dense\(\)"):
+        torch.eye(4).double().to_sparse() @ x
+    assert shardtensor.fallback_counts() == {}  # before anything was gathered
+    assert aten.resize_(x, [4, 2]) is x
+    assert_close(x, numbered(4, 2))
+    none = x[:0].clone()
+    assert_close(aten.resize_(none, [3]).fill_(2), torch.full((3,), 2.0).double())
+
+
+@ranks(1, 2)
 def test_data_is_a_shard_tensor_and_takes_only_one(mesh):
     x = shard(numbered(4, 2), mesh, [Shard(0)])
     assert type(x.data) is ShardTensor

@@ -1,0 +1,78 @@
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "shardtensor/tensor/shard_tensor.h"
+
+// What has no meaning for a tensor of which each rank holds a box. as_strided
+// is in view.cpp: ATen calls it for views that change nothing.
+
+namespace shardtensor {
+namespace {
+
+constexpr const char* kWaysOut =
+    "; use full_tensor() for the whole tensor or to_local() for the piece";
+
+void refuse_sparse(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      c10::toString(op.operator_name()),
+      ": the pieces of a ShardTensor are strided boxes, no other layout can be "
+      "cut like them",
+      kWaysOut);
+}
+
+/// Other sizes would cut the elements in memory order anew. Without elements
+/// there is nothing to keep: what PyTorch does to an empty out=.
+const at::Tensor& resize_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    std::optional<at::MemoryFormat>) {
+  if (self.sizes() == size) {
+    return self;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      self.numel() == 0,
+      "resize_: a ShardTensor has no memory of its global sizes, so it cannot "
+      "go from sizes ",
+      self.sizes(),
+      " to ",
+      size,
+      kWaysOut);
+  auto* impl = impl_of(self);
+  impl->set(
+      at::empty(size, impl->local().options()),
+      make_replicated(impl->spec()->mesh(), size.vec()));
+  return self;
+}
+
+const at::Tensor& resize_as_kernel(
+    const at::Tensor& self,
+    const at::Tensor& like,
+    std::optional<at::MemoryFormat> format) {
+  return resize_kernel(self, like.sizes(), format);
+}
+
+constexpr const char* kSparse[] = {
+    "_to_sparse",
+    "_to_sparse.sparse_dim",
+    "_to_sparse_bsc",
+    "_to_sparse_bsr",
+    "_to_sparse_csc",
+    "_to_sparse_csr",
+    "to_mkldnn",
+};
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("resize_", resize_kernel);
+  m.impl("resize_as_", resize_as_kernel);
+  for (const char* name : kSparse) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+  }
+}
+
+} // namespace shardtensor
