@@ -31,6 +31,7 @@ set(public_headers
   shardtensor/layout/transfer.h
   shardtensor/rules/index/rules.h
   shardtensor/shardtensor.h
+  shardtensor/tensor/constant.h
   shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h

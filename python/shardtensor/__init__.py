@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import distributed
 from shardtensor._C import is_shard_tensor
+from shardtensor.constants import new_tensors_on
 from shardtensor.contract import einsum, tensordot, transpose
 from shardtensor.create import (
     distribute_tensor,
@@ -107,6 +108,7 @@ __all__ = [
     "init_device_mesh",
     "is_shard_tensor",
     "make_spec",
+    "new_tensors_on",
     "ones",
     "perform_ring_iteration",
     "perform_ring_iteration_async",

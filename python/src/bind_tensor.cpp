@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings.h"
+#include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/infer_spec.h"
 #include "shardtensor/tensor/random.h"
 #include "shardtensor/tensor/scatter.h"
@@ -174,6 +175,17 @@ void bind_tensor(py::module_& module) {
       ReleaseGil(),
       py::arg("tensor"),
       py::arg("mesh"));
+  module.def(
+      "constant",
+      [](const at::Tensor& value,
+         const MeshHandle& mesh,
+         const std::vector<int64_t>& sizes) {
+        return constant(value, mesh, sizes);
+      },
+      ReleaseGil(),
+      py::arg("value"),
+      py::arg("mesh"),
+      py::arg("sizes"));
   module.def(
       "scatter",
       [](const at::Tensor& tensor, int64_t source, const SpecHandle& spec) {

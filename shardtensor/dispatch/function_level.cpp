@@ -4,6 +4,7 @@
 
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/constants.h"
 #include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
@@ -101,7 +102,13 @@ void run_below_function_level(
     }
   }
   ViewReplay replay;
+  if (!mesh) {
+    op.redispatchBoxed(below_function_level(keys), stack);
+    return;
+  }
+  const ConstantsOfCall constants(op, *stack);
   op.redispatchBoxed(below_function_level(keys), stack);
+  constants.finish(*stack);
 }
 
 MeshPtr common_mesh(const char* op, at::ArrayRef<at::Tensor> tensors) {

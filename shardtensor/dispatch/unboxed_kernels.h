@@ -35,7 +35,7 @@ Result boxed_call(const Boxed& boxed, Args... args) {
 
 // ---- function level ---------------------------------------------------------
 
-/// Looks at all arguments: nothing to promote, no transform.
+/// Looks at all arguments: nothing to promote, no constant, no transform.
 class Ready {
  public:
   explicit Ready(c10::DispatchKeySet keys)
@@ -46,6 +46,7 @@ class Ready {
 
   void see(const at::Tensor& tensor) {
     if (is_shard_tensor(tensor)) {
+      holds_ = holds_ && !constant_view_of(tensor);
       if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
         keep_gradient_layout(tensor);
       }

@@ -72,7 +72,9 @@ const at::Tensor& MovedView::pack() {
 
 ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted) {
   auto* impl = impl_of(tensor);
-  impl->separate_elements();
+  if (!impl->constant_view()) {
+    impl->separate_elements();
+  }
   const auto& local = impl->local();
   const auto& own = impl->spec();
   if (!wanted || wanted == own) {

@@ -155,7 +155,10 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec) {
 }
 
 at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
-  const auto* impl = impl_of(tensor);
+  auto* impl = impl_of(tensor);
+  if (impl->constant_view()) {
+    impl->separate_elements(); // whoever holds it may write
+  }
   auto result = impl->local().detach();
   share_version_counter(tensor, result);
   if (needs_node(tensor)) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <typeinfo>
+#include <utility>
 
 #include <ATen/MemoryOverlap.h>
 
@@ -64,10 +65,25 @@ void ShardTensorImpl::set(
     at::IntArrayRef strides) {
   local_ = std::move(local);
   spec_ = std::move(spec);
+  constant_view_ = nullptr;
   refresh(strides);
 }
 
+void ShardTensorImpl::take_written() {
+  const auto seen = std::exchange(constant_view_, nullptr);
+  const auto& whole = seen->constant->written();
+  const auto part = seen->view ? seen->view(whole) : whole;
+  const auto* impl = impl_of(part);
+  set(impl->local(), impl->spec(), strides().vec());
+  moved_view_ = impl->moved_view_;
+  shares_memory_ = true;
+}
+
 void ShardTensorImpl::separate_elements() {
+  if (constant_view_) {
+    begin_write(*this);
+    return;
+  }
   if (local_.is_non_overlapping_and_dense() || shares_memory_ ||
       at::has_internal_overlap(local_) != at::MemOverlap::Yes ||
       at::has_internal_overlap(this) == at::MemOverlap::Yes) {
@@ -84,6 +100,7 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
   impl->moved_view_ = moved_view_;
+  impl->constant_view_ = constant_view_;
   impl->shares_memory_ = shares_memory_;
   born(at::Tensor(impl));
   return impl;
@@ -108,6 +125,7 @@ void ShardTensorImpl::shallow_copy_from(
   local_ = other->local_;
   spec_ = other->spec_;
   moved_view_ = other->moved_view_;
+  constant_view_ = other->constant_view_;
   shares_memory_ = other->shares_memory_;
 }
 
@@ -119,7 +137,11 @@ ShardTensorImpl* impl_of(const at::Tensor& tensor) {
       "expected a ShardTensor, got a plain tensor of sizes ",
       tensor.sizes(),
       " (the .data of a plain tensor cannot be set to a ShardTensor)");
-  return static_cast<ShardTensorImpl*>(impl);
+  auto* own = static_cast<ShardTensorImpl*>(impl);
+  if (C10_UNLIKELY(own->is_outdated())) {
+    own->take_written();
+  }
+  return own;
 }
 
 at::Tensor wrap(

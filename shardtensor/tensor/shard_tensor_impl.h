@@ -4,6 +4,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "shardtensor/layout/shard_spec.h"
+#include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/moved_view.h"
 
@@ -42,8 +43,8 @@ class ShardTensorImpl final : public c10::TensorImpl {
 
   /// Before somebody writes into the local tensor or makes a view of it: local
   /// elements that share memory (an expanded gradient) get memory of their own,
-  /// unless the strides say that the whole tensor is an expanded one. Without
-  /// communication.
+  /// unless the strides say that the whole tensor is an expanded one. A
+  /// constant becomes an ordinary tensor. Without communication.
   void separate_elements();
 
   /// Not null for views that had to be redistributed, and for views of those:
@@ -54,6 +55,20 @@ class ShardTensorImpl final : public c10::TensorImpl {
   void set_moved_view(std::shared_ptr<MovedView> moved_view) {
     moved_view_ = std::move(moved_view);
   }
+  /// Not null for a constant that was not written, and for views of it: see
+  /// Note [Constants].
+  const std::shared_ptr<const ConstantView>& constant_view() const {
+    return constant_view_;
+  }
+  void set_constant_view(std::shared_ptr<const ConstantView> constant_view) {
+    constant_view_ = std::move(constant_view);
+  }
+  /// The constant was written since: this shows the elements that it has now.
+  bool is_outdated() const {
+    return constant_view_ && constant_view_->constant->is_written();
+  }
+  void take_written();
+
   /// True when a view operator made this tensor, or a view of it: it must keep
   /// its local tensor, others look at it.
   bool shares_memory() const {
@@ -85,6 +100,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
   // tensor's memory for its own alone.
   c10::Storage second_owner_;
   std::shared_ptr<MovedView> moved_view_;
+  std::shared_ptr<const ConstantView> constant_view_;
   bool shares_memory_ = false;
 };
 

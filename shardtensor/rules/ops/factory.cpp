@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include <torch/library.h>
+
 #include "shardtensor/dispatch/rule.h"
+#include "shardtensor/tensor/constant.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -15,7 +18,7 @@ Decision like_rule(Call& call) {
 }
 
 /// new_zeros(sizes) and friends. The sizes of the input give its layout, others
-/// are small in practice and become Replicate.
+/// become Replicate.
 SpecPtr new_spec(const Call& call) {
   const auto sizes = call.argument("size").toIntVector();
   const auto& like = call.operand(0).spec;
@@ -31,6 +34,31 @@ Decision new_rule(Call& call) {
   decision.arguments.emplace_back(
       call.argument_index("size"), spec->local_sizes());
   return decision;
+}
+
+/// Other sizes: a constant, which takes the layout of what is written into it.
+/// A compiler keeps no such promise.
+void new_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  const auto count = op.schema().arguments().size();
+  const auto arguments = stack->end() - static_cast<int64_t>(count);
+  const auto layout = spec(arguments[0].toTensor());
+  const auto local = impl_of(arguments[0].toTensor())->local();
+  auto sizes = arguments[1].toIntVector();
+  if (layout->sizes() == sizes || is_traced(local)) {
+    run_rule(op, new_rule, stack);
+    return;
+  }
+  arguments[0] = local;
+  arguments[1] = std::vector<int64_t>{};
+  op.callBoxed(stack);
+  auto value = stack->back().toTensor();
+  if (op.operator_name().name == "aten::new_empty") {
+    value.zero_(); // the same on all ranks
+  }
+  stack->back() = constant(value, layout->mesh(), std::move(sizes));
 }
 
 /// Strides of a dense tensor of `sizes` whose dims lie in memory in the same
@@ -68,13 +96,15 @@ const RegisterRules factories{
     {"aten::ones_like", like_rule},
     {"aten::empty_like", like_rule},
     {"aten::full_like", like_rule},
-    {"aten::new_zeros", new_rule},
-    {"aten::new_ones", new_rule},
-    {"aten::new_empty", new_rule},
-    {"aten::new_full", new_rule},
     {"aten::new_empty_strided", new_empty_strided_rule},
 };
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  for (const char* name : {"new_zeros", "new_ones", "new_empty", "new_full"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&new_kernel>());
+  }
+}
 
 } // namespace shardtensor::detail

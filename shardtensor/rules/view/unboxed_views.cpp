@@ -47,7 +47,8 @@ bool is_unrecorded(DispatchKeySet keys, const at::Tensor& self) {
   return is_shard_tensor(self) && !keys.has_any(kModes) &&
       keys.has(DispatchKey::ADInplaceOrView) &&
       keys.has_any(c10::autograd_dispatch_keyset) && !self.requires_grad() &&
-      !self.is_inference() && !self._fw_grad(/*level=*/0).defined();
+      !self.is_inference() && !self._fw_grad(/*level=*/0).defined() &&
+      !constant_view_of(self);
 }
 
 at::Tensor view_function_level(

@@ -1,0 +1,102 @@
+"""Tensors that a program makes to fill them: no memory until it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import TorchFunctionMode
+
+from shardtensor import _C
+from shardtensor.mesh import core_mesh, default_mesh
+
+# What a factory fills its tensor with; None: the argument fill_value. An
+# uninitialised tensor must be the same on all ranks, too.
+_FACTORIES = {torch.zeros: 0, torch.ones: 1, torch.empty: 0, torch.full: None}
+_FROM_TENSOR = {
+    torch.zeros_like: 0,
+    torch.ones_like: 1,
+    torch.empty_like: 0,
+    torch.full_like: None,
+    torch.Tensor.new_zeros: 0,
+    torch.Tensor.new_ones: 1,
+    torch.Tensor.new_empty: 0,
+    torch.Tensor.new_full: None,
+}
+
+
+@contextlib.contextmanager
+def new_tensors_on(device_mesh: DeviceMesh | None = None) -> Iterator[None]:
+    """Within it `torch.zeros`, `ones`, `full`, `empty`, their `_like` and
+    `new_` forms on plain tensors give ShardTensors: constants without memory,
+    Replicate until a ShardTensor is written into them, whose layout they then
+    take. For models that make a tensor and fill it, around forward:
+
+        with shardtensor.new_tensors_on(mesh):
+            y = model(x)
+
+    Without it such a tensor is plain, and takes the whole value on every rank.
+    The results are the same. Also a decorator, for functions that checkpointing
+    recomputes in backward, which leaves the mode. Default: DistributedManager's
+    mesh. Tensors for other devices than the mesh's stay plain, and so do those
+    that a compiled function makes, or one under a transform of torch.func."""
+    with _Constants(default_mesh() if device_mesh is None else device_mesh):
+        yield
+
+
+def _is_traced() -> bool:
+    """A compiler and the transforms of torch.func follow plain tensors only."""
+    transforms = torch._C._functorch.peek_interpreter_stack()
+    return torch.compiler.is_compiling() or transforms is not None
+
+
+# Not a dispatch key: that would also see the tensors that PyTorch's kernels,
+# autograd and compiled graphs make for themselves.
+class _Constants(TorchFunctionMode):
+    def __init__(self, mesh: DeviceMesh):
+        super().__init__()
+        self._mesh = core_mesh(mesh)
+        self._device_type = mesh.device_type
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if (func in _FACTORIES or func in _FROM_TENSOR) and not _is_traced():
+            made = self._constant(func, args, kwargs)
+            if made is not None:
+                return made
+        return func(*args, **kwargs)
+
+    def _constant(self, func, args, kwargs):
+        """None where the factory itself has to make the tensor."""
+        device = self._device(func, args, kwargs)
+        fill = _FACTORIES.get(func, _FROM_TENSOR.get(func))
+        if fill is None:
+            fill = kwargs.get("fill_value", args[-1] if args else None)
+        if (
+            device is None
+            or device.type != self._device_type
+            or not isinstance(fill, numbers.Number)
+            or kwargs.get("out") is not None
+            or kwargs.get("pin_memory")
+        ):
+            return None
+        # Sizes, dtype and errors are PyTorch's.
+        told = func(*args, **{**kwargs, "device": "meta"})
+        if told.layout != torch.strided or not told.is_contiguous():
+            return None
+        value = torch.full((), fill, dtype=told.dtype, device=device)
+        made = _C.constant(value, self._mesh, list(told.shape))
+        return made.requires_grad_(told.requires_grad)
+
+    def _device(self, func, args, kwargs):
+        """None for what is made from another tensor than a plain one."""
+        device = kwargs.get("device")
+        if func in _FROM_TENSOR:
+            like = args[0] if args else kwargs.get("input")
+            if type(like) not in (torch.Tensor, torch.nn.Parameter):
+                return None
+            device = like.device if device is None else device
+        return torch.get_default_device() if device is None else torch.device(device)

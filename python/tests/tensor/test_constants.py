@@ -1,0 +1,252 @@
+"""Tensors that a program makes to fill them: new_tensors_on, x.new_zeros."""
+
+import copy
+
+import pytest
+import torch
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
+
+import shardtensor
+from shardtensor import ShardTensor, new_tensors_on
+
+
+def values(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def memory(x):
+    """The elements that this rank holds memory for."""
+    return x._local_tensor.untyped_storage().nbytes() // x.element_size()
+
+
+class Within(torch.nn.Module):
+    """A function or module, on shards within the mode."""
+
+    def __init__(self, mesh, fn):
+        super().__init__()
+        self.mesh, self.fn = mesh, fn
+
+    def __deepcopy__(self, memo):
+        return Within(self.mesh, copy.deepcopy(self.fn, memo))
+
+    def forward(self, x):
+        if not isinstance(x, ShardTensor):
+            return self.fn(x)
+        with new_tensors_on(self.mesh):
+            return self.fn(x)
+
+
+@ranks(1, 2, "2x2")
+def test_factories_give_what_they_give_without_memory(mesh):
+    like = torch.ones(2, 3, dtype=torch.int32)
+    calls = {
+        "zeros": lambda: torch.zeros(4, 5),
+        "zeros of a size": lambda: torch.zeros((4, 5), dtype=torch.cfloat),
+        "ones": lambda: torch.ones(4, dtype=torch.bool),
+        "full": lambda: torch.full((3, 2), 7),
+        "full by name": lambda: torch.full((3, 2), fill_value=2.5, device="cpu"),
+        "0-d": lambda: torch.zeros(()),
+        "no elements": lambda: torch.zeros(0, 3),
+        "empty": lambda: torch.empty(4, 5).fill_(1),
+        "zeros_like": lambda: torch.zeros_like(like),
+        "ones_like": lambda: torch.ones_like(like, dtype=torch.float64),
+        "full_like": lambda: torch.full_like(like, 3),
+        "empty_like": lambda: torch.empty_like(like).zero_(),
+        "new_zeros": lambda: like.new_zeros(4, 2),
+        "new_ones": lambda: like.new_ones((4, 2), dtype=torch.half),
+        "new_full": lambda: like.new_full((4, 2), 3),
+        "new_empty": lambda: like.new_empty(5).fill_(2),
+        "leaf": lambda: torch.ones(3, requires_grad=True),
+    }
+    for name, call in calls.items():
+        expected = call()
+        with new_tensors_on(mesh):
+            made = call()
+        assert isinstance(made, ShardTensor), name
+        assert made.requires_grad == expected.requires_grad, name
+        assert made.stride() == expected.stride() and made.is_leaf, name
+        if "empty" not in name:
+            assert memory(made) == 1, name
+        assert_close(made, expected, what=name)
+        assert_close(made + 1, expected + 1, what=name)
+        assert_close(made.sum(), expected.sum(), what=name)
+        assert_close(made.to_local(), expected, what=name)
+    with new_tensors_on(mesh), pytest.raises(RuntimeError, match="negative dim"):
+        torch.zeros(-2, 3)
+    assert type(torch.zeros(2)) is torch.Tensor
+
+
+@ranks(2, 3)
+def test_a_written_constant_lies_as_the_value_does(mesh):
+    rows = uneven(6, mesh.size())
+    x = shard(values(2, 6, 5), mesh, [Shard(1)], {1: rows})
+    shardtensor.reset_comm_stats()
+    shardtensor.reset_fallback_counts()
+    with new_tensors_on(mesh):
+        out = torch.zeros(2, 6, 8, dtype=torch.float64)
+        out[..., :5] = x
+    assert shardtensor.comm_stats().bytes == 0
+    assert shardtensor.fallback_counts() == {}
+    assert out._spec.sizes() == {1: rows}
+    assert memory(out) == 2 * rows[mesh.get_local_rank()] * 8
+    with new_tensors_on(mesh):
+        early = torch.zeros(2, 6, 8, dtype=torch.float64)
+        view = early[..., :5]
+        early.add_(1)
+        view += x
+    whole = torch.nn.functional.pad(x.full_tensor(), (0, 3))
+    assert_close(out, whole)
+    assert_close(early, whole + 1)  # Replicate: the first value was a number
+
+
+@ranks(1, 2, 3)
+def test_other_writes_and_reads_are_those_of_an_ordinary_tensor(mesh):
+    shardtensor.set_fallback_mode("silent")
+    x = values(6, 5).requires_grad_()
+
+    def steps(x):
+        wide = {"dtype": x.dtype}
+        zeros, ones = torch.zeros(6, 5, **wide), torch.ones(6, 5, **wide)
+        read = torch.cat([zeros, x, ones], 1) + ones[0, 0].clone() * x.sum()
+        zeros[torch.tensor([4, 1])] = x[:2]
+        ones.index_add_(0, torch.tensor([0, 0, 3]), x[3:])
+        mask = torch.zeros(6, 5, dtype=torch.bool)
+        mask[2:] = x.detach()[2:] > 0
+        total = torch.zeros((), **wide)
+        total += (x * mask).sum()
+        bigger = torch.zeros(3, 6, 5, **wide)
+        bigger += x  # broadcast
+        scaled = torch.full((6, 5), 2.0, **wide).mul_(x).addcmul_(x, x)
+        out = torch.empty(6, 5, **wide)
+        torch.mul(x.detach(), 3, out=out)
+        return read, zeros, ones, mask, total, bigger, scaled, out
+
+    for sizes in partitions(6, mesh.size()):
+        check_op(Within(mesh, steps), sharded(x, [Shard(0)], {0: sizes}), mesh=mesh)
+
+
+@ranks(1, 2)
+def test_versions_leaves_and_copies_are_pytorchs(mesh):
+    x = shard(values(4, 3), mesh, [Shard(0)])
+    with new_tensors_on(mesh):
+        leaf = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            leaf += x
+        (leaf * x).sum().backward()
+        assert_close(leaf.grad, x.full_tensor())
+        with torch.no_grad():
+            leaf.copy_(x)
+        assert_close(leaf, x.full_tensor())
+        saved = torch.zeros(4, 3, dtype=torch.float64)
+        weight = x.detach().requires_grad_()
+        product = saved * weight
+        saved.copy_(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+        data = torch.zeros(4, 3, dtype=torch.float64)
+        same, apart = data.data, copy.deepcopy(data)
+        data.copy_(x)
+        assert_close(same, x.full_tensor())
+        assert_close(apart, torch.zeros(4, 3, dtype=torch.float64))
+        local = torch.zeros(4, 3, dtype=torch.float64)
+        held = local.to_local()
+        local.copy_(x)
+        assert_close(held, x.full_tensor())
+    with torch.inference_mode(), new_tensors_on(mesh):
+        out = torch.zeros(4, 5, dtype=torch.float64)
+        part = out[:, 1:4]
+        part.copy_(x)
+        assert_close(out, torch.nn.functional.pad(x.full_tensor(), (1, 1)))
+
+
+class Spectral(torch.nn.Module):
+    """The layer of Fourier neural operators as it is written everywhere."""
+
+    def __init__(self, channels, modes):
+        super().__init__()
+        self.modes = modes
+        shape = (channels, channels, modes, modes)
+        self.upper = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
+        self.lower = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
+
+    def forward(self, x):
+        batch, channels, height, width = x.shape
+        m = self.modes
+        spectrum = torch.fft.rfft2(x)
+        shape = batch, channels, height, width // 2 + 1
+        out = torch.zeros(*shape, dtype=torch.cdouble, device=x.device)
+        product = "bixy,ioxy->boxy"
+        out[:, :, :m, :m] = torch.einsum(product, spectrum[:, :, :m, :m], self.upper)
+        out[:, :, -m:, :m] = torch.einsum(product, spectrum[:, :, -m:, :m], self.lower)
+        return torch.fft.irfft2(out, s=(height, width))
+
+
+@ranks(1, 2, 3, "2x2")
+def test_a_fourier_layer_fills_shards(mesh):
+    shardtensor.set_fallback_mode("silent")
+    layer = Spectral(3, 2)
+    x = values(4, 3, 6, 7).requires_grad_()
+    cuts = [([Shard(dim)], {}) for dim in range(4)]
+    if mesh.ndim == 2:
+        cuts = [([Shard(2), Shard(3)], {}), ([Shard(0), Shard(2)], {})]
+    for placements, sizes in cuts:
+        shardtensor.reset_fallback_counts()
+        layer_within = Within(mesh, copy.deepcopy(layer))
+        check_op(layer_within, sharded(x, placements, sizes), mesh=mesh)
+        assert "aten::copy_" not in shardtensor.fallback_counts()
+
+
+def filled(x):
+    out = torch.zeros(*x.shape[:-1], 8, dtype=x.dtype)
+    out[..., :5] = x * x
+    return (out.exp() * out).sin()
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("around", ["forward", "both", "inside"])
+def test_recomputation_gives_the_same_gradients(mesh, reentrant, around):
+    shardtensor.set_fallback_mode("silent")
+    x = values(6, 5).requires_grad_()
+    filled(x).square().sum().backward()
+    inside = new_tensors_on(mesh)(filled) if around == "inside" else filled
+    for sizes in partitions(6, mesh.size()):
+        part = shard(x, mesh, [Shard(0)], {0: sizes})
+        if around == "inside":
+            checkpoint(inside, part, use_reentrant=reentrant).square().sum().backward()
+        elif around == "both":
+            with new_tensors_on(mesh):
+                y = checkpoint(filled, part, use_reentrant=reentrant)
+                y.square().sum().backward()
+        else:
+            with new_tensors_on(mesh):
+                y = checkpoint(filled, part, use_reentrant=reentrant)
+            y.square().sum().backward()
+        assert_close(part.grad, x.grad)
+
+
+@ranks(1, 2)
+def test_transforms_follow_plain_tensors(mesh):
+    shardtensor.set_fallback_mode("silent")
+    x = values(6, 5)
+
+    def loss(x):
+        return filled(x).square().sum()
+
+    expected = torch.func.grad(loss)(x)
+    for sizes in partitions(6, mesh.size()):
+        part = shard(x, mesh, [Shard(0)], {0: sizes})
+        with new_tensors_on(mesh):
+            given = torch.func.grad(loss)(part)
+        assert_close(given, expected)
+
+
+@ranks(2)
+def test_only_a_plain_number_makes_a_constant(mesh):
+    from shardtensor import _C
+    from shardtensor.mesh import core_mesh
+
+    with pytest.raises(TypeError, match=r"a plain 0-d tensor, got sizes \[2\]"):
+        _C.constant(torch.zeros(2), core_mesh(mesh), [4])

@@ -1,0 +1,115 @@
+#include "shardtensor/dispatch/constants.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "shardtensor/dispatch/tensor_arguments.h"
+#include "shardtensor/tensor/constant.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+namespace {
+
+bool is_constant(const at::Tensor& tensor) {
+  return is_shard_tensor(tensor) && constant_view_of(tensor);
+}
+
+bool is_constant(const c10::IValue& value) {
+  return value.isTensor() && is_constant(value.toTensor());
+}
+
+/// Element by element: what is written into row i lies in row i of the others.
+bool is_elementwise(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) ||
+      op.operator_name().name == "aten::copy_";
+}
+
+/// The layout of the largest sharded tensor among the arguments of an
+/// elementwise operator; null without one.
+SpecPtr written_layout(
+    const c10::OperatorHandle& op,
+    at::ArrayRef<c10::IValue> arguments) {
+  SpecPtr largest;
+  if (!is_elementwise(op)) {
+    return largest;
+  }
+  for (const auto& value : arguments) {
+    visit_tensors(value, [&](const at::Tensor& tensor) {
+      if (is_shard_tensor(tensor) && spec(tensor)->is_sharded() &&
+          (!largest || largest->numel() < spec(tensor)->numel())) {
+        largest = spec(tensor);
+      }
+    });
+  }
+  return largest;
+}
+
+/// Without autograd and modes, which have seen the view when it was made.
+at::Tensor view_again(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack arguments,
+    size_t viewed,
+    size_t result,
+    const at::Tensor& tensor) {
+  const at::AutoDispatchBelowAutograd below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet(
+          {c10::DispatchKey::ADInplaceOrView,
+           c10::DispatchKey::Python,
+           c10::DispatchKey::PythonTLSSnapshot,
+           c10::DispatchKey::Functionalize}));
+  arguments[viewed] = tensor;
+  op.callBoxed(&arguments);
+  const auto& given = arguments.at(0);
+  return given.isTensor() ? given.toTensor() : given.toTensorVector()[result];
+}
+
+} // namespace
+
+ConstantsOfCall::ConstantsOfCall(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack)
+    : op_(op) {
+  const auto& schema = op.schema();
+  const auto arguments = at::ArrayRef<c10::IValue>(stack).slice(
+      stack.size() - schema.arguments().size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (is_written(op, i)) {
+      visit_tensors(arguments[i], [&](const at::Tensor& tensor) {
+        if (is_constant(tensor)) {
+          begin_write(*impl_of(tensor), written_layout(op, arguments));
+        }
+      });
+    } else if (
+        arguments_.empty() && schema.arguments()[i].alias_info() &&
+        is_constant(arguments[i])) {
+      viewed_ = i;
+      arguments_ = arguments.vec();
+    }
+  }
+}
+
+void ConstantsOfCall::finish(const torch::jit::Stack& stack) const {
+  if (arguments_.empty()) {
+    return;
+  }
+  const auto seen = impl_of(arguments_[viewed_].toTensor())->constant_view();
+  auto arguments = arguments_;
+  arguments[viewed_] = c10::IValue(); // it would hold itself
+  size_t next = 0;
+  visit_tensors(stack.back(), [&](const at::Tensor& result) {
+    const auto index = next++;
+    if (!seen || !is_shard_tensor(result) || constant_view_of(result)) {
+      return; // the operators inside a composite one noted it
+    }
+    const auto view = [op = op_, arguments, viewed = viewed_, index, seen](
+                          const at::Tensor& whole) {
+      return view_again(
+          op, arguments, viewed, index, seen->view ? seen->view(whole) : whole);
+    };
+    impl_of(result)->set_constant_view(
+        std::make_shared<const ConstantView>(
+            ConstantView{seen->constant, view}));
+  });
+}
+
+} // namespace shardtensor

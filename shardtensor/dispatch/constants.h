@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace shardtensor {
+
+/// What a call at the function level means for the constants among its
+/// arguments, see Note [Constants]: those that it writes get their memory
+/// before, and its results know that they are views of the others.
+class ConstantsOfCall {
+ public:
+  ConstantsOfCall(
+      const c10::OperatorHandle& op,
+      const torch::jit::Stack& stack);
+  /// With the results on the stack.
+  void finish(const torch::jit::Stack& stack) const;
+
+ private:
+  const c10::OperatorHandle& op_;
+  size_t viewed_ = 0; // an argument
+  torch::jit::Stack arguments_; // none: no view of a constant
+};
+
+} // namespace shardtensor

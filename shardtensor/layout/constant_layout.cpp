@@ -1,0 +1,97 @@
+#include "shardtensor/layout/constant_layout.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "shardtensor/layout/view_plan.h"
+
+namespace shardtensor {
+namespace {
+
+/// Rows start, start + step, ... of a dim.
+struct RowsOfDim {
+  int64_t dim;
+  int64_t start;
+  int64_t end; // after the last one
+  int64_t step;
+};
+
+/// The rows that a dim of the view shows of a dim of the tensor. None where it
+/// shows more than one dim, or has one row at most, which lies anywhere.
+std::optional<RowsOfDim> shown_rows(
+    const std::vector<int64_t>& sizes,
+    const ViewGeometry& view,
+    int64_t view_dim) {
+  const auto count = view.sizes[view_dim];
+  const auto stride = view.strides[view_dim];
+  int64_t along = 1; // the tensor's stride
+  for (auto dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
+    if (count > 1 && along <= stride && stride < along * sizes[dim]) {
+      const auto start = view.offset / along % sizes[dim];
+      const auto step = stride / along;
+      const auto end = start + (count - 1) * step + 1;
+      const bool fits = stride % along == 0 && end <= sizes[dim];
+      return fits ? std::make_optional(RowsOfDim{dim, start, end, step})
+                  : std::nullopt;
+    }
+    along *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return {};
+}
+
+bool is_balanced(const Partition& partition) {
+  int64_t largest = 0;
+  for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
+    largest = std::max(largest, partition.local_extent(piece));
+  }
+  const auto even =
+      (partition.extent() + partition.pieces() - 1) / partition.pieces();
+  return 2 * largest <= 3 * even;
+}
+
+/// None: torch.chunk's split.
+std::optional<Partition> cut_around(
+    const SpecPtr& value,
+    int64_t value_dim,
+    const RowsOfDim& rows,
+    int64_t size) {
+  if (value->size(value_dim) == size) {
+    return value->partition(value_dim);
+  }
+  const auto whole = plan_slice_backward(
+      value, size, value_dim, rows.start, rows.end, rows.step);
+  const auto& partition = whole.output->partition(value_dim);
+  return is_balanced(partition) ? std::make_optional(partition) : std::nullopt;
+}
+
+} // namespace
+
+SpecPtr layout_of_written(
+    const std::vector<int64_t>& sizes,
+    const ViewGeometry& view,
+    const SpecPtr& value) {
+  std::vector<Placement> placements(value->placements().size());
+  ShardSpec::Partitions partitions(sizes.size());
+  std::vector<bool> is_cut(sizes.size());
+  const auto new_dims = static_cast<int64_t>(view.sizes.size()) - value->dim();
+  for (const int64_t value_dim : value->sharded_dims()) {
+    const auto view_dim = value_dim + new_dims;
+    if (view_dim < 0 || view.sizes[view_dim] != value->size(value_dim)) {
+      continue; // it is broadcast
+    }
+    const auto rows = shown_rows(sizes, view, view_dim);
+    if (!rows || is_cut[rows->dim]) {
+      continue;
+    }
+    is_cut[rows->dim] = true;
+    partitions[rows->dim] =
+        cut_around(value, value_dim, *rows, sizes[rows->dim]);
+    for (const int64_t axis : value->axes(value_dim)) {
+      placements[axis] = Placement::shard(rows->dim);
+    }
+  }
+  return make_spec(
+      value->mesh(), sizes, std::move(placements), std::move(partitions));
+}
+
+} // namespace shardtensor

@@ -1,0 +1,76 @@
+#include "shardtensor/tensor/constant.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include "shardtensor/layout/constant_layout.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor {
+namespace {
+
+ViewGeometry geometry(const ConstantView& seen) {
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet(
+          {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  const auto whole =
+      at::empty(seen.constant->sizes(), at::TensorOptions().device(at::kMeta));
+  const auto part = seen.view ? seen.view(whole) : whole;
+  return {part.sizes().vec(), part.strides().vec(), part.storage_offset()};
+}
+
+} // namespace
+
+Constant::Constant(at::Tensor value, MeshPtr mesh, std::vector<int64_t> sizes)
+    : value_(std::move(value)),
+      mesh_(std::move(mesh)),
+      sizes_(std::move(sizes)) {}
+
+void Constant::write(const SpecPtr& layout, at::TensorImpl& target) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  written_ = wrap(
+      value_.expand(layout->local_sizes()).clone(at::MemoryFormat::Contiguous),
+      layout);
+  if (!written_.is_inference() && !target.is_inference()) {
+    // Moved views look there for later writes.
+    written_.unsafeGetTensorImpl()->set_version_counter(
+        target.version_counter());
+  }
+}
+
+at::Tensor constant(
+    const at::Tensor& value,
+    const MeshPtr& mesh,
+    std::vector<int64_t> sizes) {
+  TORCH_CHECK_TYPE(
+      !is_shard_tensor(value) && value.dim() == 0,
+      "constant: expected a plain 0-d tensor, got sizes ",
+      value.sizes());
+  const auto spec = make_replicated(mesh, sizes);
+  auto result = wrap(value.detach().expand(spec->local_sizes()), spec);
+  auto whole =
+      std::make_shared<Constant>(value.detach(), mesh, std::move(sizes));
+  impl_of(result)->set_constant_view(
+      std::make_shared<const ConstantView>(
+          ConstantView{std::move(whole), nullptr}));
+  return result;
+}
+
+const ConstantView* constant_view_of(const at::Tensor& tensor) {
+  return impl_of(tensor)->constant_view().get();
+}
+
+void begin_write(ShardTensorImpl& tensor, const SpecPtr& value) {
+  const auto seen = tensor.constant_view();
+  if (!seen) {
+    return;
+  }
+  const auto& sizes = seen->constant->sizes();
+  seen->constant->write(
+      value ? layout_of_written(sizes, geometry(*seen), value)
+            : make_replicated(seen->constant->mesh(), sizes),
+      tensor);
+  tensor.take_written();
+}
+
+} // namespace shardtensor
