@@ -10,10 +10,12 @@ set(public_headers
   shardtensor/comm/scope.h
   shardtensor/comm/stats.h
   shardtensor/comm/wait.h
+  shardtensor/dispatch/boxed_call.h
   shardtensor/dispatch/call.h
   shardtensor/dispatch/fallback.h
   shardtensor/dispatch/function_level.h
   shardtensor/dispatch/function_rule.h
+  shardtensor/dispatch/joined_operands.h
   shardtensor/dispatch/kernel.h
   shardtensor/dispatch/labels.h
   shardtensor/dispatch/rule.h

@@ -13,6 +13,7 @@ from shardtensor import _C
 _core_meshes: dict[DeviceMesh, _C.Mesh] = {}
 _device_meshes: dict[_C.Mesh, DeviceMesh] = {}
 _groups: dict[DeviceMesh, dist.ProcessGroup] = {}
+_joint_meshes: dict[tuple[_C.Mesh, _C.Mesh], _C.Mesh | None] = {}
 
 
 def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -60,6 +61,37 @@ def find_mesh(
     return DeviceMesh(device_type, torch.tensor(ranks), mesh_dim_names=names)
 
 
+def joint_mesh(one: _C.Mesh, other: _C.Mesh) -> _C.Mesh | None:
+    """The smallest mesh that has the axes of both; None where no device mesh
+    has them. Communication: see whole_group."""
+    key = one, other
+    if key not in _joint_meshes:
+        _joint_meshes[key] = _find_joint_mesh(one, other)
+    return _joint_meshes[key]
+
+
+def _find_joint_mesh(one, other):
+    roots = [device_mesh(mesh)._get_root_mesh() for mesh in (one, other)]
+    first, second = ({*root.mesh.flatten().tolist()} for root in roots)
+    if first != second:
+        return None  # some ranks would see axes that others do not
+    for whole in (one, other, *map(core_mesh, roots)):
+        if _C.has_axes(whole, one) and _C.has_axes(whole, other):
+            return _without_other_axes(whole, one, other)
+    return None
+
+
+def _without_other_axes(whole, *parts):
+    """The sub-mesh of `whole` that has just the axes of the parts, where axes
+    have names to ask for it by."""
+    names = {name for part in parts for name in part.axis_names}
+    needed = tuple(name for name in whole.axis_names if name in names)
+    if len(needed) == len(whole.shape) or len(needed) < len(names) or not needed:
+        return whole
+    smaller = core_mesh(device_mesh(whole)[needed])
+    return smaller if all(_C.has_axes(smaller, part) for part in parts) else whole
+
+
 def default_mesh() -> DeviceMesh:
     """The mesh of a call that names none: DistributedManager's."""
     from shardtensor.distributed import DistributedManager
@@ -83,6 +115,10 @@ def forget_groups(meshes: Iterable[DeviceMesh]) -> None:
     _groups.clear()
     _core_meshes.clear()
     _device_meshes.clear()
+    _joint_meshes.clear()
+    dtensor = sys.modules.get("shardtensor.dtensor")
+    if dtensor is not None:
+        dtensor.forget_layouts()
     _forget_default_groups()
 
 

@@ -101,13 +101,14 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     @staticmethod
     def from_dtensor(dtensor: DTensor) -> ShardTensor:
-        """The same pieces, differentiable, and with a `.grad` of its own, as
-        PhysicsNeMo's has. A ShardTensor is returned as it is. No communication."""
+        """The same pieces, differentiable: a leaf gets its `.grad`, a DTensor
+        that lies as it does, and the result keeps its own, too. A ShardTensor
+        comes back as it is. No communication."""
+        import shardtensor.dtensor  # noqa: F401  tells the core what a DTensor is
+
         if isinstance(dtensor, ShardTensor):
             return dtensor
-        local = dtensor.to_local()
-        spec = make_spec(dtensor.device_mesh, dtensor.shape, dtensor.placements)
-        result = _C.from_local(local, spec._core)
+        result = _C.from_dtensor(dtensor)
         if dtensor.is_leaf and result.requires_grad:
             result.retain_grad()
         return result

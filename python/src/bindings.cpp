@@ -13,6 +13,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   shardtensor::python::bind_layout(module);
   shardtensor::python::bind_distributed(module);
   shardtensor::python::bind_tensor(module);
+  shardtensor::python::bind_dtensor(module);
   shardtensor::python::bind_modes(module);
   shardtensor::python::bind_dispatch(module);
   shardtensor::python::bind_comm(module);

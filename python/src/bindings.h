@@ -13,6 +13,7 @@ namespace shardtensor::python {
 void bind_layout(py::module_& module);
 void bind_distributed(py::module_& module);
 void bind_tensor(py::module_& module);
+void bind_dtensor(py::module_& module);
 void bind_modes(py::module_& module);
 void bind_dispatch(py::module_& module);
 void bind_comm(py::module_& module);

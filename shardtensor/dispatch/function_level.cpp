@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/constants.h"
+#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
@@ -83,6 +84,10 @@ void run_below_function_level(
   const auto base = stack->size() - count;
   const bool transformed = keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
       keys.has(c10::DispatchKey::FuncTorchBatched);
+  if (!transformed && must_join(op, keys, *stack)) {
+    run_joined(op, stack);
+    return;
+  }
   MeshPtr mesh;
   for (size_t i = base; i < stack->size() && !mesh && !transformed; ++i) {
     mesh = mesh_in((*stack)[i]);

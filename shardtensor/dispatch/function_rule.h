@@ -8,7 +8,9 @@
 #include <ATen/core/boxing/KernelFunction.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/joined_operands.h"
 
 namespace shardtensor {
 
@@ -44,6 +46,12 @@ struct FunctionRule<Op, function, Result(Args...)> {
       return Op::redispatch(
           below_function_level(keys), std::forward<Args>(args)...);
     }
+    Joinable joinable(keys);
+    (joinable.see(args), ...);
+    if (joinable.found()) {
+      return boxed_call<Op, Result, decltype(&run_joined), Args...>(
+          &run_joined, std::forward<Args>(args)...);
+    }
     const CommScope scope(Op::name);
     if constexpr (
         std::is_invocable_v<
@@ -64,7 +72,8 @@ struct FunctionRule<Op, function, Result(Args...)> {
 /// symbolic. It may take the DispatchKeySet first: to send calls on with
 /// Op::redispatch(below_function_level(keys), ...). The call is the CommScope.
 /// Where an argument is a tensor of a torch.func transform the function is not
-/// called: the transform calls the operator again on what is inside.
+/// called: the transform calls the operator again on what is inside. Nor where
+/// Note [Joined operands] applies.
 template <class Op, auto function>
 constexpr auto function_rule =
     &FunctionRule<Op, function, typename Op::schema>::call;

@@ -6,36 +6,23 @@
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
+#include "shardtensor/tensor/dtensor.h"
 
 // The typed kernels that Note [Unboxed kernels] tells of, made from an
 // operator's at::_ops struct.
 
 namespace shardtensor::detail {
 
-template <class Op>
-const c10::OperatorHandle& handle_of() {
-  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
-      Op::name, Op::overload_name);
-  return handle;
-}
-
-/// Calls a boxed function with typed arguments.
-template <class Op, class Result, class Boxed, class... Args>
-Result boxed_call(const Boxed& boxed, Args... args) {
-  auto stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
-  boxed(handle_of<Op>(), stack);
-  return c10::impl::PopResult<Result>::call(stack);
-}
-
 // ---- function level ---------------------------------------------------------
 
-/// Looks at all arguments: nothing to promote, no constant, no transform.
+/// Looks at all arguments: nothing to promote or to join, no constant, no
+/// transform.
 class Ready {
  public:
   explicit Ready(c10::DispatchKeySet keys)
@@ -46,13 +33,15 @@ class Ready {
 
   void see(const at::Tensor& tensor) {
     if (is_shard_tensor(tensor)) {
-      holds_ = holds_ && !constant_view_of(tensor);
+      const auto* own = spec(tensor)->mesh().get();
+      holds_ = holds_ && !constant_view_of(tensor) && (!mesh_ || mesh_ == own);
+      mesh_ = own;
       if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
         keep_gradient_layout(tensor);
       }
     } else {
       holds_ = holds_ && tensor.defined() && tensor.dim() == 0 &&
-          !tensor.requires_grad();
+          !tensor.requires_grad() && !is_dtensor(tensor);
     }
   }
   void see(const at::ITensorListRef& tensors) {
@@ -74,6 +63,7 @@ class Ready {
 
  private:
   bool holds_;
+  const Mesh* mesh_ = nullptr;
 };
 
 template <class Op, class Signature>
@@ -95,9 +85,9 @@ struct FunctionLevel<Op, Result(Args...)> {
 
   struct Boxed {
     c10::DispatchKeySet keys;
-    void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+    void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
         const {
-      run_below_function_level(op, keys, &stack);
+      run_below_function_level(op, keys, stack);
     }
   };
 };
@@ -156,9 +146,9 @@ const Other& local_argument(const Other& other) {
 
 struct RunRule {
   Rule rule;
-  void operator()(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+  void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
       const {
-    run_rule(op, rule, &stack);
+    run_rule(op, rule, stack);
   }
 };
 

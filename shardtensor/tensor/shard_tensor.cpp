@@ -9,6 +9,7 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/check_mode.h"
+#include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"
@@ -257,6 +258,9 @@ void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
 at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (is_shard_tensor(tensor)) {
     return tensor;
+  }
+  if (is_dtensor(tensor)) {
+    return from_dtensor(with_plain_layout(tensor), mesh);
   }
   // Not a TypeError, see check_promotion.
   TORCH_CHECK_NOT_IMPLEMENTED(

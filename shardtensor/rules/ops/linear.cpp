@@ -14,12 +14,16 @@ namespace {
 
 using at::Tensor;
 
+bool is_whole(const Tensor& weight) {
+  return !is_shard_tensor(weight) || spec(weight)->is_replicated();
+}
+
 bool has_whole_rows(
     const Tensor& input,
     const Tensor& weight,
     const Tensor& bias) {
-  if (!is_shard_tensor(input) || is_shard_tensor(weight) ||
-      is_shard_tensor(bias) || weight.dim() != 2) {
+  if (!is_shard_tensor(input) || !is_whole(weight) || !is_whole(bias) ||
+      weight.dim() != 2) {
     return false;
   }
   const auto& x = spec(input);

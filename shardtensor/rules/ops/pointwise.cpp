@@ -6,7 +6,9 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -247,7 +249,9 @@ void second_argument_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  stack->back() = with_sharded_gradient(stack->back().toTensor());
+  if (!must_join(op, keys, *stack)) {
+    stack->back() = with_sharded_gradient(stack->back().toTensor());
+  }
   run_below_function_level(op, keys, stack);
 }
 

@@ -5,6 +5,7 @@
 
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
 
 // Losses that are a pointwise function and then a reduction. The function level
@@ -49,7 +50,8 @@ void loss_function(
       [stack->size() - arguments +
        *op.schema().argumentIndexWithName("reduction")];
   const auto reduction = argument.toInt();
-  if (reduction == at::Reduction::None || any_transformed(*stack, arguments)) {
+  if (reduction == at::Reduction::None || any_transformed(*stack, arguments) ||
+      must_join(op, keys, *stack)) {
     run_below_function_level(op, keys, stack);
     return;
   }
