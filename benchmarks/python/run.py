@@ -18,11 +18,13 @@ from pathlib import Path
 
 import cpp
 import memory
+import plans
 import report
 
 HERE = Path(__file__).resolve().parent
 TIMED = ("operators", "steps", "redistribute", "unet", "unet3d", "unet_profile")
-STARTED = {"cpp": cpp, "memory": memory}  # they start their own ranks
+# They start their own ranks.
+STARTED = {"cpp": cpp, "memory": memory, "plans": plans}
 PARTS = (*TIMED, *STARTED)
 RANKS = 2
 # Freed memory stays with the process, as most other allocators have it.
