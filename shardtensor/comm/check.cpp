@@ -39,8 +39,8 @@ std::string full_text(const Collective& call) {
 at::Tensor fingerprint(const Collective& call, int64_t ranks) {
   std::vector<int64_t> row{hash(full_text(call))};
   for (const auto* splits : {&call.sends, &call.receives}) {
-    row.insert(row.end(), splits->begin(), splits->end());
-    row.resize(row.size() + ranks - splits->size(), 0);
+    const auto elements = of_every_rank(*splits, ranks);
+    row.insert(row.end(), elements.begin(), elements.end());
   }
   return at::tensor(row);
 }
@@ -69,13 +69,13 @@ std::string all_calls(
     const Collective& call,
     Describe describe) {
   std::string text = full_text(call);
-  if (!call.sends.empty()) {
+  if (!call.sends.empty() || !call.receives.empty()) {
     text += c10::str(
-        " (sends ",
-        c10::IntArrayRef(call.sends),
-        ", receives ",
-        c10::IntArrayRef(call.receives),
-        " elements)");
+        " (elements sent: ",
+        to_string(call.sends),
+        "; received: ",
+        to_string(call.receives),
+        ")");
   }
   at::Tensor row = at::zeros({kTextBytes}, at::kByte);
   const auto length = std::min<int64_t>(text.size(), kTextBytes - 1);

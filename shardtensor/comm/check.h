@@ -11,7 +11,7 @@ namespace shardtensor::detail {
 /// What this rank is about to do.
 struct Collective {
   std::string text; // the same on every rank
-  Splits sends; // elements, per rank of the group
+  Splits sends;
   Splits receives;
 };
 

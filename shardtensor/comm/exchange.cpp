@@ -131,21 +131,24 @@ std::string describe(
       x.scalar_type(),
       " tensor ",
       x.sizes(),
-      " (elements sent to each rank: ",
-      c10::IntArrayRef(sends.splits),
-      ", received: ",
-      c10::IntArrayRef(receives.splits),
+      " (elements sent: ",
+      to_string(sends.splits),
+      "; received: ",
+      to_string(receives.splits),
       ')');
 }
 
-void count_sends(const Splits& sends, int64_t element_size) {
-  int64_t messages = 0;
+int64_t total(const Splits& splits) {
   int64_t elements = 0;
-  for (const auto split : sends) {
-    messages += split > 0 ? 1 : 0;
-    elements += split;
+  for (const auto& split : splits) {
+    elements += split.elements;
   }
-  count_exchange(messages, elements * element_size);
+  return elements;
+}
+
+void count_sends(const Splits& sends, int64_t element_size) {
+  count_exchange(
+      static_cast<int64_t>(sends.size()), total(sends) * element_size);
 }
 
 void check_exchange(
@@ -213,17 +216,13 @@ void write_in_rank_order(
 
 /// As a profiler shows it: what travels, to whom and for which operator.
 std::string profiled_name(const Splits& sends, int64_t element_size) {
-  int64_t elements = 0;
   std::vector<int64_t> peers;
-  for (size_t rank = 0; rank < sends.size(); ++rank) {
-    elements += sends[rank];
-    if (sends[rank] > 0) {
-      peers.push_back(static_cast<int64_t>(rank));
-    }
+  for (const auto& split : sends) {
+    peers.push_back(split.rank);
   }
   return c10::str(
       "shardtensor::messages (",
-      elements * element_size,
+      total(sends) * element_size,
       " bytes to ranks ",
       c10::IntArrayRef(peers),
       ") ",
@@ -261,7 +260,7 @@ void exchange_messages(
         r.messages.splits,
         pack(x, sends),
         sends.splits,
-        code.largest_message,
+        {code.largest_message, code.peers},
         [&] { return describe(x, sends, r.messages); },
         [&] {
           if (first) {

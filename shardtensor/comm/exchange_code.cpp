@@ -1,17 +1,18 @@
 #include "shardtensor/comm/exchange_code.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <c10/util/Exception.h>
+
+#include "shardtensor/comm/exchange_writing.h"
 
 namespace shardtensor::detail {
 
 namespace {
 
-// Rank, ranks, largest message, source side's length.
-constexpr int64_t kHeader = 4;
+// Rank, ranks, largest message, peers, source side's length.
+constexpr int64_t kHeader = 5;
 constexpr int64_t kStartsAtZero = 1;
 constexpr int64_t kInRankOrder = 2;
 
@@ -96,18 +97,11 @@ MessageSide read_side(Reader& reader, int64_t ranks) {
 
 // ---- writing ----------------------------------------------------------------
 
-/// A box of the plan before it is written down.
-struct Entry {
-  int64_t peer = 0;
-  const Box* box = nullptr;
-  bool adds = false;
-};
-
-std::vector<Entry> sorted_entries(
+std::vector<BoxOfPeer> sorted_entries(
     const std::vector<Transfer>& transfers,
     bool targets,
     const std::vector<int64_t>& rank_of) {
-  std::vector<Entry> entries;
+  std::vector<BoxOfPeer> entries;
   for (const auto& transfer : transfers) {
     const Box& box = targets ? transfer.target : transfer.source;
     if (numel(box) > 0) {
@@ -116,103 +110,16 @@ std::vector<Entry> sorted_entries(
     }
   }
   std::stable_sort(
-      entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-        return a.peer < b.peer;
-      });
+      entries.begin(),
+      entries.end(),
+      [](const BoxOfPeer& a, const BoxOfPeer& b) { return a.peer < b.peer; });
   return entries;
-}
-
-/// The dim along which the boxes begin at the most different places.
-size_t sweep_dim(const std::vector<Entry>& entries) {
-  size_t best = 0;
-  size_t most = 0;
-  for (size_t dim = 0; dim < entries[0].box->size(); ++dim) {
-    std::vector<int64_t> begins;
-    for (const auto& entry : entries) {
-      begins.push_back((*entry.box)[dim].begin);
-    }
-    std::sort(begins.begin(), begins.end());
-    const size_t places =
-        std::unique(begins.begin(), begins.end()) - begins.begin();
-    if (places > most) {
-      most = places;
-      best = dim;
-    }
-  }
-  return best;
-}
-
-/// Entries that share elements, as indices. A sweep along one dim meets few
-/// candidates even where a plan has thousands of boxes.
-std::vector<std::pair<size_t, size_t>> overlaps(
-    const std::vector<Entry>& entries) {
-  std::vector<std::pair<size_t, size_t>> result;
-  if (entries.size() < 2) {
-    return result;
-  }
-  std::vector<size_t> by_begin(entries.size());
-  std::iota(by_begin.begin(), by_begin.end(), 0);
-  const bool has_dims = !entries[0].box->empty();
-  const size_t dim = has_dims ? sweep_dim(entries) : 0;
-  const auto along = [&](size_t i) {
-    return has_dims ? (*entries[i].box)[dim] : Interval{0, 1};
-  };
-  std::stable_sort(by_begin.begin(), by_begin.end(), [&](size_t a, size_t b) {
-    return along(a).begin < along(b).begin;
-  });
-  for (size_t a = 0; a < by_begin.size(); ++a) {
-    const size_t i = by_begin[a];
-    for (size_t b = a + 1; b < by_begin.size(); ++b) {
-      const size_t j = by_begin[b];
-      if (along(j).begin >= along(i).end) {
-        break;
-      }
-      if (numel(intersect(*entries[i].box, *entries[j].box)) > 0) {
-        result.emplace_back(i, j);
-      }
-    }
-  }
-  return result;
-}
-
-/// How the pieces of one side are written, were it the target.
-struct Writing {
-  bool in_rank_order = false;
-  bool starts_at_zero = false;
-};
-
-/// Marks the entries that add to what an earlier one wrote. The order is that
-/// of ranks, or this rank's own pieces first.
-Writing plan_writing(
-    std::vector<Entry>& entries,
-    int64_t rank,
-    const std::vector<int64_t>& sizes) {
-  const auto pairs = overlaps(entries);
-  Writing result;
-  for (const auto& [i, j] : pairs) {
-    const int64_t a = entries[i].peer;
-    const int64_t b = entries[j].peer;
-    result.in_rank_order |= a != b && a != rank && b != rank;
-  }
-  const auto place = [&](size_t i) {
-    const bool first = !result.in_rank_order && entries[i].peer == rank;
-    return std::make_pair(first ? 0 : 1, i);
-  };
-  for (const auto& [i, j] : pairs) {
-    entries[place(i) < place(j) ? j : i].adds = true;
-  }
-  int64_t written = 0;
-  for (const auto& entry : entries) {
-    written += entry.adds ? 0 : numel(*entry.box);
-  }
-  result.starts_at_zero = written != product(sizes);
-  return result;
 }
 
 void write_side(
     std::vector<int64_t>& code,
     const std::vector<int64_t>& sizes,
-    std::vector<Entry> entries,
+    std::vector<BoxOfPeer> entries,
     int64_t rank,
     bool covers) {
   const Writing writing =
@@ -257,6 +164,7 @@ ExchangeCode decode(c10::IntArrayRef code) {
   result.rank = reader.next();
   result.ranks = reader.next();
   result.largest_message = reader.next();
+  result.peers = reader.next();
   reader.next(); // the source side's length, for adjoint()
   result.source = read_side(reader, result.ranks);
   result.target = read_side(reader, result.ranks);
@@ -292,7 +200,8 @@ std::vector<int64_t> encode(
     int64_t rank,
     const std::vector<int64_t>& rank_of) {
   const auto last = std::max_element(rank_of.begin(), rank_of.end());
-  std::vector<int64_t> code{rank, *last + 1, plan.largest_message, 0};
+  std::vector<int64_t> code{
+      rank, *last + 1, plan.largest_message, plan.peers, 0};
   write_side(
       code,
       plan.source_sizes,

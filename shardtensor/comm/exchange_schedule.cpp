@@ -16,50 +16,54 @@ constexpr int64_t kMostRounds = 8;
 // A plan of very many boxes takes longer to carry out than to read.
 constexpr size_t kLongestKept = 1024; // integers
 
-Messages messages(
-    const MessageSide& side,
-    std::vector<int64_t> peers,
-    int64_t ranks) {
-  Messages result;
-  result.splits.assign(ranks, 0);
-  std::sort(peers.begin(), peers.end());
-  for (const auto peer : peers) {
-    for (const auto& piece : side.of(peer)) {
-      result.pieces.push_back(piece);
-      result.splits[peer] += piece.numel;
-      result.numel += piece.numel;
-      result.adds |= piece.adds;
-    }
+void add(Splits& splits, const MessageBox& piece) {
+  if (splits.empty() || splits.back().rank != piece.peer) {
+    splits.push_back({piece.peer, 0});
   }
-  return result;
+  splits.back().elements += piece.numel;
+}
+
+void add(Messages& messages, const MessageBox& piece) {
+  messages.pieces.push_back(piece);
+  add(messages.splits, piece);
+  messages.numel += piece.numel;
+  messages.adds |= piece.adds;
+}
+
+int64_t count_rounds(const ExchangeCode& code, int64_t element_size) {
+  const int64_t others = code.ranks - 1;
+  const int64_t peers = code.peers < 0 ? others : std::min(code.peers, others);
+  const int64_t bytes = code.largest_message * peers * element_size;
+  return std::clamp<int64_t>(
+      bytes / kBytesPerRound, 1, std::clamp<int64_t>(others, 1, kMostRounds));
 }
 
 std::vector<Round> rounds_of(const ExchangeCode& code, int64_t element_size) {
-  const int64_t peers = code.ranks - 1;
-  const int64_t bytes = code.largest_message * peers * element_size;
-  const int64_t count = std::clamp<int64_t>(
-      bytes / kBytesPerRound, 1, std::clamp<int64_t>(peers, 1, kMostRounds));
-  std::vector<std::vector<int64_t>> send_to(count);
-  std::vector<std::vector<int64_t>> receive_from(count);
-  for (int64_t k = 1; k <= peers; ++k) {
-    const auto round = (k - 1) * count / peers;
-    send_to[round].push_back((code.rank + k) % code.ranks);
-    receive_from[round].push_back((code.rank - k + code.ranks) % code.ranks);
+  const int64_t others = code.ranks - 1;
+  std::vector<Round> rounds(count_rounds(code, element_size));
+  const auto count = static_cast<int64_t>(rounds.size());
+  // Of the peers that are `distance` ranks further or before.
+  const auto round_of = [&](int64_t distance) -> Round& {
+    return rounds[((distance + code.ranks) % code.ranks - 1) * count / others];
+  };
+  for (const auto& piece : code.source.pieces) {
+    if (piece.peer != code.rank) {
+      add(round_of(piece.peer - code.rank).sends, piece);
+    }
   }
-  std::vector<Round> rounds;
-  for (int64_t round = 0; round < count; ++round) {
-    rounds.push_back(
-        {messages(code.source, send_to[round], code.ranks),
-         messages(code.target, receive_from[round], code.ranks)});
+  for (const auto& piece : code.target.pieces) {
+    if (piece.peer != code.rank) {
+      add(round_of(code.rank - piece.peer).receives, piece);
+    }
   }
   return rounds;
 }
 
 Splits totals(const MessageSide& side, const ExchangeCode& code) {
-  Splits result(code.ranks, 0);
+  Splits result;
   for (const auto& piece : side.pieces) {
     if (piece.peer != code.rank) {
-      result[piece.peer] += piece.numel;
+      add(result, piece);
     }
   }
   return result;

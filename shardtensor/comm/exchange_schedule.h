@@ -15,7 +15,7 @@ namespace shardtensor::detail {
 /// stand in one flat buffer.
 struct Messages {
   std::vector<MessageBox> pieces;
-  Splits splits; // per rank of the group
+  Splits splits;
   int64_t numel = 0;
   bool adds = false; // some piece does
 };

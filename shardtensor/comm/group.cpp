@@ -1,5 +1,6 @@
 #include "shardtensor/comm/group.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -11,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "shardtensor/comm/gloo_messages.h"
+#include "shardtensor/comm/messages.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/comm/wait.h"
@@ -164,10 +165,21 @@ at::Tensor as_bytes(const at::Tensor& flat) {
   return (dense ? flat : flat.as_strided({flat.numel()}, {1})).view(at::kByte);
 }
 
-Splits times(const Splits& splits, int64_t by) {
-  Splits result = splits;
-  for (auto& split : result) {
-    split *= by;
+Splits times(Splits splits, int64_t by) {
+  for (auto& split : splits) {
+    split.elements *= by;
+  }
+  return splits;
+}
+
+/// The parts of a flat tensor.
+RankTensors parts(const at::Tensor& flat, const Splits& splits) {
+  RankTensors result;
+  result.reserve(splits.size());
+  int64_t begin = 0;
+  for (const auto& [rank, elements] : splits) {
+    result.push_back({rank, flat.narrow(0, begin, elements)});
+    begin += elements;
   }
   return result;
 }
@@ -222,37 +234,56 @@ std::string Group::to_string() const {
   return c10::str("rank ", rank_, " of ", ranks_, " in group '", name_, "'");
 }
 
+std::string to_string(const Splits& splits) {
+  constexpr size_t kShown = 16;
+  std::string text = splits.empty() ? "none" : "";
+  for (size_t i = 0; i < std::min(splits.size(), kShown); ++i) {
+    const auto& [rank, elements] = splits[i];
+    text += c10::str(i == 0 ? "" : ", ", "rank ", rank, ": ", elements);
+  }
+  return splits.size() > kShown ? text + ", ..." : text;
+}
+
+std::vector<int64_t> of_every_rank(const Splits& splits, int64_t ranks) {
+  std::vector<int64_t> result(ranks, 0);
+  for (const auto& [rank, elements] : splits) {
+    result.at(rank) = elements;
+  }
+  return result;
+}
+
 void Group::all_to_all(
     const at::Tensor& out,
     const Splits& out_splits,
     const at::Tensor& in,
     const Splits& in_splits,
-    int64_t largest_message,
+    Traffic traffic,
     Describe describe,
     c10::function_ref<void()> meanwhile) const {
   const auto process_group = alive_group(process_group_, name_);
   at::Tensor out_bytes = as_bytes(out);
   at::Tensor in_bytes = as_bytes(in);
   const auto size = static_cast<int64_t>(in.element_size());
-  Splits out_lengths = times(out_splits, size);
-  Splits in_lengths = times(in_splits, size);
-  const auto options = bounded<c10d::AllToAllOptions>(in);
+  const Splits out_lengths = times(out_splits, size);
+  const Splits in_lengths = times(in_splits, size);
+  const auto start_collective = [&] {
+    auto out_of_all = of_every_rank(out_lengths, ranks_);
+    auto in_of_all = of_every_rank(in_lengths, ranks_);
+    const auto options = bounded<c10d::AllToAllOptions>(in);
+    return start_all_to_all(
+        *process_group, out_bytes, in_bytes, out_of_all, in_of_all, options);
+  };
   run(
       *this,
       describe,
       [&] {
-        return prefers_messages(*process_group, in, largest_message * size)
+        return prefers_messages(*process_group, in, traffic)
             ? start_messages(
                   *process_group,
-                  out_bytes.split_with_sizes(out_lengths),
-                  in_bytes.split_with_sizes(in_lengths))
-            : Works{start_all_to_all(
-                  *process_group,
-                  out_bytes,
-                  in_bytes,
-                  out_lengths,
-                  in_lengths,
-                  options)};
+                  in,
+                  parts(out_bytes, out_lengths),
+                  parts(in_bytes, in_lengths))
+            : Works{start_collective()};
       },
       meanwhile);
 }
@@ -261,15 +292,23 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
   const auto process_group = alive_group(process_group_, name_);
   if (prefers_reduced_messages(*process_group, x)) {
-    auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
-    const RankTensors copies(ranks_, x.view({-1}));
-    rows[rank_].copy_(copies[rank_]);
+    const at::Tensor own = x.view({-1});
+    const auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
+    rows[rank_].copy_(own);
+    RankTensors out;
+    RankTensors in;
+    for (int64_t rank = 0; rank < ranks_; ++rank) {
+      if (rank != rank_) {
+        out.push_back({rank, rows[rank]});
+        in.push_back({rank, own});
+      }
+    }
     run(
         *this,
         describe,
-        [&] { return start_messages(*process_group, rows, copies); },
+        [&] { return start_messages(*process_group, x, out, in); },
         [] {});
-    reduce_rows(copies[rank_], rows, reduce);
+    reduce_rows(own, rows, reduce);
     return;
   }
   std::vector<at::Tensor> tensors{x};

@@ -16,13 +16,30 @@ namespace shardtensor::detail {
 /// Called only when something failed.
 using Describe = c10::function_ref<std::string()>;
 
-/// How many elements go to, or come from, each rank of a group.
-using Splits = std::vector<int64_t>;
+/// How many elements go to, or come from, one rank of a group.
+struct Split {
+  int64_t rank;
+  int64_t elements;
+};
+/// Those of the ranks that get or send something, in rank order: neighbours
+/// have a list of neighbours, however large the group.
+using Splits = std::vector<Split>;
+/// "rank 1: 2, rank 3: 2", at most 16 of them; "none".
+std::string to_string(const Splits& splits);
+/// As collectives want them: a number for each rank.
+std::vector<int64_t> of_every_rank(const Splits& splits, int64_t ranks);
+
+/// What all ranks of a group know of an exchange, the same on all of them. It
+/// decides how data travels.
+struct Traffic {
+  int64_t largest = 0; // elements between any two ranks, at most
+  int64_t peers = -1; // that a rank sends to, on average; -1: not known
+};
 
 /// A process group of PyTorch, found by its name. Does not keep it alive: a
 /// tensor that outlives its job must not keep the backend's threads running,
 /// and a call on a group that was destroyed is an error. Its .cpp and
-/// gloo_messages are the only files of this folder that include c10d.
+/// messages are the only files of this folder that include c10d.
 ///
 /// Every call below waits for its result and raises c10::DistBackendError that
 /// names operator, CommScope, rank and group when the backend fails or
@@ -42,17 +59,16 @@ class Group {
     return ranks_;
   }
 
-  /// Moves in_splits[p] elements of `in` to each rank p and fills `out` with
-  /// what they send; both are flat, contiguous and of the same dtype, any
-  /// dtype. `largest_message` bounds the elements between any two ranks, the
-  /// same on all of them: it decides how they travel. `meanwhile` runs between
+  /// Moves the parts of `in`, one behind the other, to the ranks of in_splits
+  /// and fills `out` with what those of out_splits send; both are flat,
+  /// contiguous and of the same dtype, any dtype. `meanwhile` runs between
   /// start and wait.
   void all_to_all(
       const at::Tensor& out,
       const Splits& out_splits,
       const at::Tensor& in,
       const Splits& in_splits,
-      int64_t largest_message,
+      Traffic traffic,
       Describe describe,
       c10::function_ref<void()> meanwhile) const;
 

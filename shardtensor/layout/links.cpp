@@ -320,6 +320,31 @@ MostRows most_rows(const Mesh& mesh, const DimLinks& dim) {
   return most;
 }
 
+/// The pairs of pieces that share rows of the dim.
+int64_t linked_pieces(const DimLinks& dim) {
+  int64_t pairs = 0;
+  for (size_t i = 0; i < dim.links.size(); ++i) {
+    pairs += i == 0 || !same_pieces(dim.links[i - 1], dim.links[i]);
+  }
+  return pairs;
+}
+
+/// The pairs of positions for each choice of linked pieces. A side's coordinate
+/// is free on an axis that shards no dim there, but for equal coordinates where
+/// a position takes from its own.
+int64_t free_coordinates(const MeshLinks& links) {
+  int64_t pairs = 1;
+  for (int64_t axis = 0; axis < links.mesh.axes(); ++axis) {
+    const int64_t ends = (dim_sharded_by(links, kSource, axis) == nullptr) +
+        (dim_sharded_by(links, kTarget, axis) == nullptr) -
+        (links.along[axis] == Along::Own);
+    for (int64_t end = 0; end < ends; ++end) {
+      pairs *= links.mesh.ranks(axis);
+    }
+  }
+  return pairs;
+}
+
 } // namespace
 
 MeshLinks link_layouts(const ShardSpec& from, const ShardSpec& to) {
@@ -388,6 +413,46 @@ int64_t largest_message(
         return dim_kept_by(links, axis) != nullptr;
       });
   return within_dims ? differing : any;
+}
+
+int64_t shared_rows(
+    const DimLinks& dim,
+    int64_t source_piece,
+    int64_t target_piece) {
+  const auto wanted = std::pair(source_piece, target_piece);
+  const auto pieces = [](const Link& link) {
+    return std::pair(link.source_piece, link.target_piece);
+  };
+  auto link = std::lower_bound(
+      dim.links.begin(),
+      dim.links.end(),
+      wanted,
+      [&](const Link& each, const auto& pair) { return pieces(each) < pair; });
+  int64_t rows = 0;
+  for (; link != dim.links.end() && pieces(*link) == wanted; ++link) {
+    rows += link->run.source.extent();
+  }
+  return rows;
+}
+
+int64_t linked_positions(const MeshLinks& links) {
+  int64_t pairs = free_coordinates(links);
+  for (const DimLinks& dim : links.dims) {
+    pairs *= linked_pieces(dim);
+  }
+  return pairs;
+}
+
+int64_t arriving_elements(const MeshLinks& links) {
+  int64_t elements = free_coordinates(links);
+  for (const DimLinks& dim : links.dims) {
+    int64_t rows = 0;
+    for (const Link& link : dim.links) {
+      rows += link.run.source.extent();
+    }
+    elements *= rows;
+  }
+  return elements;
 }
 
 } // namespace shardtensor::detail

@@ -83,4 +83,15 @@ int64_t largest_message(
     const MeshLinks& links,
     const std::vector<int64_t>& crossed);
 
+/// The rows that become part of one piece from another.
+int64_t shared_rows(
+    const DimLinks& dim,
+    int64_t source_piece,
+    int64_t target_piece);
+
+/// The pairs of positions, equal ones among them, that share elements.
+int64_t linked_positions(const MeshLinks& links);
+/// What all positions get together, also from themselves.
+int64_t arriving_elements(const MeshLinks& links);
+
 } // namespace shardtensor::detail

@@ -181,6 +181,8 @@ ExchangePlan make_plan(
   plan.covers = total(plan.receives) == product(plan.target_sizes);
   plan.axis = crossed.size() == 1 ? crossed.front() : -1;
   plan.largest_message = largest_message(links, crossed);
+  const int64_t ranks = links.mesh.ranks();
+  plan.peers = (linked_positions(links) + ranks - 1) / ranks;
   return plan;
 }
 
@@ -249,14 +251,14 @@ void check_dims(const std::vector<int64_t>& dims, const ShardSpec& spec) {
   }
 }
 
-int64_t volume(const std::vector<const Runs*>& runs) {
+/// The elements that a position takes from itself.
+int64_t kept_elements(const MeshLinks& links, int64_t position) {
   int64_t elements = 1;
-  for (const Runs* of_dim : runs) {
-    int64_t rows = 0;
-    for (const Run& run : *of_dim) {
-      rows += run.source.extent();
-    }
-    elements *= rows;
+  for (const DimLinks& dim : links.dims) {
+    elements *= shared_rows(
+        dim,
+        links.mesh.piece(position, dim.source_axes),
+        links.mesh.piece(position, dim.target_axes));
   }
   return elements;
 }
@@ -283,16 +285,9 @@ int64_t moved_elements(const SpecPtr& from, const SpecPtr& to) {
     return 0;
   }
   const MeshLinks links = link_layouts(*from, *to);
-  int64_t moved = 0;
+  int64_t moved = arriving_elements(links);
   for (int64_t position = 0; position < links.mesh.ranks(); ++position) {
-    for_each_peer(
-        links,
-        position,
-        kTarget,
-        kSource,
-        [&](int64_t peer, const std::vector<const Runs*>& runs) {
-          moved += peer == position ? 0 : volume(runs);
-        });
+    moved -= kept_elements(links, position);
   }
   return moved;
 }

@@ -117,8 +117,8 @@ TEST_F(CheckMode, SeesThatAPeerExpectsAnotherNumberOfElements) {
         all_to_all_v(at::ones({1}), 0, {1, 0}, {3, 0}, mesh->group());
       }
     });
-    expect_contains(text, "(sends [0, 2], receives [0, 1] elements)");
-    expect_contains(text, "(sends [1, 0], receives [3, 0] elements)");
+    expect_contains(text, "(elements sent: rank 1: 2; received: rank 1: 1)");
+    expect_contains(text, "(elements sent: rank 0: 1; received: rank 0: 3)");
   });
 }
 

@@ -397,10 +397,11 @@ TEST(Exchange, AFailureNamesOperatorScopeRankAndGroup) {
     const auto prefix = c10::str(
         "shardtensor::exchange of a ",
         x.scalar_type(),
-        " tensor [2] (elements sent to each rank: ",
-        mesh->position() == 0 ? "[0, 2], received: [0, 2]"
-                              : "[2, 0], received: [2, 0]",
-        ") in aten::conv2d failed on rank ",
+        " tensor [2] (elements sent: rank ",
+        1 - mesh->position(),
+        ": 2; received: rank ",
+        1 - mesh->position(),
+        ": 2) in aten::conv2d failed on rank ",
         mesh->position(),
         " of 2 in group '",
         mesh->group(m.plan.axis),

@@ -267,8 +267,20 @@ inline int64_t largest_message(const std::vector<ExchangePlan>& plans) {
   return largest;
 }
 
-/// `axis` and `largest_message` are what the transfers of all positions
-/// together say.
+/// The mean over all positions of those that one sends to, rounded up.
+inline int64_t mean_peers(const std::vector<ExchangePlan>& plans) {
+  const int64_t positions = static_cast<int64_t>(plans.size());
+  std::set<std::pair<int64_t, int64_t>> pairs;
+  for (const ExchangePlan& plan : plans) {
+    for (const Transfer& transfer : plan.sends) {
+      pairs.emplace(transfer.src, transfer.dst);
+    }
+  }
+  return (static_cast<int64_t>(pairs.size()) + positions - 1) / positions;
+}
+
+/// `axis`, `largest_message` and `peers` are what the transfers of all
+/// positions together say.
 inline void check_axis(
     const Mesh& mesh,
     const std::vector<ExchangePlan>& plans) {
@@ -288,6 +300,7 @@ inline void check_axis(
     ASSERT_GE(plan.largest_message, largest_message(plans));
     ASSERT_EQ(plan.largest_message, plans.front().largest_message);
     ASSERT_EQ(plan.axis, crossed.size() == 1 ? *crossed.begin() : -1);
+    ASSERT_EQ(plan.peers, mean_peers(plans));
   }
 }
 

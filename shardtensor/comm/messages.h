@@ -6,9 +6,14 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "shardtensor/comm/group.h"
 #include "shardtensor/layout/placement.h"
 
 namespace shardtensor::detail {
+
+// Note [Neighbours]
+// An all-to-all takes a number for every rank of the group. In large groups
+// where ranks have few peers, messages go to and from these alone.
 
 // Note [Messages over gloo]
 // gloo hands its collectives to a thread of its own, and every step of a
@@ -18,26 +23,36 @@ namespace shardtensor::detail {
 // and from the peers alone, started by this thread, take less time.
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
-/// A tensor for each rank.
-using RankTensors = std::vector<at::Tensor>;
 
-/// For moving data of which no two ranks exchange more than `largest` bytes.
+/// What goes to, or comes from, one rank.
+struct RankTensor {
+  int64_t rank;
+  at::Tensor tensor;
+};
+using RankTensors = std::vector<RankTensor>;
+
+/// For moving data; the answer is the same on all ranks.
 bool prefers_messages(
     c10d::ProcessGroup& group,
     const at::Tensor& x,
-    int64_t largest);
+    Traffic traffic);
 
 /// For the reduction of x.
 bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x);
 
-/// One message to and from each other rank that gets or sends something.
+/// One message to and from each of these ranks, on x's device; none is empty,
+/// and none goes to this rank.
 Works start_messages(
     c10d::ProcessGroup& group,
+    const at::Tensor& x,
     const RankTensors& out,
     const RankTensors& in);
 
 /// x becomes the reduction of the rows, in the order of the ranks: every rank
 /// gets the same bits.
-void reduce_rows(const at::Tensor& x, const RankTensors& rows, Reduce reduce);
+void reduce_rows(
+    const at::Tensor& x,
+    const std::vector<at::Tensor>& rows,
+    Reduce reduce);
 
 } // namespace shardtensor::detail

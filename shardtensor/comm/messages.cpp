@@ -1,0 +1,127 @@
+#include "shardtensor/comm/messages.h"
+
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+
+namespace shardtensor {
+namespace {
+
+constexpr int64_t kSmallBytes = 4096;
+constexpr int kFewRanks = 8;
+// With more peers than this share of a group, a collective is as good.
+constexpr int64_t kRanksPerPeer = 4;
+
+bool is_gloo(c10d::ProcessGroup& group, const at::Tensor& x) {
+  return group.getBackend(x.device().type())->getBackendName() == "gloo";
+}
+
+// Note [Tags over gloo]
+// gloo takes a shorter message than expected for a good one, and a longer one
+// ends the process. So a message's tag says its size: where ranks make
+// different calls nothing is taken, and the time limit says so.
+int tag_of(const at::Tensor& message) {
+  constexpr int64_t kFirst = 1 << 16; // apart from what users send
+  constexpr int64_t kTags = int64_t{1} << 30;
+  return static_cast<int>(
+      kFirst + static_cast<int64_t>(message.nbytes()) % kTags);
+}
+
+/// NCCL: messages that start together travel together.
+bool coalesces(c10d::ProcessGroup& group, const at::Tensor& x) {
+  return group.getBackend(x.device().type())->supportsCoalescing();
+}
+
+// Note [First exchange]
+// NCCL makes a group's communicator in its first operation, which all ranks
+// must take part in; ranks without peers have no messages. So the first
+// exchange of a group is a collective.
+bool has_met(c10d::ProcessGroup& group) {
+  using Met = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
+  static std::mutex mutex;
+  static auto& met = *new std::unordered_map<std::string, Met>();
+  const std::lock_guard lock(mutex);
+  const auto self =
+      c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(
+          &group);
+  const auto [entry, is_new] = met.try_emplace(group.getGroupName(), self);
+  if (is_new || entry->second.lock() != self) {
+    entry->second = Met(self);
+    return false;
+  }
+  return true;
+}
+
+} // namespace
+
+bool prefers_messages(
+    c10d::ProcessGroup& group,
+    const at::Tensor& x,
+    Traffic traffic) {
+  const int64_t ranks = group.getSize();
+  if (is_gloo(group, x)) {
+    const auto size = static_cast<int64_t>(x.element_size());
+    return traffic.largest * size <= kSmallBytes || ranks > kFewRanks;
+  }
+  const bool has_few_peers = ranks > kFewRanks && traffic.peers >= 0 &&
+      traffic.peers * kRanksPerPeer <= ranks;
+  return has_few_peers && (!coalesces(group, x) || has_met(group));
+}
+
+bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x) {
+  return is_gloo(group, x) && static_cast<int64_t>(x.nbytes()) <= kSmallBytes &&
+      group.getSize() <= kFewRanks;
+}
+
+Works start_messages(
+    c10d::ProcessGroup& group,
+    const at::Tensor& x,
+    const RankTensors& out,
+    const RankTensors& in) {
+  Works works;
+  const bool together = coalesces(group, x);
+  if (together) {
+    group.startCoalescing(x.device().type());
+  }
+  const auto start = [&](const RankTensors& messages, const auto& start_one) {
+    for (const auto& [rank, tensor] : messages) {
+      std::vector<at::Tensor> message{tensor};
+      works.push_back(start_one(message, static_cast<int>(rank)));
+    }
+  };
+  start(out, [&](auto& message, int peer) {
+    return group.recv(message, peer, tag_of(message[0]));
+  });
+  start(in, [&](auto& message, int peer) {
+    return group.send(message, peer, tag_of(message[0]));
+  });
+  return together ? Works{group.endCoalescing(x.device().type())} : works;
+}
+
+void reduce_rows(
+    const at::Tensor& x,
+    const std::vector<at::Tensor>& rows,
+    Reduce reduce) {
+  at::Tensor result = x;
+  result.copy_(rows[0]);
+  for (size_t rank = 1; rank < rows.size(); ++rank) {
+    switch (reduce) {
+      case Reduce::Prod:
+        result.mul_(rows[rank]);
+        break;
+      case Reduce::Max:
+        at::maximum_out(result, result, rows[rank]);
+        break;
+      case Reduce::Min:
+        at::minimum_out(result, result, rows[rank]);
+        break;
+      default:
+        result.add_(rows[rank]);
+    }
+  }
+}
+
+} // namespace shardtensor
