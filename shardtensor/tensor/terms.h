@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include "shardtensor/layout/shard_spec.h"
 
@@ -17,10 +18,27 @@ at::Tensor gather_terms(
     const SpecPtr& spec,
     const std::vector<int64_t>& axes);
 
-/// The same for several tensors of one layout and dtype in one exchange.
-std::vector<at::Tensor> gather_terms(
-    const std::vector<at::Tensor>& locals,
+/// Makes one term of several: what belongs together, each tensor's terms
+/// stacked along a new dim 0. Whether some were merged before must not matter.
+using Terms = std::vector<at::Tensor>;
+using MergeTerms = c10::function_ref<Terms(const Terms& stacked)>;
+
+/// All ranks' terms as one, the same bits on every rank of `axes`: `own` are
+/// this rank's, each with as many elements as `spec` gives it. Communication:
+/// one exchange with the other ranks of the axes, if they are at most
+/// kMostTerms; else some more with that many ranks (layout/merge_plan.h). One
+/// for each dtype among the terms. Memory: at most kMostTerms terms.
+Terms merge_terms(
+    Terms own,
     const SpecPtr& spec,
-    const std::vector<int64_t>& axes);
+    const std::vector<int64_t>& axes,
+    MergeTerms merge);
+
+/// The same for one tensor.
+at::Tensor merge_terms(
+    const at::Tensor& own,
+    const SpecPtr& spec,
+    const std::vector<int64_t>& axes,
+    c10::function_ref<at::Tensor(const at::Tensor& stacked)> merge);
 
 } // namespace shardtensor::detail

@@ -32,15 +32,13 @@ Moments merge_ranks(
     const Moments& own,
     int64_t count,
     const NormGeometry& geometry) {
-  const auto sizes = own.mean.sizes().vec();
   const auto counts = at::full_like(own.mean, at::Scalar(count));
-  const auto flat = at::IntArrayRef(geometry.statistics->local_sizes());
-  const auto terms = gather_terms(
-      {own.mean.view(flat), own.squares.view(flat), counts.view(flat)},
+  const auto all = merge_terms(
+      {own.mean, own.squares, counts},
       geometry.statistics,
-      geometry.axes);
-  const auto all = merge_moments({terms[0], terms[1]}, terms[2], {0});
-  return {all.mean.view(sizes), all.squares.view(sizes)};
+      geometry.axes,
+      merge_stacked_moments);
+  return {all[0], all[1]};
 }
 
 } // namespace

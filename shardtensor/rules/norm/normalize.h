@@ -21,9 +21,9 @@ struct NormGeometry {
 
 /// Of the elements of each statistic, over all ranks; the covered dims have
 /// extent 1. fp32, or fp64 for an fp64 tensor; no mean when not centered.
-/// Communication: one exchange of three numbers per statistic with each rank
-/// of the axes (an all-reduce of one when not centered). Stable for any mean:
-/// no large number is squared. No autograd history.
+/// Communication: merge_terms of three numbers per statistic (an all-reduce of
+/// one when not centered). Stable for any mean: no large number is squared. No
+/// autograd history.
 Moments norm_moments(const at::Tensor& x, const NormGeometry& geometry);
 
 /// (x - mean) / sqrt(squares / count + eps) * weight + bias, in x's dtype.

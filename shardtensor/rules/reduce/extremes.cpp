@@ -97,17 +97,11 @@ ValuesIndices no_candidate(const Reduction& reduction, bool largest) {
       reduction.neutral(kNowhere, at::kLong)};
 }
 
-/// The best of the ranks' candidates: the first index among equals, in global
-/// order; NaN is best of all, as in PyTorch.
-ValuesIndices best_of_ranks(
-    const Reduction& reduction,
-    const ValuesIndices& candidate,
-    bool largest) {
-  if (reduction.axes.empty()) {
-    return candidate;
-  }
-  const auto values = reduction.gathered(std::get<0>(candidate));
-  const auto indices = reduction.gathered(std::get<1>(candidate));
+/// The best of stacked values and indices: the first index among equals, in
+/// global order; NaN is best of all, as in PyTorch.
+Terms best_of(const Terms& stacked, bool largest) {
+  const auto& values = stacked[0];
+  const auto& indices = stacked[1];
   const auto best =
       largest ? at::amax(values, {0}, true) : at::amin(values, {0}, true);
   const auto is_best = values.eq(best).logical_or(values.ne(values));
@@ -115,6 +109,20 @@ ValuesIndices best_of_ranks(
   return {
       best.squeeze(0),
       at::amin(at::where(is_best, indices, nowhere), {0}, false)};
+}
+
+/// The best of the ranks' candidates.
+ValuesIndices best_of_ranks(
+    const Reduction& reduction,
+    const ValuesIndices& candidate,
+    bool largest) {
+  if (reduction.axes.empty()) {
+    return candidate;
+  }
+  const auto best = reduction.merged(
+      {std::get<0>(candidate), std::get<1>(candidate)},
+      [&](const Terms& stacked) { return best_of(stacked, largest); });
+  return {best[0], best[1]};
 }
 
 /// This rank's best rows of one dim, and where these are in the tensor.

@@ -23,6 +23,11 @@ Moments merge_moments(
     const at::Tensor& counts,
     const std::vector<int64_t>& dims);
 
+/// {mean, squares, counts} of samples stacked along dim 0, merged in the same
+/// way: a MergeTerms.
+std::vector<at::Tensor> merge_stacked_moments(
+    const std::vector<at::Tensor>& stacked);
+
 /// The elements that each sum over `dims` takes.
 int64_t count_over(at::IntArrayRef sizes, const std::vector<int64_t>& dims);
 

@@ -5,7 +5,6 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
-#include "shardtensor/tensor/terms.h"
 
 namespace shardtensor::detail {
 
@@ -27,8 +26,14 @@ bool Reduction::has_rows() const {
       count_over(spec->sizes(), dims) == 0;
 }
 
-at::Tensor Reduction::gathered(const at::Tensor& term) const {
-  return gather_terms(term, result, axes);
+Terms Reduction::merged(Terms own, MergeTerms merge) const {
+  return merge_terms(std::move(own), result, axes, merge);
+}
+
+at::Tensor Reduction::merged(
+    const at::Tensor& own,
+    c10::function_ref<at::Tensor(const at::Tensor& stacked)> merge) const {
+  return merge_terms(own, result, axes, merge);
 }
 
 at::Tensor Reduction::neutral(const at::Scalar& value, at::ScalarType dtype)

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/shard_spec.h"
+#include "shardtensor/tensor/terms.h"
 
 namespace shardtensor::detail {
 
@@ -20,8 +21,11 @@ struct Reduction {
 
   /// This rank has rows to reduce, or no rank has.
   bool has_rows() const;
-  /// The ranks' terms stacked along a new dim 0. Communication: one exchange.
-  at::Tensor gathered(const at::Tensor& term) const;
+  /// All ranks' terms as one, see merge_terms.
+  Terms merged(Terms own, MergeTerms merge) const;
+  at::Tensor merged(
+      const at::Tensor& own,
+      c10::function_ref<at::Tensor(const at::Tensor& stacked)> merge) const;
   /// The term of a rank without rows.
   at::Tensor neutral(const at::Scalar& value, at::ScalarType dtype) const;
 

@@ -13,9 +13,9 @@
 #include "shardtensor/rules/reduce/reduction.h"
 
 // Reductions as lines of a table, their kernels made from the signatures in
-// at::_ops. Each rank reduces its rows to a term; the terms are gathered, for
-// they are small, and reduced once more by the same operator, so that NaN, ties
-// and dtypes are PyTorch's.
+// at::_ops. Each rank reduces its rows to a term; the terms, which are small,
+// are reduced once more by the same operator, so that NaN, ties and dtypes are
+// PyTorch's.
 
 namespace shardtensor::detail {
 
@@ -126,12 +126,13 @@ struct ReductionKernel<Op, Kind, at::Tensor(const at::Tensor&, Args...)> {
     const auto term = !neutral || reduction.has_rows()
         ? Op::call(local, args...)
         : reduction.neutral(*neutral, dtype);
-    const auto terms = reduction.gathered(term);
-    if constexpr (Kind::adds) {
-      return at::sum(terms, at::IntArrayRef{0});
-    } else {
-      return Op::call(terms, TermArguments()(args)...);
-    }
+    return reduction.merged(term, [&](const at::Tensor& terms) {
+      if constexpr (Kind::adds) {
+        return at::sum(terms, at::IntArrayRef{0});
+      } else {
+        return Op::call(terms, TermArguments()(args)...);
+      }
+    });
   }
 
   template <class Arg>

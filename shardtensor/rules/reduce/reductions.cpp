@@ -66,11 +66,9 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   }
   const auto count =
       at::full(reduction.result->local_sizes(), rows, squares.options());
-  const auto merged = merge_moments(
-      {reduction.gathered(mean), reduction.gathered(squares)},
-      reduction.gathered(count),
-      {0});
-  return {merged.mean.squeeze(0), merged.squares.squeeze(0)};
+  const auto all =
+      reduction.merged({mean, squares, count}, merge_stacked_moments);
+  return {all[0], all[1]};
 }
 
 TwoTensors var_mean_of(
@@ -154,10 +152,11 @@ at::Tensor norm(
   if (reduction.axes.empty()) {
     return wrap(term.to(out), reduction.result);
   }
-  const auto terms = reduction.gathered(term);
-  const auto whole = order == 0
-      ? at::sum(terms, at::IntArrayRef{0})
-      : at::linalg_vector_norm(terms, given.order, at::IntArrayRef{0}, false);
+  const auto whole = reduction.merged(term, [&](const at::Tensor& terms) {
+    return order == 0
+        ? at::sum(terms, at::IntArrayRef{0})
+        : at::linalg_vector_norm(terms, given.order, at::IntArrayRef{0}, false);
+  });
   return wrap(whole.to(out), reduction.result);
 }
 

@@ -25,7 +25,7 @@
 
 // softmax and log_softmax below autograd; ATen's derivative formulas run above.
 // Along a sharded dim every rank tells the others its largest value and its sum
-// of exponentials relative to that: one exchange of two numbers per row
+// of exponentials relative to that: merge_terms of two numbers per row
 // forward, one all-reduce of one number per row backward.
 
 namespace shardtensor::detail {
@@ -66,6 +66,12 @@ struct Exponentials {
   Tensor sum;
 };
 
+/// Rows of nothing but -inf have no exponentials; NaN only if all ranks do.
+Tensor without_infinity(const Tensor& largest) {
+  const auto zero = at::zeros({}, largest.options());
+  return at::where(largest.eq(-kInfinity), zero, largest);
+}
+
 /// This rank's, with the dim kept, and the exponentials themselves.
 std::pair<Exponentials, Tensor> local_exponentials(
     const Tensor& x,
@@ -79,25 +85,27 @@ std::pair<Exponentials, Tensor> local_exponentials(
         x};
   }
   const auto largest = at::amax(x, {dim}, true);
-  // Rows of nothing but -inf have no exponentials; NaN only if all ranks do.
-  const auto zero = at::zeros({}, x.options());
-  const auto exponentials =
-      (x - at::where(largest.eq(-kInfinity), zero, largest)).exp_();
+  const auto exponentials = (x - without_infinity(largest)).exp_();
   return {
       {largest, at::sum(exponentials, at::IntArrayRef{dim}, true)},
       exponentials};
 }
 
+/// {largest, sum} stacked along dim 0.
+Terms merge_exponentials(const Terms& stacked) {
+  const auto largest = at::amax(stacked[0], {0}, true);
+  const auto relative = at::exp(stacked[0] - without_infinity(largest));
+  return {
+      largest.squeeze(0),
+      at::sum(stacked[1] * relative, at::IntArrayRef{0}, false)};
+}
+
 /// All ranks'.
 Exponentials merged(const Exponentials& own, const SpecPtr& spec, int64_t dim) {
   const auto rows = reduced_spec(spec, {dim}, true, Placement::replicate());
-  const auto terms =
-      gather_terms({own.largest, own.sum}, rows, spec->axes(dim));
-  const auto largest = at::amax(terms[0], {0}, true);
-  return {
-      largest.squeeze(0),
-      at::sum(
-          terms[1] * at::exp(terms[0] - largest), at::IntArrayRef{0}, false)};
+  const auto all = merge_terms(
+      {own.largest, own.sum}, rows, spec->axes(dim), merge_exponentials);
+  return {all[0], all[1]};
 }
 
 Tensor softmax_across(const SpecPtr& spec, int64_t dim, const Tensor& x) {
