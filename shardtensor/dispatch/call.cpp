@@ -1,5 +1,7 @@
 #include "shardtensor/dispatch/call.h"
 
+#include <exception>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -9,13 +11,18 @@
 namespace shardtensor {
 namespace {
 
-/// Kernels take plain 0-d tensors beside any, and may read them.
 at::Tensor meta_like(const at::Tensor& tensor) {
-  if (tensor.dim() == 0 && !is_shard_tensor(tensor)) {
-    return tensor;
-  }
   return at::empty_strided(
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+}
+
+bool is_plain_number(const at::Tensor& tensor) {
+  return tensor.dim() == 0 && !is_shard_tensor(tensor);
+}
+
+/// Kernels take plain 0-d tensors beside any, and may read them.
+at::Tensor meta_but_numbers(const at::Tensor& tensor) {
+  return is_plain_number(tensor) ? tensor : meta_like(tensor);
 }
 
 /// For operators without a Meta kernel: zeros of the same sizes that take no
@@ -26,9 +33,19 @@ at::Tensor zeros_like(const at::Tensor& tensor, bool written) {
                  : at::zeros({}, options).expand(tensor.sizes());
 }
 
-c10::IValue meta_value(const c10::IValue& value) {
-  return value.isDevice() ? c10::Device(at::kMeta)
-                          : with_tensors(value, meta_like);
+template <class Make>
+torch::jit::Stack run_on_meta_tensors(
+    const c10::OperatorHandle& op,
+    at::ArrayRef<c10::IValue> arguments,
+    const Make& make) {
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(
+        argument.isDevice() ? c10::Device(at::kMeta)
+                            : with_tensors(argument, make));
+  }
+  op.callBoxed(&stack);
+  return stack;
 }
 
 // Note [Meta kernels in Python]
@@ -91,12 +108,19 @@ const c10::IValue& Call::argument(const char* name) const {
 }
 
 torch::jit::Stack Call::run_on_meta() const {
-  torch::jit::Stack stack;
-  for (const auto& argument : arguments_) {
-    stack.push_back(meta_value(argument));
+  try {
+    return run_on_meta_tensors(op_, arguments_, meta_but_numbers);
+  } catch (const c10::NotImplementedError&) {
+    throw;
+  } catch (const std::exception&) { // of C++ or of Python's kernels
+    for (const auto& operand : operands_) {
+      if (is_plain_number(operand.tensor)) {
+        // index_add and the like want 0-d tensors on one device, too.
+        return run_on_meta_tensors(op_, arguments_, meta_like);
+      }
+    }
+    throw;
   }
-  op_.callBoxed(&stack);
-  return stack;
 }
 
 torch::jit::Stack Call::run_on_zeros() const {
