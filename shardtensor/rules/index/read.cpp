@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
@@ -129,6 +130,17 @@ at::Tensor masked_rows(
           std::move(partitions)));
 }
 
+/// See Note [Indices out of bounds].
+void check_cut_indices(const at::Tensor& self, const Indices& given) {
+  for (size_t dim = 0; dim < given.size(); ++dim) {
+    const std::optional<at::Tensor> index = given.get(dim);
+    if (index && is_shard_tensor(*index) && spec(*index)->is_sharded()) {
+      const auto at = static_cast<int64_t>(dim);
+      check_index("aten::index", *index, at, self.size(at), true);
+    }
+  }
+}
+
 at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   const auto self = is_shard_tensor(self_or_plain) ? self_or_plain : [&] {
     for (const std::optional<at::Tensor> index : given) {
@@ -149,6 +161,7 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
     }
   }
   if (indexes_whole_dims(own, given)) {
+    check_cut_indices(self, given);
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("aten::index", "Tensor");
     torch::jit::Stack stack{self, given};

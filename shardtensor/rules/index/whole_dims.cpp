@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/rules/index/rules.h"
 
@@ -34,6 +38,24 @@ Decision embedding_rule(Call& call) {
       call,
       {{{kPrivate, 0}, indices}, {with_column(indices)}},
       Linearity::None);
+}
+
+at::Tensor embedding_kernel(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    c10::SymInt padding_idx,
+    bool scale_grad_by_freq,
+    bool sparse) {
+  if (is_shard_tensor(indices) && spec(indices)->is_sharded()) {
+    // See Note [Indices out of bounds].
+    check_index("aten::embedding", indices, 0, weight.size(0));
+  }
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::embedding", "");
+  torch::jit::Stack stack{
+      weight, indices, padding_idx.expect_int(), scale_grad_by_freq, sparse};
+  run_rule(op, embedding_rule, &stack);
+  return stack.back().toTensor();
 }
 
 /// Each rank's rows are terms of the whole table's gradient, unless they are
@@ -160,10 +182,13 @@ Decision index_put_rule(Call& call) {
 namespace {
 
 const RegisterRules embeddings{
-    {"aten::embedding", embedding_rule},
     {"aten::embedding_dense_backward", embedding_backward_rule},
 };
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("embedding", embedding_kernel);
+}
 
 } // namespace shardtensor

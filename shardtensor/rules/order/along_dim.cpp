@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <numeric>
+#include <string>
 
 #include <ATen/WrapDimUtils.h>
+#include <torch/library.h>
 
+#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/labels.h"
 
 // Operators that work along one dim, with all others as batch. That dim is made
@@ -59,6 +63,50 @@ Decision same_sizes_rule(Call& call) {
   at::maybe_wrap_dim(call.argument("dim").toInt(), self.dim());
   call.set_output_sizes(
       std::vector(call.op().schema().returns().size(), self.sizes().vec()));
+  return along_dim_rule(call);
+}
+
+// ---- indices ----------------------------------------------------------------
+
+/// gather and scatter. See Note [Indices out of bounds].
+void by_index_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto base = stack->size() - schema.arguments().size();
+  const auto argument = [&](const char* name) -> const c10::IValue& {
+    return stack->at(base + *schema.argumentIndexWithName(name));
+  };
+  const auto& self = argument("self").toTensor();
+  const auto dims = std::max<int64_t>(self.dim(), 1);
+  const auto dim = at::maybe_wrap_dim(argument("dim").toInt(), dims);
+  check_index(
+      c10::toString(op.operator_name()),
+      argument("index").toTensor(),
+      dim,
+      self.dim() > 0 ? self.size(dim) : 1);
+  run_rule(op, along_dim_rule, stack);
+}
+
+/// PyTorch's own check sees the sizes of one rank.
+Decision index_add_rule(Call& call) {
+  const auto& self = call.operand(0).tensor;
+  const auto& source = call.argument("source").toTensor();
+  auto expected = self.sizes().vec();
+  if (self.dim() > 0 && self.dim() == source.dim()) {
+    const auto dim =
+        at::maybe_wrap_dim(call.argument("dim").toInt(), self.dim());
+    expected[dim] = source.size(dim);
+  }
+  TORCH_CHECK(
+      self.dim() < 2 || source.sizes() == expected,
+      call.name(),
+      ": source tensor shape must match self tensor shape, excluding the "
+      "specified dimension, got self of sizes ",
+      self.sizes(),
+      ", source of sizes ",
+      source.sizes());
   return along_dim_rule(call);
 }
 
@@ -138,28 +186,19 @@ const RegisterRules along_one_dim{
         "aten::mode",
         "aten::median.dim",
         "aten::nanmedian.dim",
-        "aten::gather",
-        "aten::scatter.src",
-        "aten::scatter.value",
-        "aten::scatter.reduce",
-        "aten::scatter.value_reduce",
-        "aten::scatter_.src",
-        "aten::scatter_.value",
-        "aten::scatter_.reduce",
-        "aten::scatter_.value_reduce",
-        "aten::scatter_add",
-        "aten::scatter_add_",
-        "aten::scatter_reduce.two",
-        "aten::scatter_reduce_.two",
         "aten::index_select",
-        "aten::index_add",
-        "aten::index_add_",
         "aten::index_copy",
         "aten::index_copy_",
         "aten::index_fill.int_Scalar",
         "aten::index_fill_.int_Scalar",
         "aten::index_reduce",
         "aten::index_reduce_",
+    }};
+const RegisterRules additions{
+    index_add_rule,
+    {
+        "aten::index_add",
+        "aten::index_add_",
     }};
 const RegisterRules renorms{
     renorm_rule,
@@ -181,4 +220,24 @@ const RegisterRules lookups{
     }};
 
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  for (const char* op :
+       {"gather",
+        "scatter.src",
+        "scatter.value",
+        "scatter.reduce",
+        "scatter.value_reduce",
+        "scatter_.src",
+        "scatter_.value",
+        "scatter_.reduce",
+        "scatter_.value_reduce",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce.two",
+        "scatter_reduce_.two"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&by_index_kernel>());
+  }
+}
+
 } // namespace shardtensor::detail

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from layouts import ALL, check, sweep
+from layouts import ALL, check, placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 
@@ -161,6 +161,45 @@ def test_wrong_dims_raise(mesh):
         x.topk(9, 0)
     with pytest.raises(IndexError, match="expected at least one element"):
         x[:0].argmax()
+
+
+@ranks(2, 3, "2x2")
+def test_an_index_out_of_bounds_is_every_ranks_error(mesh):
+    x = torch.zeros(4, 3, dtype=torch.float64)
+    index = torch.zeros(4, 3, dtype=torch.int64)
+    index[3, 2] = 7  # one rank's
+    for cut in (0, 1):
+        s = shard(x, mesh, placements_of(mesh, cut))
+        i = shard(index, mesh, placements_of(mesh, cut))
+        for call in (
+            lambda s=s: s.gather(1, index),
+            lambda i=i: x.gather(1, i),
+            lambda s=s, i=i: s.gather(1, i),
+            lambda s=s, i=i: s.scatter(1, i, 2.0),
+            lambda s=s: s.clone().scatter_add_(1, index, x),
+            lambda i=i: x[i],
+            lambda i=i: F.embedding(i, x),
+            lambda i=i: shard(x, mesh, placements_of(mesh, 1))[i],
+        ):
+            with pytest.raises(IndexError, match="index 7 is out of bounds"):
+                call()
+
+
+@ranks(2, 3)
+def test_index_tensors_without_dims(mesh):
+    x = torch.randn((), dtype=torch.float64, requires_grad=True)
+    y = torch.randn(1, dtype=torch.float64)
+    check_op(
+        lambda x, y: x.index_add(0, torch.tensor([0]), y[0]),
+        sharded(x, [Replicate()]), sharded(y, [Shard(0)]), mesh=mesh,
+    )  # fmt: skip
+
+
+@ranks(2, 3)
+def test_index_add_wants_a_source_of_selfs_shape(mesh):
+    s = shard(torch.zeros(5, 4), mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match=r"sizes \[5, 4\], source of sizes \[2, 3\]"):
+        s.index_add(0, torch.tensor([1, 2]), torch.ones(2, 3))
 
 
 # ---- every dim of three -------------------------------------------------------
