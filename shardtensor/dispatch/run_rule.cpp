@@ -153,7 +153,12 @@ void write_back(
     return;
   }
   auto* impl = impl_of(operand.tensor);
-  const auto& result = output ? output : wanted ? wanted : impl->spec();
+  auto result = output ? output : wanted ? wanted : impl->spec();
+  if (!output && !result->is_sharded() && !result->has_partial() &&
+      local.sizes() != at::IntArrayRef(result->sizes())) {
+    // An out= argument of another size, which the operator has resized.
+    result = make_replicated(result->mesh(), local.sizes().vec());
+  }
   const bool keeps_sizes = impl->spec()->sizes() == result->sizes();
   const bool changed_in_place = local.is_same(impl->local()) &&
       (impl->spec() != result ||

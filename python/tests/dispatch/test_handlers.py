@@ -305,6 +305,15 @@ def test_gradient_policies_give_the_same_gradients(mesh, policy):
 
 
 @ranks(2)
+def test_out_of_another_size_is_resized_in_a_fallback(mesh):
+    x = torch.arange(6.0)
+    index = shard(torch.tensor([1, 4, 2]), mesh, [Shard(0)])
+    out = shard(torch.zeros(6), mesh, [Shard(0)])
+    assert torch.take(x, index, out=out) is out
+    assert_close(out, torch.tensor([1.0, 4.0, 2.0]))
+
+
+@ranks(2)
 def test_fallback_modes_count_warn_and_refuse(mesh):
     import shardtensor
 

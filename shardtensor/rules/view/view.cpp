@@ -102,6 +102,44 @@ at::Tensor as_strided_kernel(
       source.local.alias(), spec(self), self.strides(), self, source);
 }
 
+/// The same sizes again are fine; others would need the memory that nobody has.
+const at::Tensor& resize_in_place_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    std::optional<at::MemoryFormat>) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      size == self.sizes(),
+      "resize_: a ShardTensor of sizes ",
+      self.sizes(),
+      " cannot be resized to ",
+      size,
+      "; use full_tensor() or to_local() first");
+  return self;
+}
+
+const at::Tensor& resize_as_in_place_kernel(
+    const at::Tensor& self,
+    const at::Tensor& other,
+    std::optional<at::MemoryFormat> format) {
+  return resize_in_place_kernel(self, other.sizes(), format);
+}
+
+const at::Tensor& as_strided_in_place_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    std::optional<int64_t>) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "as_strided_: a ShardTensor has no memory of its global sizes, so sizes ",
+      size,
+      ", strides ",
+      stride,
+      " cannot be taken of sizes ",
+      self.sizes(),
+      "; use full_tensor() or to_local() first, or another view operator");
+}
+
 // ---- dims that move, appear and disappear -----------------------------------
 
 /// Output dim i is input dim dims[i], -1 a new one; other dims have size 1.
@@ -323,6 +361,9 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_unsafe_view", unsafe_view_kernel);
   m.impl("_reshape_alias", reshape_alias_kernel);
   m.impl("as_strided", as_strided_kernel);
+  m.impl("as_strided_", as_strided_in_place_kernel);
+  m.impl("resize_", resize_in_place_kernel);
+  m.impl("resize_as_", resize_as_in_place_kernel);
   m.impl("permute", permute_kernel);
   m.impl("transpose.int", transpose_kernel);
   m.impl("transpose_", transpose_in_place_kernel);

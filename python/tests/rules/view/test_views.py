@@ -381,6 +381,11 @@ def test_wrong_views_raise(mesh):
     with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
         as_strided(s, (2, 2), (1, 1))
     assert_close(as_strided(s, (4, 6), (6, 1)), torch.zeros(4, 6))
+    with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
+        torch.ops.aten.as_strided_(s, (2, 2), (1, 1))
+    with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
+        torch.ops.aten.resize_(s, (2, 2))
+    assert torch.ops.aten.resize_(s, (4, 6)) is s
     for text, error, call in (
         ("shape '.5, 5.' is invalid", RuntimeError, lambda: s.view(5, 5)),
         ("an index in .-4, 3.", IndexError, lambda: s.select(0, 4)),
