@@ -14,6 +14,12 @@ Reduction::Reduction(
     at::OptionalIntArrayRef dim,
     bool keepdim)
     : dims(reduced_dims(op, tensor.dim(), dim)) {
+  // Checked where no rank is without rows to check.
+  TORCH_CHECK(
+      tensor.dim() <= 64,
+      op,
+      ": only tensors with up to 64 dims are supported, got ",
+      tensor.dim());
   const auto x = local_of(tensor);
   spec = x.spec;
   local = x.tensor;
