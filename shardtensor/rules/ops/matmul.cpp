@@ -1,5 +1,8 @@
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/matmul.h>
+#include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
 
 namespace shardtensor::detail {
@@ -56,10 +59,53 @@ const RegisterRules products{
     {"aten::vdot", product_rule<kDot>},
     {"aten::addmm", add_product_rule<kMm>},
     {"aten::baddbmm", add_product_rule<kBmm>},
-    {"aten::addmv", add_product_rule<kMv>},
     {"aten::addr", add_product_rule<kOuter>},
 };
 
+/// Where a rank's matrix is empty, PyTorch gives the addend as it came.
+at::Tensor addmv_kernel(
+    const at::Tensor& self,
+    const at::Tensor& mat,
+    const at::Tensor& vec,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::addmv", "");
+  const bool broadcast = mat.dim() == 2 && self.numel() == 1;
+  torch::jit::Stack stack{
+      broadcast ? self.expand({mat.size(0)}) : self, mat, vec, beta, alpha};
+  run_rule(op, add_product_rule<kMv>, &stack);
+  return stack.back().toTensor();
+}
+
+/// PyTorch's own writes into a reshaped `out` and asks by storage whether that
+/// was a view; ours have storages of their own.
+at::Tensor& matmul_out_function(
+    const at::Tensor& self,
+    const at::Tensor& other,
+    at::Tensor& out) {
+  TORCH_CHECK(
+      !at::GradMode::is_enabled() ||
+          !(self.requires_grad() || other.requires_grad() ||
+            out.requires_grad()),
+      "matmul(): functions with out=... arguments don't support automatic "
+      "differentiation, but one of the arguments requires grad.");
+  const auto result = at::matmul(self, other);
+  if (out.sizes() != result.sizes()) {
+    out.resize_(result.sizes());
+  }
+  return out.copy_(result);
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("addmv", addmv_kernel);
+}
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "matmul.out", function_rule<at::_ops::matmul_out, matmul_out_function>);
+}
 
 } // namespace shardtensor::detail

@@ -165,6 +165,19 @@ def test_in_place_and_out(mesh):
         out = shard(torch.zeros(5, 4), mesh, [Shard(dim)])
         assert torch.mm(shard(b, mesh, [Shard(1)]), c, out=out) is out
         assert_close(out, b @ c)
+        folded = shard(torch.ones(3, 5, 4), mesh, [Shard(dim)])
+        stacked = shard(torch.zeros(3, 5, 0), mesh, [Shard(1)])
+        assert torch.matmul(stacked, torch.zeros(0, 4), out=folded) is folded
+        assert_close(folded, torch.zeros(3, 5, 4))
+
+
+@ranks(2, 3)
+def test_one_number_is_added_to_every_row(mesh):
+    a, b, addend = torch.randn(5, 6), torch.randn(6), torch.randn(1)
+    for cut in range(2):
+        for sizes in partitions(a.size(cut), mesh.size()):
+            s = sharded(a.requires_grad_(), [Shard(cut)], {cut: sizes})
+            check_op(lambda s: torch.addmv(addend, s, b), s, mesh=mesh)
 
 
 @ranks(2)
