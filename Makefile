@@ -14,6 +14,7 @@ JOBS ?= $(shell nproc)
 RANKS ?= 2
 MESH ?=
 ARGS ?=
+PROGRAMS ?=
 CONFIGURE ?=
 
 BIN := .venv/bin
@@ -30,8 +31,8 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo test test-all test-cpp test-python asan lint format \
-  check-headers bench wheel clean
+.PHONY: help setup build demo test test-all test-cpp test-python conformance asan \
+  lint format check-headers bench wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' \
@@ -85,6 +86,10 @@ test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its exam
 
 test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the examples
 	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
+
+conformance: build setup-test  ## PyTorch's samples of all operators: docs/coverage.md
+	@OMP_NUM_THREADS=1 PYTHONPATH=python/tests/support:$$PYTHONPATH \
+	  $(BIN)/python -m conformance $(if $(PROGRAMS),--programs $(PROGRAMS)) $(ARGS)
 
 asan: setup-test  ## the C++ tests with address and UB sanitizers
 	@$(BIN)/cmake --preset asan

@@ -102,28 +102,6 @@ at::Tensor as_strided_kernel(
       source.local.alias(), spec(self), self.strides(), self, source);
 }
 
-/// The same sizes again are fine; others would need the memory that nobody has.
-const at::Tensor& resize_in_place_kernel(
-    const at::Tensor& self,
-    at::IntArrayRef size,
-    std::optional<at::MemoryFormat>) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      size == self.sizes(),
-      "resize_: a ShardTensor of sizes ",
-      self.sizes(),
-      " cannot be resized to ",
-      size,
-      "; use full_tensor() or to_local() first");
-  return self;
-}
-
-const at::Tensor& resize_as_in_place_kernel(
-    const at::Tensor& self,
-    const at::Tensor& other,
-    std::optional<at::MemoryFormat> format) {
-  return resize_in_place_kernel(self, other.sizes(), format);
-}
-
 const at::Tensor& as_strided_in_place_kernel(
     const at::Tensor& self,
     at::IntArrayRef size,
@@ -362,8 +340,6 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_reshape_alias", reshape_alias_kernel);
   m.impl("as_strided", as_strided_kernel);
   m.impl("as_strided_", as_strided_in_place_kernel);
-  m.impl("resize_", resize_in_place_kernel);
-  m.impl("resize_as_", resize_as_in_place_kernel);
   m.impl("permute", permute_kernel);
   m.impl("transpose.int", transpose_kernel);
   m.impl("transpose_", transpose_in_place_kernel);

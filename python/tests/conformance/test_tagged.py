@@ -1,0 +1,22 @@
+"""Every operator that gets its rule from PyTorch's `pointwise` tag."""
+
+import pytest
+import ranks
+from conformance import sweep, tagged
+
+PRELOAD = sweep.PRELOAD
+
+
+@pytest.mark.parametrize("name", sorted(tagged.OVERLOADS))
+def test_a_tag_is_true(name):
+    records = sweep.sweep(3, name, 1, source=tagged.__name__)
+    assert any(r.kind in ("native", "gathered") for r in records)
+    assert not sweep.described(records)
+
+
+def without_samples(mesh):
+    return tagged.without_samples()
+
+
+def test_every_tagged_operator_is_called():
+    assert ranks.run(3, without_samples) == [[]] * 3

@@ -1,0 +1,62 @@
+"""make conformance: sweeps everything and writes docs/coverage.md.
+
+    python -m conformance                              # all of it
+    python -m conformance --only add nn.Conv2d --mesh 2 --case 17
+    python -m conformance --programs 20000             # random ones, on each mesh
+
+Exit status 1 where a case is wrong, hangs, differs between ranks, or is refused
+without a reason.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ranks import RankError
+
+from conformance import coverage, programs, subjects, sweep
+
+COVERAGE = Path(__file__).resolve().parents[4] / "docs" / "coverage.md"
+
+
+def main():
+    options = parse()
+    if options.programs:
+        return try_programs(options)
+    records = []
+    for mesh in options.mesh:
+        for name in options.only or [*subjects.OPERATORS, *subjects.MODULES]:
+            found = sweep.sweep(mesh, name, options.samples, only=options.case)
+            records += found
+            print(sweep.described(found), end="", flush=True)
+    if not options.only:
+        coverage.write(records, options.samples, COVERAGE)
+    failed = sum(r.kind in sweep.FAILED for r in records)
+    print(f"{len(records)} cases, {failed} failed")
+    return failed > 0
+
+
+def try_programs(options):
+    for mesh in options.mesh:
+        try:
+            programs.search(mesh, options.programs, options.seed)
+        except RankError as error:
+            print(error)
+            return 1
+        print(f"mesh {mesh}: {options.programs} programs, 0 failed", flush=True)
+    return 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--mesh", nargs="+", default=["2", "3", "2x2"])
+    parser.add_argument("--samples", type=int, default=4, help="per operator and dtype")
+    parser.add_argument("--only", nargs="+", help="operators or modules")
+    parser.add_argument("--case", type=int, help="one case of it, by its number")
+    parser.add_argument("--programs", type=int, help="random programs instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the random programs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

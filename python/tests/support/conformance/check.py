@@ -1,0 +1,198 @@
+"""One case: a sample with one of its tensors cut, against one device."""
+
+import copy
+import dataclasses
+import math
+
+import oracle
+import torch
+from oracle import assert_close, from_spec, shard, uneven
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+import shardtensor
+from shardtensor import ShardTensor
+
+SEED = 5
+# Operators whose values are whatever the memory held.
+UNDEFINED = ("empty", "new_empty")
+
+
+@dataclasses.dataclass
+class Run:
+    """What came of a call: its results, or the error that it raised."""
+
+    error: str = ""
+    outputs: list = dataclasses.field(default_factory=list)
+    given: list = dataclasses.field(default_factory=list)  # the arguments
+    written: list = dataclasses.field(default_factory=list)  # which of them were
+    leaves: list = dataclasses.field(default_factory=list)
+    gradients: list = dataclasses.field(default_factory=list)
+    gradient_error: str = ""
+    forward: tuple = (0, 0, 0)  # exchanges, all-reduces, bytes
+    backward: tuple = (0, 0, 0)
+
+
+def layouts(shape, mesh):
+    """(name, placements, sizes): each dim cut evenly, unevenly and with an empty
+    piece. On a 2-D mesh: two dims, one dim by both axes, one axis alone."""
+    if not shape:
+        yield "replicated", [Replicate()] * mesh.ndim, None
+    for dim, extent in enumerate(shape):
+        other = Shard((dim + 1) % len(shape))
+        fewer = [0, *uneven(extent, mesh.size(-1) - 1)]
+        if mesh.ndim == 1:
+            yield f"dim {dim} even", [Shard(dim)], None
+            yield f"dim {dim} uneven", [Shard(dim)], {dim: uneven(extent, mesh.size())}
+            yield f"dim {dim} empty", [Shard(dim)], {dim: fewer}
+        else:
+            yield f"dim {dim} even", [Shard(dim), other], None
+            sizes = uneven(extent, mesh.size())
+            yield f"dim {dim} uneven", [Shard(dim), Shard(dim)], {dim: sizes}
+            yield f"dim {dim} empty", [Replicate(), Shard(dim)], {dim: fewer}
+
+
+def plain(i, x):
+    return x.detach().clone()
+
+
+def cut_at(positions, placements, sizes, mesh, sample):
+    """Puts the tensors at `positions` down as ShardTensors, and those of out="""
+    written = {id(x) for x in tree_leaves(sample.kwargs.get("out"))}
+
+    def place(i, x):
+        if i in positions:
+            return shard(x.detach(), mesh, placements, sizes)
+        if id(x) in written:
+            whole = [Replicate()] * (mesh.ndim - bool(x.dim()))
+            return shard(x, mesh, [Shard(0)] * bool(x.dim()) + whole)
+        return plain(i, x)
+
+    return place
+
+
+def perform(sample, place, undefined=False):
+    """The call with its tensors put down by `place`, and its gradients."""
+    run = Run()
+    leaves, tree = tree_flatten((sample.args, sample.kwargs))
+    for i, x in enumerate(leaves):
+        if isinstance(x, torch.Tensor):
+            leaves[i] = place(i, x).requires_grad_(x.requires_grad)
+    call = copy.deepcopy(sample.call)
+    args, kwargs = tree_unflatten(leaves, tree)
+    counted = _counted()
+    torch.manual_seed(SEED)
+    try:
+        result = call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  compared with one device's
+        run.error = _said(error)
+        return run
+    run.forward = _counted(counted)
+    run.outputs = tree_leaves(result)
+    run.given = leaves
+    run.written = [
+        i for i, x in enumerate(leaves)
+        if isinstance(x, torch.Tensor) and x._version and not x.requires_grad
+    ]  # fmt: skip
+    run.leaves = [x for x in leaves if _needs_grad(x)]
+    if isinstance(call, torch.nn.Module):
+        run.outputs += list(call.buffers())
+        run.leaves += [p for p in call.parameters() if p.requires_grad]
+    if not undefined:
+        _differentiate(run)
+    return run
+
+
+def _needs_grad(x):
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _differentiate(run):
+    outputs = [x for x in run.outputs if _needs_grad(x)]
+    if not outputs or not run.leaves:
+        return
+    generator = torch.Generator().manual_seed(SEED)
+    directions = [_direction(x, generator) for x in outputs]
+    counted = _counted()
+    try:
+        run.gradients = list(
+            torch.autograd.grad(outputs, run.leaves, directions, allow_unused=True)
+        )
+    except Exception as error:  # noqa: BLE001  compared with one device's
+        run.gradient_error = _said(error)
+    run.backward = _counted(counted)
+
+
+def _direction(x, generator):
+    """The same random numbers for a tensor and for its pieces."""
+    whole = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    if isinstance(x, ShardTensor):
+        return from_spec(whole, x._spec.without_partial())
+    return whole
+
+
+def _said(error):
+    return f"{type(error).__name__}: {str(error).strip()}"
+
+
+def _counted(since=(0, 0, 0)):
+    stats = shardtensor.comm_stats()
+    now = stats.exchanges, stats.all_reduces, stats.bytes
+    return tuple(n - s for n, s in zip(now, since))
+
+
+def compare(actual, expected, undefined):
+    """Raises AssertionError where the ranks' run is not one device's."""
+    assert len(actual.outputs) == len(expected.outputs), "number of outputs"
+    for i, (a, e) in enumerate(zip(actual.outputs, expected.outputs)):
+        what = f"output {i}"
+        if not isinstance(e, torch.Tensor):
+            same = a == e or (isinstance(e, float) and math.isnan(e) and math.isnan(a))
+            assert same, f"{what}: {a!r}, expected {e!r}"
+        elif undefined:
+            assert (a.shape, a.dtype) == (e.shape, e.dtype), what
+        else:
+            assert a.requires_grad == e.requires_grad, f"{what}: requires_grad"
+            assert_close(a, e, what=what)
+    for i in expected.written:
+        assert_close(actual.given[i], expected.given[i], what=f"written tensor {i}")
+    for i, (a, e) in enumerate(zip(actual.gradients, expected.gradients)):
+        e = torch.zeros_like(expected.leaves[i]) if e is None else e
+        a = torch.zeros_like(actual.leaves[i]) if a is None else a
+        assert_close(a, e, what=f"gradient {i}")
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What one rank says about a case."""
+
+    kind: str  # native, gathered, refused, raised; wrong, accepted
+    text: str = ""
+    layouts: str = ""
+    forward: tuple = (0, 0, 0)
+    backward: tuple = (0, 0, 0)
+    gathered: dict = dataclasses.field(default_factory=dict)
+
+
+def judge(sample, place, expected, undefined):
+    """This rank's verdict on a case."""
+    oracle.layouts.clear()
+    shardtensor.reset_fallback_counts()
+    actual = perform(sample, place, undefined)
+    gathered = {op: n for op, (_, n) in shardtensor.fallback_counts().items()}
+    verdict = Verdict("gathered" if gathered else "native", gathered=gathered)
+    verdict.forward, verdict.backward = actual.forward, actual.backward
+    error = actual.error or actual.gradient_error
+    wanted = expected.error or (not actual.error and expected.gradient_error)
+    if error or wanted:
+        verdict.kind = ("raised" if wanted else "refused") if error else "accepted"
+        verdict.text = error or wanted
+        return verdict
+    try:
+        compare(actual, expected, undefined)
+    except AssertionError as difference:
+        verdict.kind, verdict.text = "wrong", str(difference)
+    except Exception as late:  # noqa: BLE001  the value of a Partial is asked for here
+        verdict.kind, verdict.text = "refused", _said(late)
+    verdict.layouts = "; ".join(oracle.layouts)
+    return verdict
