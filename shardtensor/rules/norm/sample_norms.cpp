@@ -110,6 +110,9 @@ Tensor group_norm_function(
       groups);
   check_channels("group_norm", "weight", weight, x.size(1));
   check_channels("group_norm", "bias", bias, x.size(1));
+  if (x.size(1) == 0) {
+    return x.clone(); // no channel: nothing to share out to groups
+  }
   if (!holds_whole_groups(*spec(x), x.size(1) / groups)) {
     const auto whole = without_shard(spec(x), 1);
     note_fallback(op, spec(x), whole);

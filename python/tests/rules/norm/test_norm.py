@@ -461,6 +461,15 @@ def test_function_transforms(mesh):
         assert_close(torch.func.grad(loss)(part), torch.func.grad(loss)(x))
 
 
+@ranks(1, 2)
+def test_no_channels_and_no_samples(mesh):
+    for shape in ((0, 0), (3, 0, 4), (0, 4, 3)):
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for dim in range(len(shape)):
+            x_cut = sharded(x, [Shard(dim)])
+            check_op(lambda x: F.group_norm(x, 1), x_cut, mesh=mesh)
+
+
 # ---- wrong input ------------------------------------------------------------
 
 
