@@ -26,6 +26,8 @@ FOR_PYTHON = {
     "shardtensor/dispatch/promotion.h",
     "shardtensor/distributed/backends.h",
     "shardtensor/distributed/choices.h",
+    "shardtensor/layout/mesh_axes.h",
+    "shardtensor/tensor/dtensor.h",
 }
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')

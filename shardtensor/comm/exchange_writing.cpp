@@ -10,7 +10,7 @@
 // Most clusters are then one box. A row that goes to thousands of ranks is a
 // cluster of thousands of equal boxes.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -177,4 +177,4 @@ Writing plan_writing(
   return result;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

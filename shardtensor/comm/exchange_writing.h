@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/interval.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// A box of one side of an exchange, with the rank that it goes to or comes
 /// from.
@@ -30,4 +30,4 @@ Writing plan_writing(
     int64_t rank,
     const std::vector<int64_t>& sizes);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kSmallBytes = 4096;
@@ -124,4 +124,4 @@ void reduce_rows(
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

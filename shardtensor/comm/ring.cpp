@@ -11,6 +11,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 Box whole(c10::IntArrayRef sizes) {

@@ -9,6 +9,8 @@
 #include "shardtensor/dispatch/tensor_arguments.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 at::Tensor meta_like(const at::Tensor& tensor) {

@@ -6,7 +6,7 @@
 #include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 bool is_constant(const at::Tensor& tensor) {
@@ -112,4 +112,4 @@ void ConstantsOfCall::finish(const torch::jit::Stack& stack) const {
   });
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

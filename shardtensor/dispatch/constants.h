@@ -2,7 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What a call at the function level means for the constants among its
 /// arguments, see Note [Constants]: those that it writes get their memory
@@ -21,4 +21,4 @@ class ConstantsOfCall {
   torch::jit::Stack arguments_; // none: no view of a constant
 };
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -9,7 +9,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/kernel.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The lowest index times -1, and the highest.
@@ -64,4 +64,4 @@ void check_index(
       extent);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // Note [Indices out of bounds]
 // Each rank works with a part of an index, and would raise alone where only its
@@ -20,4 +20,4 @@ void check_index(
     int64_t extent,
     bool may_be_negative = false);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -11,7 +11,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/tensor_arguments.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 struct Written {
@@ -156,4 +156,4 @@ bool run_writing_plain(
   return false;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -2,7 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// Note [Plain tensors written]
 /// An in-place or out= argument cannot be promoted: what is written into the
@@ -18,4 +18,4 @@ namespace shardtensor {
 /// for each ShardTensor.
 bool run_writing_plain(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,7 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 // The tensors in a boxed call's arguments, lists included.
 
@@ -64,4 +64,4 @@ c10::IValue with_tensors(const c10::IValue& value, const Make& make) {
   return value;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

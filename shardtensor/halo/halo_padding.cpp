@@ -12,6 +12,8 @@
 
 namespace shardtensor {
 
+using namespace detail;
+
 namespace {
 
 /// x's box with the rows [begin, end) of dim.

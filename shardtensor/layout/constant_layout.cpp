@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/view_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Rows start, start + step, ... of a dim.
@@ -94,4 +94,4 @@ SpecPtr layout_of_written(
       value->mesh(), sizes, std::move(placements), std::move(partitions));
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/shard_spec.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What a view shows of a contiguous tensor: where its first element is, and
 /// how far apart the rows of each dim are.
@@ -30,4 +30,4 @@ SpecPtr layout_of_written(
     const ViewGeometry& view,
     const SpecPtr& value);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 
 #include "shardtensor/layout/interval.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 namespace {
 
@@ -108,4 +108,4 @@ std::vector<MergeStep> plan_merge(
   return steps;
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace shardtensor {
+namespace shardtensor::detail {
 
 /// What one piece does in one step of merging the terms of all pieces: it gets
 /// the terms of `sources`, its own among them, and merges them in this order.
@@ -31,4 +31,4 @@ std::vector<MergeStep> plan_merge(
     int64_t piece,
     int64_t most_terms = kMostTerms);
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -7,6 +7,8 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 ViewGeometry geometry(const ConstantView& seen) {

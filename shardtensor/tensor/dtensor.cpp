@@ -13,6 +13,8 @@
 #include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 using torch::autograd::Node;

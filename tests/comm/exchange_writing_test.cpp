@@ -6,7 +6,7 @@
 
 #include "shardtensor/comm/exchange_writing.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// Boxes of a side, by peer.
@@ -157,4 +157,4 @@ TEST(PlanWriting, ThousandsOfTilesAddNothing) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -8,7 +8,7 @@
 
 // What one rank of thousands plans is as long as its own list of peers.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kRanks = 16384;
@@ -88,4 +88,4 @@ TEST(ManyRanks, CountsWhatMovesWithoutAllPairs) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

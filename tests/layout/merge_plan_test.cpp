@@ -5,7 +5,7 @@
 
 #include "shardtensor/layout/merge_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using Plans = std::vector<std::vector<MergeStep>>; // of every piece
@@ -111,4 +111,4 @@ TEST(PlanMerge, RefusesPiecesThatAreNoneAndTooFewTerms) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

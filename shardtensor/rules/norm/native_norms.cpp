@@ -16,7 +16,7 @@
 // directly: the norm, and the statistics it was made with. Those come from the
 // reduction of the same name, which merges ranks as the norms do.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -122,4 +122,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<at::_ops::native_batch_norm, native_batch_norm_function>);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -6,7 +6,7 @@
 // takes the input rows i and i + half. A rank has both where the dim is cut
 // like (2, half) merged, the same cut twice; another cut is moved there first.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The layouts of tensors with the whole dim and with half of it.
@@ -92,4 +92,4 @@ const RegisterRules halved{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -21,7 +21,7 @@
 // batch dim, or one that is done. So each rank keeps its share of the memory,
 // and each cut dim costs one exchange.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
@@ -189,4 +189,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_fft_c2r", fft_c2r_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

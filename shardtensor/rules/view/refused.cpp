@@ -6,7 +6,7 @@
 // What has no meaning for a tensor of which each rank holds a box. as_strided
 // is in view.cpp: ATen calls it for views that change nothing.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr const char* kWaysOut =
@@ -75,4 +75,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   }
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail
