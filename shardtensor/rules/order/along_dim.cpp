@@ -193,6 +193,7 @@ const RegisterRules along_one_dim{
         "aten::index_fill_.int_Scalar",
         "aten::index_reduce",
         "aten::index_reduce_",
+        "aten::linalg_cross",
     }};
 const RegisterRules additions{
     index_add_rule,

@@ -1,0 +1,67 @@
+"""Operators that PyTorch makes of others, and copies of views."""
+
+import pytest
+import torch
+from layouts import ALL, check, check_native
+from ranks import assert_close, ranks, shard
+from torch.distributed.tensor import Shard
+
+COMPOSITES = {
+    "channel_shuffle": lambda x: torch.channel_shuffle(x, 2),
+    "dist": lambda x: torch.dist(x, x.exp(), 3),
+    "rot90": lambda x: x.rot90(1, (0, 2)),
+    "rot90_back": lambda x: x.rot90(-1, (1, 2)),
+    "cross": lambda x: torch.linalg.cross(x, x.exp(), dim=2),
+}
+COPIES = {
+    "alias": lambda x: torch.alias_copy(x),
+    "diagonal": lambda x: torch.diagonal_copy(x, 0, 0, 1),
+    "expand": lambda x: torch.expand_copy(x, (2, 4, 6, 3)),
+    "narrow": lambda x: torch.narrow_copy(x, 0, 1, 2),
+    "permute": lambda x: torch.permute_copy(x, (2, 0, 1)),
+    "select": lambda x: torch.select_copy(x, 0, 1),
+    "slice": lambda x: torch.slice_copy(x, 0, 1, 4, 2),
+    "split": lambda x: torch.split_copy(x, 2),
+    "split_sizes": lambda x: torch.split_with_sizes_copy(x, [1, 3]),
+    "squeeze": lambda x: torch.squeeze_copy(x.unsqueeze(1)),
+    "squeeze_dim": lambda x: torch.squeeze_copy(x.unsqueeze(1), 1),
+    "t": lambda x: torch.t_copy(x.sum(2)),
+    "transpose": lambda x: torch.transpose_copy(x, 0, 2),
+    "unbind": lambda x: torch.unbind_copy(x),
+    "unfold": lambda x: torch.unfold_copy(x, 1, 3, 2),
+    "unsqueeze": lambda x: torch.unsqueeze_copy(x, 1),
+    "view": lambda x: torch.view_copy(x, (4, 2, 9)),
+}
+# As the views themselves, these need a cut dim whole.
+MOVED = ("diagonal", "select", "unbind", "unfold", "view", "narrow", "slice")
+MOVED += ("split", "split_sizes", "rot90", "rot90_back", "channel_shuffle")
+
+
+@ranks(*ALL)
+@pytest.mark.parametrize("name", COMPOSITES | COPIES)
+def test_composites_and_copies(mesh, name):
+    run = check if name in MOVED else check_native
+    run(mesh, (4, 6, 3), (COMPOSITES | COPIES)[name])
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", MOVED)
+def test_other_dims_stay_cut(mesh, name):
+    dims = {
+        "unfold": [0, 2],
+        "rot90_back": [0],
+        "rot90": [1],
+        "channel_shuffle": [0, 2],
+    }
+    dims |= {"diagonal": [2], "view": [0]}
+    fn = (COMPOSITES | COPIES)[name]
+    check_native(mesh, (4, 6, 3), fn, dims=dims.get(name, [1, 2]))
+
+
+@ranks(2)
+def test_a_copy_is_no_view(mesh):
+    x = torch.randn(4, 3)
+    part = shard(x, mesh, [Shard(0)])
+    torch.permute_copy(part, (1, 0)).zero_()
+    torch.view_copy(part, (4, 3)).zero_()
+    assert_close(part, x)
