@@ -1,0 +1,44 @@
+"""grid_sample: the points may be cut, the image is whole where it is read."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import placements_of, sweep
+from ranks import check_op, ranks, sharded
+
+import shardtensor
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_images(mesh, mode):
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    grid = (torch.rand(2, 6, 7, 2, dtype=torch.float64) * 2.2 - 1.1).requires_grad_()
+
+    def sample(x, grid):
+        return F.grid_sample(x, grid, mode, "border", align_corners=False)
+
+    cuts = [grid, *(sharded(grid, placements_of(mesh, dim)) for dim in (0, 1, 2, 3))]
+    with shardtensor.fallback_mode("error"):
+        for layout, points in itertools.product(sweep(mesh, x.shape), cuts):
+            check_op(sample, sharded(x, *layout), points, mesh=mesh)
+        for layout in sweep(mesh, grid.shape):
+            check_op(sample, x, sharded(grid, *layout), mesh=mesh)
+            check_op(sample, x.detach(), sharded(grid, *layout), mesh=mesh)
+
+
+@ranks(2)
+def test_volumes(mesh):
+    x = torch.randn(2, 3, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    grid = (torch.rand(2, 3, 4, 2, 3, dtype=torch.float64) * 2 - 1).requires_grad_()
+
+    def sample(x, grid):
+        return F.grid_sample(x, grid, align_corners=True)
+
+    with shardtensor.fallback_mode("error"):
+        for dim in range(5):
+            part = sharded(x, placements_of(mesh, dim))
+            check_op(sample, part, grid, mesh=mesh)
+            check_op(sample, part, sharded(grid, placements_of(mesh, dim)), mesh=mesh)

@@ -1,0 +1,64 @@
+#include <numeric>
+
+#include "shardtensor/dispatch/labels.h"
+
+// grid_sample reads each sample's image anywhere: the image is whole in its
+// spatial dims, the points of the grid may be cut.
+
+namespace shardtensor {
+namespace {
+
+constexpr int64_t kSamples = 0;
+constexpr int64_t kChannels = 1;
+
+/// Labels 2, 3, ... are the dims of the grid.
+struct GridLabels {
+  explicit GridLabels(int64_t dims)
+      : image(dims, kPrivate), grid(dims, kPrivate), output(dims) {
+    image[0] = kSamples;
+    image[1] = kChannels;
+    grid[0] = kSamples;
+    std::iota(grid.begin() + 1, grid.end() - 1, 2);
+    std::iota(output.begin(), output.end(), 0);
+  }
+
+  std::vector<int64_t> image;
+  std::vector<int64_t> grid;
+  std::vector<int64_t> output;
+};
+
+Decision grid_sampler_rule(Call& call) {
+  const GridLabels labels(call.operand(0).dim());
+  call.output_sizes(); // PyTorch's errors
+  return rule_by_labels(
+      call, {{labels.image, labels.grid}, {labels.output}}, Linearity::None);
+}
+
+/// The image's gradient sums over the points of the grid, the grid's over the
+/// channels: Partial where those are cut.
+Decision grid_sampler_backward_rule(Call& call) {
+  const GridLabels labels(call.operand(0).dim());
+  Labels all{{labels.output, labels.image, labels.grid}, {}};
+  std::vector<std::vector<int64_t>> sizes;
+  const auto wanted = call.argument("output_mask").toBoolList();
+  if (wanted[0]) {
+    all.outputs.push_back(labels.image);
+    sizes.push_back(call.operand(1).spec->sizes());
+  }
+  if (wanted[1]) {
+    all.outputs.push_back(labels.grid);
+    sizes.push_back(call.operand(2).spec->sizes());
+  }
+  call.set_output_sizes(std::move(sizes));
+  return rule_by_labels(call, all, Linearity::None);
+}
+
+const RegisterRules samplers{
+    {"aten::grid_sampler_2d", grid_sampler_rule},
+    {"aten::grid_sampler_2d_backward", grid_sampler_backward_rule},
+    {"aten::grid_sampler_3d", grid_sampler_rule},
+    {"aten::grid_sampler_3d_backward", grid_sampler_backward_rule},
+};
+
+} // namespace
+} // namespace shardtensor
