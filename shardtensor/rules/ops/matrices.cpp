@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <string_view>
+
+#include <ATen/ops/_linalg_check_errors.h>
+#include <ATen/ops/any.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/labels.h"
+
+// Operators on matrices that stand in the last two dims: each matrix is needed
+// whole, the dims in front are a batch. Operators that raise for a matrix they
+// cannot take (eigh, svd) are not among them: one rank alone would raise.
+
+namespace shardtensor {
+namespace {
+
+/// How many dims of an operand belong to one element of the batch.
+int64_t own_dims(const Call& call, const Operand& operand) {
+  const auto& name = call.op().schema().arguments()[operand.argument].name();
+  return std::min<int64_t>(
+      operand.dim(), name == "pivots" || name == "LU_pivots" ? 1 : 2);
+}
+
+Decision matrices_rule(Call& call) {
+  if (call.has_argument("check_errors") &&
+      call.argument("check_errors").toBool()) {
+    auto decision = replicate_rule(call);
+    decision.is_repair = true;
+    return decision;
+  }
+  std::vector<int64_t> batch;
+  const auto visit = [&](const auto& see) {
+    for (const auto& operand : call.operands()) {
+      see(operand, operand.dim() - own_dims(call, operand));
+    }
+  };
+  visit([&](const Operand&, int64_t dims) {
+    batch.resize(std::max<size_t>(batch.size(), dims), 1);
+  });
+  const auto count = static_cast<int64_t>(batch.size());
+  visit([&](const Operand& operand, int64_t dims) {
+    for (int64_t dim = 0; dim < dims; ++dim) {
+      auto& extent = batch[count - dims + dim];
+      extent = operand.spec->size(dim) == 1 ? extent : operand.spec->size(dim);
+    }
+  });
+  Labels labels;
+  visit([&](const Operand& operand, int64_t dims) {
+    auto& own = labels.operands.emplace_back(operand.dim(), kPrivate);
+    for (int64_t dim = 0; dim < dims; ++dim) {
+      const auto label = count - dims + dim;
+      own[dim] = operand.spec->size(dim) == batch[label] ? label : kPrivate;
+    }
+  });
+  for (const auto& sizes : call.output_sizes()) {
+    auto& own = labels.outputs.emplace_back(sizes.size(), kPrivate);
+    for (size_t dim = 0; dim < std::min(sizes.size(), batch.size()); ++dim) {
+      own[dim] =
+          sizes[dim] == batch[dim] ? static_cast<int64_t>(dim) : kPrivate;
+    }
+  }
+  return rule_by_labels(call, labels, Linearity::None);
+}
+
+const RegisterRules of_matrices{
+    matrices_rule,
+    {
+        "aten::cholesky_solve",
+        "aten::linalg_cholesky_ex",
+        "aten::linalg_inv_ex",
+        "aten::linalg_lu_factor_ex",
+        "aten::linalg_lu_solve",
+        "aten::linalg_matrix_exp",
+        "aten::linalg_qr",
+        "aten::linalg_solve_triangular",
+    }};
+
+/// All ranks raise, or none. Communication: one all-reduce of a number.
+void check_errors_kernel(
+    const at::Tensor& info,
+    std::string_view api_name,
+    bool is_matrix) {
+  if (at::any(info).item<bool>()) {
+    at::_linalg_check_errors(
+        local_of(info, replicated(spec(info))).tensor, api_name, is_matrix);
+  }
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("_linalg_check_errors", check_errors_kernel);
+}
+
+} // namespace shardtensor
