@@ -36,7 +36,7 @@ def open_dtensor(dtensor: DTensor) -> tuple[torch.Tensor, _C.DTensorLayout]:
     if _C.is_shard_tensor(local):
         raise TypeError(
             "expected a DTensor of plain tensors beside ShardTensors, got one of "
-            "ShardTensors; to_local() gives these"
+            "ShardTensors (see shardtensor.nested); to_local() gives these"
         )
     found = _layouts.get(spec)
     if found is None:

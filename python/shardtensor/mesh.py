@@ -1,5 +1,6 @@
 """PyTorch's DeviceMesh and the core's Mesh, one for one."""
 
+import itertools
 import sys
 from collections.abc import Iterable
 
@@ -75,7 +76,7 @@ def _find_joint_mesh(one, other):
     first, second = ({*root.mesh.flatten().tolist()} for root in roots)
     if first != second:
         return None  # some ranks would see axes that others do not
-    for whole in (one, other, *map(core_mesh, roots)):
+    for whole in itertools.chain((one, other), map(core_mesh, roots)):
         if _C.has_axes(whole, one) and _C.has_axes(whole, other):
             return _without_other_axes(whole, one, other)
     return None

@@ -27,7 +27,7 @@ def replicated(axes: int) -> list[Replicate]:
 def to_core(placement: Placement) -> _C.Placement:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    import shardtensor.dtensor  # noqa: F401  DTensors may come from here on
+    import shardtensor.nested  # noqa: F401  DTensors may come from here on
 
     # Subclasses mean something else.
     if type(placement) in (Shard, Replicate, Partial):

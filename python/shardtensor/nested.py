@@ -1,0 +1,107 @@
+"""DTensors of ShardTensors: what tensor parallelism makes of activations.
+
+PyTorch's parallel styles (ColwiseParallel, RowwiseParallel, ...) call
+DTensor.from_local with what enters a module and to_local with what leaves it.
+The local tensor of one rank is then a ShardTensor on the domain mesh, and the
+DTensor says how these lie along another axis. DTensor's operators work on such
+local tensors as on any; what is done here keeps parameters' gradients plain.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_leaves, tree_map
+
+import shardtensor.dtensor  # noqa: F401  tells the core what a DTensor is
+from shardtensor import _C
+
+
+class NestedDTensor(DTensor):
+    """A DTensor whose local tensor is a ShardTensor. A parameter that meets it
+    is taken as Replicate on the domain mesh; its gradient is summed there and
+    lies as the parameter does."""
+
+    __slots__ = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        leaves = tree_leaves((args, kwargs))
+        like = next(t for t in leaves if isinstance(t, NestedDTensor))
+        args, kwargs = tree_map(lambda t: _beside(t, like), (args, kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return tree_map(nested, func(*args, **kwargs))
+
+    def redistribute(self, device_mesh=None, placements=None, **options) -> DTensor:
+        options["async_op"] = False  # an unfinished tensor would hide the ShardTensor
+        return nested(super().redistribute(device_mesh, placements, **options))
+
+
+def nested(value):
+    """The value; a DTensor of a ShardTensor gets its class."""
+    if type(value) is DTensor and _C.is_shard_tensor(value._local_tensor):
+        value.__class__ = NestedDTensor
+    return value
+
+
+def _beside(value, like):
+    """The value as it meets `like`, a DTensor of a ShardTensor."""
+    if type(value) is DTensor:
+        return _OnDomain.apply(value, _C.spec(like._local_tensor).mesh)
+    if isinstance(value, torch.Tensor) and _C.is_shard_tensor(value):
+        mesh = like.device_mesh
+        return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim)
+    return value
+
+
+class _OnDomain(torch.autograd.Function):
+    """A DTensor's plain local tensor, taken as Replicate on the domain mesh."""
+
+    @staticmethod
+    def forward(ctx, dtensor, mesh):
+        ctx.spec, ctx.strides = dtensor._spec, dtensor._local_tensor.stride()
+        local = _C.promote(dtensor._local_tensor.detach(), mesh)
+        return DTensor.__new__(
+            NestedDTensor, local, copy.copy(dtensor._spec), requires_grad=False
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        whole = [Replicate() if p.is_partial() else p for p in ctx.spec.placements]
+        local = nested(grad).redistribute(placements=whole)._local_tensor
+        if isinstance(local, AsyncCollectiveTensor):
+            local = local.wait()
+        if _C.is_shard_tensor(local):
+            local = _C.local(_C.redistribute(local, _C.spec(local).replicated()))
+        like = copy.copy(ctx.spec)
+        like.placements = tuple(whole)
+        local = torch.empty_strided(
+            local.shape, ctx.strides, dtype=local.dtype, device=local.device
+        ).copy_(local)
+        return DTensor.__new__(DTensor, local, like, requires_grad=False), None
+
+
+def _finished(tensor):
+    """A collective's result at once: unfinished it would be an
+    AsyncCollectiveTensor, which would hide the ShardTensor."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+if hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
+    _C.set_handler("_c10d_functional::_wrap_tensor_autograd", _finished)
+
+_from_local = DTensor.from_local
+
+
+@functools.wraps(_from_local)
+def _nested_from_local(local_tensor, *args, **kwargs):
+    return nested(_from_local(local_tensor, *args, **kwargs))
+
+
+DTensor.from_local = staticmethod(_nested_from_local)
