@@ -3,6 +3,7 @@
 // is not sharded, the local operator does it; elsewhere windows are reduced one
 // dim at a time.
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include <ATen/ops/_adaptive_avg_pool2d.h>
@@ -294,6 +295,13 @@ Pair maximum(const Adaptive& pool, const Tensor& x) {
 template <class Op, int64_t dims>
 Tensor adaptive_avg_pool_function(const Tensor& x, IntArrayRef size) {
   const auto sizes = expanded(size, dims);
+  if (x.numel() == 0 && (x.dim() == dims + 1 || x.dim() == dims + 2) &&
+      sizes == std::vector<int64_t>(dims, 1)) {
+    // A mean, as in PyTorch, which takes windows without rows only so.
+    std::vector<int64_t> last(dims);
+    std::iota(last.begin(), last.end(), -dims);
+    return x.mean(last, /*keepdim=*/true);
+  }
   return averaged({Op::name, dims, sizes, false}, x);
 }
 

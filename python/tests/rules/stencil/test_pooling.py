@@ -208,3 +208,12 @@ def test_averaging_everything_gathers_nothing(mesh):
     y = F.adaptive_avg_pool2d(x, 1)
     assert shardtensor.comm_stats().bytes <= 16
     assert y.shape == (1, 2, 1, 1)
+
+
+@ranks(1, 2)
+def test_one_window_over_no_rows(mesh):
+    for shape in ((2, 0), (2, 3, 0), (0, 3, 4)):
+        x = torch.zeros(shape, requires_grad=True)
+        for dim in range(len(shape)):
+            s = sharded(x, [Shard(dim)])
+            check_op(lambda x: F.adaptive_avg_pool1d(x, 1), s, mesh=mesh)
