@@ -1,10 +1,12 @@
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cummaxmin_backward_ops.h>
+#include <ATen/ops/value_selecting_reduction_backward_ops.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -65,7 +67,7 @@ at::Tensor value_selecting_reduction_backward_function(
     const at::Tensor& grad,
     int64_t dim,
     const at::Tensor& indices,
-    c10::SymIntArrayRef sizes,
+    at::IntArrayRef sizes,
     bool keepdim) {
   const auto mesh =
       common_mesh("value_selecting_reduction_backward", {grad, indices});
@@ -81,21 +83,23 @@ at::Tensor value_selecting_reduction_backward_function(
     rows = rows.unsqueeze(dim);
   }
   if (rows.size(dim) != 1) { // sort and topk select several rows
-    return zeros_along(values, dim, sizes[dim].expect_int())
-        .scatter(dim, rows, values);
+    return zeros_along(values, dim, sizes[dim]).scatter(dim, rows, values);
   }
-  const auto numbers =
-      sharded_arange(sizes[dim].expect_int(), dim, dims, values);
+  const auto numbers = sharded_arange(sizes[dim], dim, dims, values);
   return at::where(rows.eq(numbers), values, at::Scalar(0));
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("cummaxmin_backward", cummaxmin_backward_function);
+  m.impl(
+      "cummaxmin_backward",
+      function_rule<at::_ops::cummaxmin_backward, cummaxmin_backward_function>);
   m.impl(
       "value_selecting_reduction_backward",
-      value_selecting_reduction_backward_function);
+      function_rule<
+          at::_ops::value_selecting_reduction_backward,
+          value_selecting_reduction_backward_function>);
 }
 
 } // namespace shardtensor::detail

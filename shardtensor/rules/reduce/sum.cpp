@@ -1,10 +1,11 @@
 #include <algorithm>
 
 #include <ATen/ops/div.h>
+#include <ATen/ops/mean_ops.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
 #include "shardtensor/rules/reduce/sum.h"
@@ -209,10 +210,12 @@ at::Tensor mean_all_function(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("sum", sum_all_function);
-  m.impl("sum.dim_IntList", sum_function);
-  m.impl("mean", mean_all_function);
-  m.impl("mean.dim", mean_function);
+  m.impl("sum", function_rule<at::_ops::sum, sum_all_function>);
+  m.impl(
+      "sum.dim_IntList",
+      function_rule<at::_ops::sum_dim_IntList, sum_function>);
+  m.impl("mean", function_rule<at::_ops::mean, mean_all_function>);
+  m.impl("mean.dim", function_rule<at::_ops::mean_dim, mean_function>);
 }
 
 } // namespace shardtensor::detail
