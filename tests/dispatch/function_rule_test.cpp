@@ -22,6 +22,7 @@ struct Blend {
       c10::SymIntArrayRef,
       c10::SymInt);
   static constexpr const char* name = "aten::blend";
+  static constexpr const char* overload_name = "";
 
   static std::string redispatch(
       c10::DispatchKeySet keys,

@@ -237,10 +237,13 @@ TEST(Promotion, CanBeDisabled) {
   set_promotion_mode(TensorPromotionMode::Silent);
 }
 
-TEST(Promotion, NeverWritesIntoAPlainTensor) {
-  const auto x = rank_zero(at::rand({3, 2}), 0, {3, 1});
-  auto plain = at::zeros({4, 2});
-  EXPECT_THROW(plain.add_(x), c10::TypeError);
+TEST(Promotion, WritesTheWholeValueIntoAPlainTensor) {
+  const auto value = at::rand({4, 2});
+  const auto x = from_local(value, make_replicated(mesh_of({3}), {4, 2}));
+  auto plain = at::ones({4, 2});
+  plain.add_(x);
+  EXPECT_FALSE(is_shard_tensor(plain));
+  EXPECT_TRUE(plain.equal(value + 1));
 }
 
 TEST(Meshes, DoNotMix) {

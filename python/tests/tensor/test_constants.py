@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor
@@ -76,6 +76,62 @@ def test_factories_give_what_they_give_without_memory(mesh):
     with new_tensors_on(mesh), pytest.raises(RuntimeError, match="negative dim"):
         torch.zeros(-2, 3)
     assert type(torch.zeros(2)) is torch.Tensor
+
+
+@ranks(2)
+def test_what_stays_plain_within_it(mesh):
+    x = shard(values(4, 3), mesh, [Shard(0)])
+    given = torch.ones(2)
+    with new_tensors_on(mesh):
+        for plain in (
+            torch.zeros(2, device="meta"),
+            torch.zeros(2, out=given),
+            torch.tensor([1.0]),
+            torch.zeros(2, layout=torch.sparse_coo),
+            torch.empty(1, 2, 3, 3, memory_format=torch.channels_last),
+            torch.randn(2),
+        ):
+            assert type(plain) is torch.Tensor
+        assert torch.zeros_like(x)._spec == x._spec
+        assert memory(torch.zeros_like(x)) == x.to_local().numel()
+    with pytest.raises(ValueError, match="device_mesh"), new_tensors_on():
+        pass
+
+
+def program(x, make):
+    """Writes of all kinds, and views from before the first write."""
+    out = make(2, 6, 8)
+    part, turned, row, rest = out[:, :, :5], out.mT, out[0, 3], out[1:, ::2]
+    alias = out.detach()
+    assert float((out + 0).sum()) == 0
+    part.copy_(x)
+    out[:, 1:4, 6:] += x[:, 1:4, :2]
+    turned[:, 7].add_(x[:, :, 0], alpha=2)
+    assert torch.equal(alias, out.detach())
+    return out.sin(), part * part, turned + 1, row, rest
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("order", ["mode", "new_zeros"])
+def test_views_and_aliases_show_what_was_written(mesh, order):
+    x = values(2, 6, 5).requires_grad_()
+
+    def by_mode(x):
+        return program(x, lambda *shape: torch.zeros(shape, dtype=torch.float64))
+
+    def by_new_zeros(x):
+        return program(x, x.new_zeros)
+
+    shardtensor.set_fallback_mode("silent")
+    fn = by_mode if order == "mode" else by_new_zeros
+    cuts = [([Partial()], {}), ([Replicate()], {}), ([Shard(0)], {})]
+    cuts += [([Shard(1)], {1: sizes}) for sizes in partitions(6, mesh.size())]
+    cuts += [([Shard(2)], {2: sizes}) for sizes in partitions(5, mesh.size())]
+    if mesh.ndim == 2:
+        cuts = [([Shard(1), Shard(2)], {2: [4, 1]}), ([Shard(2), Shard(2)], {})]
+    fn = Within(mesh, fn)
+    for placements, sizes in cuts:
+        check_op(fn, sharded(x, placements, sizes), mesh=mesh, second_order=True)
 
 
 @ranks(2, 3)
@@ -156,8 +212,9 @@ def test_versions_leaves_and_copies_are_pytorchs(mesh):
         assert_close(held, x.full_tensor())
     with torch.inference_mode(), new_tensors_on(mesh):
         out = torch.zeros(4, 5, dtype=torch.float64)
-        part = out[:, 1:4]
+        part, columns = out[:, 1:4], out.unbind(1)
         part.copy_(x)
+        assert_close(columns[1], x.full_tensor()[:, 0])
         assert_close(out, torch.nn.functional.pad(x.full_tensor(), (1, 1)))
 
 

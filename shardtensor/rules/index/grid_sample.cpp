@@ -5,7 +5,7 @@
 // grid_sample reads each sample's image anywhere: the image is whole in its
 // spatial dims, the points of the grid may be cut.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kSamples = 0;
@@ -61,4 +61,4 @@ const RegisterRules samplers{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

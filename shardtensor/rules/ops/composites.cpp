@@ -9,7 +9,7 @@
 // Operators that PyTorch makes of others, but not visibly to the dispatcher.
 // What they are made of has rules.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// aten::view_copy is a copy of what aten::view gives, and so on.
@@ -78,4 +78,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("rot90", at::native::rot90);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

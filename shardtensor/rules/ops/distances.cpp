@@ -5,7 +5,7 @@
 // cdist: the distance of every row of one matrix to every row of another. Rows
 // may be cut on both sides, what a row holds is whole.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// The batch, then `rows`, then a whole dim.
@@ -77,4 +77,4 @@ const RegisterRules distances{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -5,7 +5,7 @@
 // Its ranks hold the same piece of the domain, so each piece is reduced by
 // itself. Collectives that join or split dim 0 have no rule: they are gathered.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 Decision each_piece_rule(Call& call) {
@@ -22,4 +22,4 @@ const RegisterRules collectives{
 };
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail

@@ -12,7 +12,7 @@
 // whole, the dims in front are a batch. Operators that raise for a matrix they
 // cannot take (eigh, svd) are not among them: one rank alone would raise.
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 /// How many dims of an operand belong to one element of the batch.
@@ -93,4 +93,4 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_linalg_check_errors", check_errors_kernel);
 }
 
-} // namespace shardtensor
+} // namespace shardtensor::detail

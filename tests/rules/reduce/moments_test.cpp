@@ -6,7 +6,7 @@
 
 #include "shardtensor/layout/merge_plan.h"
 
-namespace shardtensor {
+namespace shardtensor::detail {
 namespace {
 
 using Terms = std::vector<at::Tensor>; // mean, squares, count
@@ -86,4 +86,4 @@ TEST(MergeMoments, RanksWithoutElementsCountForNothing) {
 }
 
 } // namespace
-} // namespace shardtensor
+} // namespace shardtensor::detail
