@@ -237,6 +237,19 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     def __tensor_unflatten__(inner, spec, outer_size, outer_stride):
         return _C.unflatten(inner["_local_tensor"], spec._core, outer_stride)
 
+    def __coerce_tangent_metadata__(self):
+        """The layout that a compiled function's result will have its gradient in:
+        that of a Partial is replicated."""
+        core = _C.spec(self)
+        if not any(p.is_partial() for p in self.placements):
+            return self
+        return _C.redistribute(self, core.without_partial())
+
+    def __coerce_same_metadata_as_tangent__(self, metadata, expected_type=None):
+        """A gradient in the layout that it was compiled for: one exchange, or an
+        all-reduce of a Partial, where it comes otherwise."""
+        return None if expected_type else _C.redistribute(self, metadata._core)
+
     def _stable_hash_for_caching(self) -> str:
         """Compiled code is this rank's: it holds what goes to which peer. Ranks
         that share a cache of compiled graphs must not take each other's."""

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings.h"
@@ -125,7 +126,13 @@ void bind_tensor(py::module_& module) {
       [](const at::Tensor& local,
          const SpecHandle& spec,
          const std::vector<int64_t>& strides) {
-        return wrap(local.detach(), spec, strides);
+        const auto result = wrap(local.detach(), spec, strides);
+        if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) {
+          // A mode leaves the next call to __torch_dispatch__, which it finds
+          // by the key: AOTAutograd's own does, in a graph's first run.
+          result.unsafeGetTensorImpl()->set_python_dispatch(true);
+        }
+        return result;
       },
       ReleaseGil(),
       py::arg("local"),

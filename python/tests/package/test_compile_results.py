@@ -1,0 +1,81 @@
+"""Compiled functions give results and gradients in any layout: Shard, Replicate and
+Partial, called again with other layouts."""
+
+import torch
+from ranks import assert_close, ranks, shard, uneven
+from torch.distributed.tensor import Replicate, Shard
+
+PRELOAD = ("torch._inductor.compile_fx",)
+
+
+def total(t):
+    return (t**2).sum()
+
+
+def mean_of_rows(t):
+    return t.exp().mean(1)
+
+
+def mean_of_columns(t):
+    return t.exp().mean(0)
+
+
+def in_one_row(t):
+    return (t * 2).reshape(-1)
+
+
+def on_every_rank(t):
+    return t.redistribute(placements=[Replicate()] * t.device_mesh.ndim).sin()
+
+
+def of_one_device(function, x):
+    x = x.clone().requires_grad_()
+    result = x.sin() if function is on_every_rank else function(x)
+    result.square().sum().backward()
+    return result.detach(), x.grad
+
+
+def check(function, mesh, backend):
+    x = torch.randn(7, 4, dtype=torch.float64)
+    expected, gradient = of_one_device(function, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for dim in (0, 0, 1):
+        placements = [Shard(dim)] + [Replicate()] * (mesh.ndim - 1)
+        cut = {dim: uneven(x.shape[dim], mesh.size(0))}
+        given = shard(x, mesh, placements, cut).requires_grad_()
+        result = compiled(given)
+        result.square().sum().backward()
+        assert_close(result, expected)
+        assert_close(given.grad, gradient)
+        assert given.grad.placements == given.placements
+
+
+@ranks(2, "2x2")
+def test_results_and_gradients_keep_any_layout(mesh):
+    for function in (total, mean_of_rows, mean_of_columns, on_every_rank):
+        check(function, mesh, "aot_eager")
+
+
+@ranks(2)
+def test_views_that_are_results_compile(mesh):
+    check(in_one_row, mesh, "aot_eager")
+
+
+@ranks(2)
+def test_inductor_keeps_any_layout(mesh):
+    for function in (total, mean_of_columns, in_one_row):
+        check(function, mesh, "inductor")
+
+
+@ranks(2)
+def test_a_compiled_function_may_return_its_piece(mesh):
+    x = torch.randn(7, 4, dtype=torch.float64)
+    given = shard(x, mesh, [Shard(0)]).requires_grad_()
+    compiled = torch.compile(
+        lambda t: (t * 2).to_local(), fullgraph=True, backend="aot_eager"
+    )
+    piece = compiled(given)
+    assert_close(piece, 2 * given.detach().to_local())
+    piece.sum().backward()
+    assert_close(given.grad, torch.full_like(x, 2.0))
