@@ -276,8 +276,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     @classmethod
     def patches_enabled(cls) -> bool:
-        """True: operators understand ShardTensors from the import on; nothing
-        of PyTorch is patched."""
+        """True: operators understand ShardTensors from the import on. Of PyTorch
+        only DTensor.from_local is wrapped, for its parallel styles."""
         return True
 
     register_function_handler = classmethod(handlers.register_function_handler)
