@@ -160,7 +160,8 @@ bool suits_volume_conv(
   const bool floats = x.scalar_type() == at::kFloat &&
       weight.scalar_type() == at::kFloat &&
       (!bias.defined() || bias.scalar_type() == at::kFloat);
-  const bool one_by_one = weight[0][0].numel() == 1; // a product of matrices
+  const bool one_by_one = // a product of matrices; also where none has channels
+      weight.numel() == weight.size(0) * weight.size(1);
   return x.is_cpu() && x.dim() == 5 && floats && !one_by_one &&
       x.numel() > kSmallest && at::globalContext().userEnabledMkldnn() &&
       !is_traced(x) && !has_tangent({x, weight, bias});

@@ -144,6 +144,14 @@ def test_groups_no_bias_no_batch(mesh, dims):
     )
 
 
+@ranks(2)
+def test_no_channels(mesh):
+    x, w = torch.randn(2, 0, 6), torch.randn(3, 0, 1)
+    expected = F.conv1d(x, w)
+    for placement in (Shard(0), Shard(2), Replicate()):
+        assert_close(F.conv1d(shard(x, mesh, [placement]), w), expected)
+
+
 @ranks(2, 3)
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4])
 def test_padding_by_name(mesh, kernel):
