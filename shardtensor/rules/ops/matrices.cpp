@@ -74,6 +74,7 @@ const RegisterRules of_matrices{
         "aten::linalg_matrix_exp",
         "aten::linalg_qr",
         "aten::linalg_solve_triangular",
+        "aten::lu_unpack",
     }};
 
 /// All ranks raise, or none. Communication: one all-reduce of a number.
