@@ -4,11 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/List.h>
-
+#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/dtensor.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 /// The argument as rules may know of it: one that is not written may be moved.
@@ -20,49 +21,17 @@ bool is_joined(const at::Tensor& tensor) {
   return is_shard_tensor(tensor) || is_dtensor(tensor);
 }
 
-/// The tensors of an argument, undefined ones for what is absent.
+/// The defined tensors of an argument.
 std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return {value.toTensor()};
-  }
-  if (value.isTensorList()) {
-    return value.toTensorVector();
-  }
   std::vector<at::Tensor> tensors;
-  if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor :
-         value.toOptionalTensorList()) {
-      tensors.push_back(tensor ? *tensor : at::Tensor());
-    }
-  }
+  visit_tensors(
+      value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
-}
-
-/// The argument with other tensors, in the order of tensors_in.
-c10::IValue with_tensors(
-    const c10::IValue& value,
-    std::vector<at::Tensor> tensors) {
-  if (value.isTensor()) {
-    return tensors[0];
-  }
-  if (value.isTensorList()) {
-    return c10::List<at::Tensor>(tensors);
-  }
-  c10::List<std::optional<at::Tensor>> list;
-  for (auto& tensor : tensors) {
-    list.push_back(
-        tensor.defined() ? std::make_optional(tensor) : std::nullopt);
-  }
-  return list;
 }
 
 MeshPtr mesh_of(const at::Tensor& tensor) {
   return is_shard_tensor(tensor) ? spec(tensor)->mesh()
                                  : dtensor_spec(tensor)->mesh();
-}
-
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
 /// The arguments of a call, made ShardTensors of one mesh and back.
@@ -71,7 +40,7 @@ class Join {
   Join(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments)
       : op_(op), name_(c10::toString(op.operator_name())) {
     for (size_t i = 0; i < arguments.size(); ++i) {
-      const bool written = is_written(op.schema().arguments()[i]);
+      const bool written = is_written(op, i);
       given_.push_back(tensors_in(arguments[i]));
       for (auto& tensor : given_.back()) {
         tensor = readable(tensor, written);
@@ -86,15 +55,11 @@ class Join {
   /// Replaces the arguments, and remembers what will be written.
   void enter(c10::IValue* arguments) {
     for (size_t i = 0; i < given_.size(); ++i) {
-      auto tensors = given_[i];
-      const bool written = is_written(op_.schema().arguments()[i]);
-      for (auto& tensor : tensors) {
-        tensor = joined(tensor, written);
-      }
-      if (tensors.size() > 0) {
-        arguments[i] = with_tensors(arguments[i], tensors);
-      }
-      joined_.push_back(std::move(tensors));
+      auto& tensors = joined_.emplace_back();
+      arguments[i] = with_tensors(arguments[i], [&](const at::Tensor&) {
+        const auto& own = given_[i][tensors.size()];
+        return tensors.emplace_back(joined(own, is_written(op_, i)));
+      });
     }
   }
 
@@ -111,11 +76,8 @@ class Join {
 
   /// The caller's own tensor where an operator returns an argument.
   c10::IValue result(const c10::IValue& value) const {
-    auto tensors = tensors_in(value);
-    for (auto& tensor : tensors) {
-      tensor = given(tensor);
-    }
-    return tensors.empty() ? value : with_tensors(value, std::move(tensors));
+    return with_tensors(
+        value, [&](const at::Tensor& tensor) { return given(tensor); });
   }
 
  private:
@@ -142,7 +104,7 @@ class Join {
 
   /// Whether this argument is written, and not the caller's own tensor.
   bool is_taken(size_t i, size_t j) const {
-    return is_written(op_.schema().arguments()[i]) && is_joined(given_[i][j]) &&
+    return is_written(op_, i) && is_joined(given_[i][j]) &&
         !joined_[i][j].is_same(given_[i][j]);
   }
 
@@ -156,13 +118,7 @@ class Join {
 } // namespace
 
 void Joinable::see(const c10::IValue& value) {
-  if (value.isTensor()) {
-    see(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const auto& tensor : tensors_in(value)) {
-      see(tensor);
-    }
-  }
+  visit_tensors(value, [&](const at::Tensor& tensor) { see(tensor); });
 }
 
 bool Joinable::is_foreign(const at::Tensor& tensor) {
