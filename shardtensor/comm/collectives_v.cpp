@@ -88,12 +88,7 @@ int64_t sum(c10::IntArrayRef splits) {
 
 /// The piece [begin, begin + extent) of dim, whole in the other dims.
 Box rows(c10::IntArrayRef sizes, int64_t dim, int64_t begin, int64_t extent) {
-  Box box;
-  for (const auto size : sizes) {
-    box.push_back({0, size});
-  }
-  box[dim] = {begin, begin + extent};
-  return box;
+  return box_of_rows(sizes, dim, begin, begin + extent);
 }
 
 std::vector<int64_t> with_extent(
@@ -114,18 +109,16 @@ EncodedExchange encode_between(
     std::vector<int64_t> target_sizes,
     int64_t largest_message,
     const Group& group) {
-  std::vector<int64_t> ranks(group.ranks());
-  std::iota(ranks.begin(), ranks.end(), 0);
   ExchangePlan plan;
   plan.source_sizes = std::move(source_sizes);
   plan.target_sizes = std::move(target_sizes);
-  plan.largest_message = group.ranks() > 1 ? largest_message : 0;
-  for (const auto rank : ranks) {
+  plan.largest_message = largest_message;
+  for (int64_t rank = 0; rank < group.ranks(); ++rank) {
     plan.sends.push_back({group.rank(), rank, sends[rank], sends[rank]});
     plan.receives.push_back(
         {rank, group.rank(), receives[rank], receives[rank]});
   }
-  return {encode(plan, group.rank(), ranks), group.name()};
+  return encode(std::move(plan), group);
 }
 
 /// One piece per rank, side by side along dim, and the elements of the largest.

@@ -1,6 +1,7 @@
 #include "shardtensor/comm/exchange_code.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -216,6 +217,31 @@ std::vector<int64_t> encode(
       rank,
       plan.covers);
   return code;
+}
+
+EncodedExchange encode(ExchangePlan plan, const Group& group) {
+  std::vector<int64_t> ranks(group.ranks());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  plan.largest_message = ranks.size() > 1 ? plan.largest_message : 0;
+  return {encode(plan, group.rank(), ranks), group.name()};
+}
+
+Box whole_box(c10::IntArrayRef sizes) {
+  Box box;
+  for (const auto size : sizes) {
+    box.push_back({0, size});
+  }
+  return box;
+}
+
+Box box_of_rows(
+    c10::IntArrayRef sizes,
+    int64_t dim,
+    int64_t begin,
+    int64_t end) {
+  Box box = whole_box(sizes);
+  box[dim] = {begin, end};
+  return box;
 }
 
 } // namespace shardtensor::detail

@@ -5,6 +5,8 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {
@@ -62,5 +64,17 @@ std::vector<int64_t> encode(
     const ExchangePlan& plan,
     int64_t rank,
     const std::vector<int64_t>& rank_of);
+
+/// The same among all ranks of a group, whose ranks are the plan's positions.
+EncodedExchange encode(ExchangePlan plan, const Group& group);
+
+/// All of a tensor of these sizes.
+Box whole_box(c10::IntArrayRef sizes);
+/// Its rows [begin, end) of dim.
+Box box_of_rows(
+    c10::IntArrayRef sizes,
+    int64_t dim,
+    int64_t begin,
+    int64_t end);
 
 } // namespace shardtensor::detail

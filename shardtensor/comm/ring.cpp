@@ -1,7 +1,6 @@
 #include "shardtensor/comm/ring.h"
 
-#include <numeric>
-#include <vector>
+#include <utility>
 
 #include <torch/library.h>
 
@@ -14,14 +13,6 @@ namespace shardtensor {
 using namespace detail;
 
 namespace {
-
-Box whole(c10::IntArrayRef sizes) {
-  Box box;
-  for (const auto size : sizes) {
-    box.push_back({0, size});
-  }
-  return box;
-}
 
 /// In [0, ranks), as Python's % has it.
 int64_t modulo(int64_t rank, int64_t ranks) {
@@ -44,8 +35,8 @@ at::Tensor ring_step(
       x.sizes(),
       ", receive_sizes is ",
       receive_sizes);
-  const Box sent = whole(x.sizes());
-  const Box received = whole(receive_sizes);
+  const Box sent = whole_box(x.sizes());
+  const Box received = whole_box(receive_sizes);
   ExchangePlan plan;
   plan.source_sizes = x.sizes().vec();
   plan.target_sizes = receive_sizes.vec();
@@ -54,9 +45,7 @@ at::Tensor ring_step(
   plan.covers = true;
   // No rank knows the others' sizes: one round, whatever the size.
   plan.largest_message = next == group.rank() ? 0 : 1;
-  std::vector<int64_t> ranks(group.ranks());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return exchange(x, {encode(plan, group.rank(), ranks), group.name()});
+  return exchange(x, encode(std::move(plan), group));
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

@@ -1,7 +1,6 @@
 #include "shardtensor/halo/halo_padding.h"
 
-#include <numeric>
-#include <vector>
+#include <utility>
 
 #include <c10/core/WrapDimMinimal.h>
 #include <torch/library.h>
@@ -15,16 +14,6 @@ namespace shardtensor {
 using namespace detail;
 
 namespace {
-
-/// x's box with the rows [begin, end) of dim.
-Box rows(const at::Tensor& x, int64_t dim, int64_t begin, int64_t end) {
-  Box box;
-  for (const auto size : x.sizes()) {
-    box.push_back({0, size});
-  }
-  box[dim] = {begin, end};
-  return box;
-}
 
 void check_width(
     const at::Tensor& x,
@@ -73,11 +62,11 @@ at::Tensor halo_padding(
   plan.target_sizes[dim] = before + extent + after;
   plan.covers = (!is_first && !is_last) || edge_padding == 0;
   const auto send = [&](int64_t to, int64_t begin, int64_t end) {
-    const Box box = rows(x, dim, begin, end);
+    const Box box = box_of_rows(x.sizes(), dim, begin, end);
     plan.sends.push_back({rank, to, box, box});
   };
   const auto receive = [&](int64_t from, int64_t begin, int64_t end) {
-    const Box box = rows(x, dim, begin, end);
+    const Box box = box_of_rows(x.sizes(), dim, begin, end);
     plan.receives.push_back({from, rank, box, box});
   };
   if (!is_first) {
@@ -91,10 +80,8 @@ at::Tensor halo_padding(
     receive(rank + 1, before + extent, before + extent + width);
   }
   // No rank knows the others' sizes: one round, whatever the size.
-  plan.largest_message = group.ranks() > 1 ? 1 : 0;
-  std::vector<int64_t> ranks(group.ranks());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return exchange(x, {encode(plan, rank, ranks), group.name()});
+  plan.largest_message = 1;
+  return exchange(x, encode(std::move(plan), group));
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
