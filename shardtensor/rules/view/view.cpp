@@ -82,21 +82,32 @@ at::Tensor reshape_alias_kernel(
 }
 
 /// Strides speak of one memory that nobody has.
-at::Tensor as_strided_kernel(
+void check_as_strided(
+    const char* op,
+    bool allowed,
     const at::Tensor& self,
     at::IntArrayRef size,
-    at::IntArrayRef stride,
-    std::optional<int64_t> storage_offset) {
+    at::IntArrayRef stride) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      size == self.sizes() && stride == self.strides() &&
-          storage_offset.value_or(0) == 0,
-      "as_strided: a ShardTensor has no memory of its global sizes, so sizes ",
+      allowed,
+      op,
+      ": a ShardTensor has no memory of its global sizes, so sizes ",
       size,
       ", strides ",
       stride,
       " cannot be taken of sizes ",
       self.sizes(),
       "; use full_tensor() or to_local() first, or another view operator");
+}
+
+at::Tensor as_strided_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    std::optional<int64_t> storage_offset) {
+  const bool is_whole = size == self.sizes() && stride == self.strides() &&
+      storage_offset.value_or(0) == 0;
+  check_as_strided("as_strided", is_whole, self, size, stride);
   const auto source = view_source(self, nullptr);
   return wrap_view(
       source.local.alias(), spec(self), self.strides(), self, source);
@@ -107,15 +118,8 @@ const at::Tensor& as_strided_in_place_kernel(
     at::IntArrayRef size,
     at::IntArrayRef stride,
     std::optional<int64_t>) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "as_strided_: a ShardTensor has no memory of its global sizes, so sizes ",
-      size,
-      ", strides ",
-      stride,
-      " cannot be taken of sizes ",
-      self.sizes(),
-      "; use full_tensor() or to_local() first, or another view operator");
+  check_as_strided("as_strided_", false, self, size, stride);
+  return self;
 }
 
 // ---- dims that move, appear and disappear -----------------------------------
