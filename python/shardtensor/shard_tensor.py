@@ -231,6 +231,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     def __tensor_flatten__(self):
         order_communication()
+        if self.requires_grad:
+            _C.keep_gradient_layout(self)  # as an eager operator would
         return ["_local_tensor"], ShardTensorSpec(_C.spec(self))
 
     @staticmethod

@@ -58,6 +58,7 @@ void set_tensor_class(const py::type& type) {
 void bind_access(py::module_& module) {
   module.def("set_tensor_class", &set_tensor_class, py::arg("type"));
   module.def("is_shard_tensor", &is_shard_tensor, py::arg("tensor"));
+  module.def("keep_gradient_layout", &keep_gradient_layout, py::arg("tensor"));
   module.def(
       "spec",
       [](const at::Tensor& tensor) { return handle(spec(tensor)); },

@@ -20,6 +20,10 @@ def mean_of_columns(t):
     return t.exp().mean(0)
 
 
+def product(t):
+    return (t.transpose(0, 1) @ t).relu()
+
+
 def in_one_row(t):
     return (t * 2).reshape(-1)
 
@@ -40,9 +44,11 @@ def check(function, mesh, backend):
     expected, gradient = of_one_device(function, x)
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend=backend)
-    for dim in (0, 0, 1):
+    rows, columns = (uneven(extent, mesh.size(0)) for extent in x.shape)
+    one_rank = [7] + [0] * (mesh.size(0) - 1)
+    for dim, sizes in ((0, rows), (0, rows), (1, columns), (0, one_rank)):
         placements = [Shard(dim)] + [Replicate()] * (mesh.ndim - 1)
-        cut = {dim: uneven(x.shape[dim], mesh.size(0))}
+        cut = {dim: sizes}
         given = shard(x, mesh, placements, cut).requires_grad_()
         result = compiled(given)
         result.square().sum().backward()
@@ -51,9 +57,9 @@ def check(function, mesh, backend):
         assert given.grad.placements == given.placements
 
 
-@ranks(2, "2x2")
+@ranks(2, 3, "2x2")
 def test_results_and_gradients_keep_any_layout(mesh):
-    for function in (total, mean_of_rows, mean_of_columns, on_every_rank):
+    for function in (total, mean_of_rows, mean_of_columns, product, on_every_rank):
         check(function, mesh, "aot_eager")
 
 
