@@ -1,6 +1,8 @@
 #include "shardtensor/dispatch/index_bounds.h"
 
+#include <array>
 #include <limits>
+#include <optional>
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/full.h>
@@ -12,8 +14,43 @@
 namespace shardtensor::detail {
 namespace {
 
+struct Bounds {
+  int64_t low;
+  int64_t high;
+};
+
+/// Those of indices that ranks asked each other for: a step meets an index in
+/// forward and again in backward. By identity and version, so that all ranks
+/// find the same ones.
+class KnownBounds {
+ public:
+  std::optional<Bounds> find(const at::Tensor& index) const {
+    for (const auto& known : known_) {
+      if (known.index.lock() == index.getIntrusivePtr() &&
+          known.version == index._version()) {
+        return known.bounds;
+      }
+    }
+    return std::nullopt;
+  }
+  void add(const at::Tensor& index, const Bounds& bounds) {
+    known_[next_++ % known_.size()] = {
+        Weak(index.getIntrusivePtr()), index._version(), bounds};
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+  struct Known {
+    Weak index{at::Tensor().getIntrusivePtr()};
+    int64_t version = 0;
+    Bounds bounds{};
+  };
+  std::array<Known, 8> known_;
+  size_t next_ = 0;
+};
+
 /// The lowest index times -1, and the highest.
-at::Tensor bounds_of(const at::Tensor& index) {
+at::Tensor extremes_of(const at::Tensor& index) {
   if (index.numel() == 0) {
     return at::full({2}, std::numeric_limits<int64_t>::min(), at::kLong);
   }
@@ -21,14 +58,31 @@ at::Tensor bounds_of(const at::Tensor& index) {
   return at::stack({low.neg(), high});
 }
 
-at::Tensor bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
-  const CommScope scope(op.c_str());
+Bounds to_bounds(const at::Tensor& extremes) {
+  return {-extremes[0].item<int64_t>(), extremes[1].item<int64_t>()};
+}
+
+/// Communication: one all-reduce, for an index that is not known.
+Bounds bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
   const auto own = local_of(index);
   const auto axes = own.spec->sharded_axes();
-  const auto bounds = bounds_of(own.tensor);
-  return axes.empty()
-      ? bounds
-      : all_reduce(bounds, Reduce::Max, *own.spec->mesh(), axes);
+  if (axes.empty()) {
+    return to_bounds(extremes_of(own.tensor));
+  }
+  thread_local KnownBounds known;
+  const bool has_version = !index.is_inference();
+  if (has_version) {
+    if (const auto found = known.find(index)) {
+      return *found;
+    }
+  }
+  const CommScope scope(op.c_str());
+  const auto bounds = to_bounds(all_reduce(
+      extremes_of(own.tensor), Reduce::Max, *own.spec->mesh(), axes));
+  if (has_version) {
+    known.add(index, bounds);
+  }
+  return bounds;
 }
 
 bool has_values(const at::Tensor& index) {
@@ -48,10 +102,9 @@ void check_index(
       !at::isIntegralType(index.scalar_type(), /*includeBool=*/false)) {
     return;
   }
-  const auto bounds = is_shard_tensor(index) ? bounds_on_all_ranks(op, index)
-                                             : bounds_of(index);
-  const auto low = -bounds[0].item<int64_t>();
-  const auto high = bounds[1].item<int64_t>();
+  const auto [low, high] = is_shard_tensor(index)
+      ? bounds_on_all_ranks(op, index)
+      : to_bounds(extremes_of(index));
   const auto lowest = may_be_negative ? -extent : 0;
   TORCH_CHECK_INDEX(
       low >= lowest && high < extent,

@@ -186,6 +186,24 @@ def test_an_index_out_of_bounds_is_every_ranks_error(mesh):
 
 
 @ranks(2, 3)
+def test_ranks_ask_once_whether_an_index_is_within_bounds(mesh):
+    x = shard(torch.randn(4, 3), mesh, [Shard(0)]).requires_grad_()
+    index = shard(torch.ones(4, 3, dtype=torch.int64), mesh, [Shard(0)])
+
+    def all_reduces():
+        shardtensor.reset_comm_stats()
+        x.gather(1, index).sin().backward(x.detach())
+        return shardtensor.comm_stats().all_reduces
+
+    assert [all_reduces(), all_reduces()] == [1, 0]
+    index.add_(1)
+    assert all_reduces() == 1
+    index.add_(1)
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        x.gather(1, index)
+
+
+@ranks(2, 3)
 def test_index_tensors_without_dims(mesh):
     x = torch.randn((), dtype=torch.float64, requires_grad=True)
     y = torch.randn(1, dtype=torch.float64)
