@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from fourier import Spectral
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -276,29 +277,6 @@ def test_composites_that_fill_a_tensor_of_their_own(mesh, fn):
     x = values(6, 5).requires_grad_()
     for placements, sizes in layouts(mesh):
         check_op(fn, sharded(x, placements, sizes), mesh=mesh)
-
-
-class Spectral(torch.nn.Module):
-    """The layer of Fourier neural operators as it is written everywhere."""
-
-    def __init__(self, channels, modes):
-        super().__init__()
-        self.modes = modes
-        shape = (channels, channels, modes, modes)
-        self.upper = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
-        self.lower = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
-
-    def forward(self, x):
-        batch, channels, height, width = x.shape
-        m = self.modes
-        spectrum = torch.fft.rfft2(x)
-        out = torch.zeros(
-            batch, channels, height, width // 2 + 1, dtype=torch.cdouble
-        ).to(x.device)
-        product = "bixy,ioxy->boxy"
-        out[:, :, :m, :m] = torch.einsum(product, spectrum[:, :, :m, :m], self.upper)
-        out[:, :, -m:, :m] = torch.einsum(product, spectrum[:, :, -m:, :m], self.lower)
-        return torch.fft.irfft2(out, s=(height, width))
 
 
 @ranks(1, 2, 3, "2x2")

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from fourier import Spectral
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
@@ -216,28 +217,6 @@ def test_versions_leaves_and_copies_are_pytorchs(mesh):
         part.copy_(x)
         assert_close(columns[1], x.full_tensor()[:, 0])
         assert_close(out, torch.nn.functional.pad(x.full_tensor(), (1, 1)))
-
-
-class Spectral(torch.nn.Module):
-    """The layer of Fourier neural operators as it is written everywhere."""
-
-    def __init__(self, channels, modes):
-        super().__init__()
-        self.modes = modes
-        shape = (channels, channels, modes, modes)
-        self.upper = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
-        self.lower = torch.nn.Parameter(torch.randn(shape, dtype=torch.cdouble))
-
-    def forward(self, x):
-        batch, channels, height, width = x.shape
-        m = self.modes
-        spectrum = torch.fft.rfft2(x)
-        shape = batch, channels, height, width // 2 + 1
-        out = torch.zeros(*shape, dtype=torch.cdouble, device=x.device)
-        product = "bixy,ioxy->boxy"
-        out[:, :, :m, :m] = torch.einsum(product, spectrum[:, :, :m, :m], self.upper)
-        out[:, :, -m:, :m] = torch.einsum(product, spectrum[:, :, -m:, :m], self.lower)
-        return torch.fft.irfft2(out, s=(height, width))
 
 
 @ranks(1, 2, 3, "2x2")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import ranks
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_module
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 import shardtensor
@@ -60,7 +61,9 @@ def test_a_convolution_of_two_halves_is_wrong_where_they_meet():
 
 
 @ranks(1, 2, 4)
-def test_a_convolution_of_a_sharded_image_is_right(mesh):
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_convolution_of_a_sharded_image_is_right(mesh, distributed):
+    """The model as it is, or its parameters made DTensors."""
     DistributedManager.initialize()
     dm = DistributedManager()
     torch.manual_seed(0)
@@ -73,12 +76,17 @@ def test_a_convolution_of_a_sharded_image_is_right(mesh):
 
     mesh = dm.initialize_mesh((-1,), mesh_dim_names=("domain_parallel",))
     sharded = scatter_tensor(image.detach(), 0, mesh, (Shard(2),), requires_grad=True)
+    if distributed:
+        conv = distribute_module(conv, mesh)
     output = conv(sharded)
     output.mean().backward()
 
     assert torch.allclose(output.full_tensor(), expected, atol=1e-6)
     assert torch.allclose(sharded.grad.full_tensor(), image.grad)
-    assert torch.allclose(conv.weight.grad, weight_grad, atol=1e-6)
+    gradient = conv.weight.grad
+    assert isinstance(gradient, DTensor) == distributed
+    gradient = gradient.full_tensor() if distributed else gradient
+    assert torch.allclose(gradient, weight_grad, atol=1e-6)
     assert sharded.grad._spec.placements == (Shard(2),)
     assert sharded.grad.to_local().shape == (1, 8, 64 // dm.world_size, 48)
 

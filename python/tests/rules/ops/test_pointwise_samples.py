@@ -11,6 +11,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.utils._pytree import tree_map
 
 PRELOAD = ("operator_samples",)
+# test_tagged.py has one sample of each; these are more of them.
+pytestmark = pytest.mark.tail
 
 OTHERS = [
     "where", "clamp", "clamp_min", "lerp", "addcmul", "addcdiv", "masked_fill",

@@ -7,22 +7,15 @@ import collections.abc
 import dataclasses
 import functools
 import random
-import sys
-import types
-import unittest
 import warnings
 
 import numpy
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-# PyTorch's samples import a package that only its own tests need.
-sys.modules.setdefault(
-    "expecttest", types.ModuleType("expecttest")
-).__dict__.setdefault("TestCase", unittest.TestCase)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torch.testing._internal.common_methods_invocations import op_db
+    from operator_samples import op_db
     from torch.testing._internal.common_modules import module_db
 
 # The first that an operator takes is swept in full, the others by few samples.
