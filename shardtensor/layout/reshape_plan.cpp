@@ -6,6 +6,8 @@
 #include <numeric>
 #include <tuple>
 
+#include <c10/util/Exception.h>
+
 #include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {
