@@ -227,47 +227,61 @@ at::Tensor sgn_function(c10::DispatchKeySet keys, const at::Tensor& self) {
 
 /// masked_fill's formula selects the value's gradient by the mask, in the order
 /// of elements; where's sums it as it lies.
-void masked_fill_function(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack) {
-  const auto value = stack->back().toTensor();
-  if (!at::GradMode::is_enabled() || !value.requires_grad() ||
-      value.dim() > 0 || !is_shard_tensor(value)) {
-    run_below_function_level(op, keys, stack);
-    return;
-  }
-  torch::jit::pop(*stack);
-  const auto mask = torch::jit::pop(*stack).toTensor();
-  const auto self = torch::jit::pop(*stack).toTensor();
-  const auto result = at::where(mask, value.to(self.scalar_type()), self);
-  const bool in_place = op.schema().arguments()[0].alias_info();
-  stack->emplace_back(in_place ? self.copy_(result) : result);
+bool has_sharded_gradient(const at::Tensor& value) {
+  return at::GradMode::is_enabled() && value.requires_grad() &&
+      value.dim() == 0 && is_shard_tensor(value);
 }
 
-void second_argument_function(
-    const c10::OperatorHandle& op,
+at::Tensor masked_fill_function(
     c10::DispatchKeySet keys,
-    torch::jit::Stack* stack) {
-  if (!must_join(op, keys, *stack)) {
-    stack->back() = with_sharded_gradient(stack->back().toTensor());
-  }
-  run_below_function_level(op, keys, stack);
+    const at::Tensor& self,
+    const at::Tensor& mask,
+    const at::Tensor& value) {
+  return has_sharded_gradient(value)
+      ? at::where(mask, value.to(self.scalar_type()), self)
+      : at::_ops::masked_fill_Tensor::redispatch(
+            below_function_level(keys), self, mask, value);
+}
+
+at::Tensor& masked_fill_in_place_function(
+    c10::DispatchKeySet keys,
+    at::Tensor& self,
+    const at::Tensor& mask,
+    const at::Tensor& value) {
+  return has_sharded_gradient(value)
+      ? self.copy_(at::where(mask, value.to(self.scalar_type()), self))
+      : at::_ops::masked_fill__Tensor::redispatch(
+            below_function_level(keys), self, mask, value);
+}
+
+template <class Op>
+at::Tensor second_argument_function(
+    c10::DispatchKeySet keys,
+    const at::Tensor& self,
+    const at::Tensor& other) {
+  return Op::redispatch(
+      below_function_level(keys), self, with_sharded_gradient(other));
 }
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  for (const char* op : {"copysign.Tensor", "nextafter"}) {
-    m.impl(
-        op,
-        torch::CppFunction::makeFromBoxedFunction<&second_argument_function>());
-  }
-  m.impl("sgn", function_rule<at::_ops::sgn, sgn_function>);
-  for (const char* op : {"masked_fill.Tensor", "masked_fill_.Tensor"}) {
-    m.impl(
-        op, torch::CppFunction::makeFromBoxedFunction<&masked_fill_function>());
-  }
+  namespace ops = at::_ops;
+  m.impl(
+      "copysign.Tensor",
+      function_rule<
+          ops::copysign_Tensor,
+          second_argument_function<ops::copysign_Tensor>>);
+  m.impl(
+      "nextafter",
+      function_rule<ops::nextafter, second_argument_function<ops::nextafter>>);
+  m.impl("sgn", function_rule<ops::sgn, sgn_function>);
+  m.impl(
+      "masked_fill.Tensor",
+      function_rule<ops::masked_fill_Tensor, masked_fill_function>);
+  m.impl(
+      "masked_fill_.Tensor",
+      function_rule<ops::masked_fill__Tensor, masked_fill_in_place_function>);
 }
 
 } // namespace shardtensor::detail

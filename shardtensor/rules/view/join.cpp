@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/layout/view_plan.h"
@@ -317,30 +317,28 @@ Decision repeat_rule(Call& call) {
 
 /// ATen's gradient of nothing is a plain tensor of zeros. An empty slice has
 /// the same elements, none, and a sharded gradient.
-void repeat_function(
-    const c10::OperatorHandle& op,
+at::Tensor repeat_function(
     c10::DispatchKeySet keys,
-    torch::jit::Stack* stack) {
-  auto repeats = stack->back().toIntVector();
-  auto self = (*stack)[stack->size() - 2].toTensor();
-  const bool keeps_some =
-      std::find(repeats.begin(), repeats.end(), 0) == repeats.end();
-  if (keeps_some || is_transformed({self}) ||
-      static_cast<int64_t>(repeats.size()) < self.dim()) {
-    run_below_function_level(op, keys, stack);
-    return;
+    const at::Tensor& self,
+    at::IntArrayRef repeats) {
+  const auto dims = static_cast<int64_t>(repeats.size());
+  if (std::find(repeats.begin(), repeats.end(), 0) == repeats.end() ||
+      dims < self.dim()) {
+    return at::_ops::repeat::redispatch(
+        below_function_level(keys), self, c10::fromIntArrayRefSlow(repeats));
   }
-  while (self.dim() < static_cast<int64_t>(repeats.size())) {
-    self = self.unsqueeze(0);
+  auto kept = self;
+  while (kept.dim() < dims) {
+    kept = kept.unsqueeze(0);
   }
-  for (size_t dim = 0; dim < repeats.size(); ++dim) {
+  std::vector<int64_t> copies(repeats.begin(), repeats.end());
+  for (int64_t dim = 0; dim < dims; ++dim) {
     if (repeats[dim] == 0) {
-      self = self.narrow(static_cast<int64_t>(dim), 0, 0);
-      repeats[dim] = 1;
+      kept = kept.narrow(dim, 0, 0);
+      copies[dim] = 1;
     }
   }
-  torch::jit::drop(*stack, 2);
-  stack->emplace_back(self.repeat(repeats));
+  return kept.repeat(copies);
 }
 
 // ---- roll and flip ----------------------------------------------------------
@@ -477,8 +475,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl(
-      "repeat", torch::CppFunction::makeFromBoxedFunction<&repeat_function>());
+  m.impl("repeat", function_rule<at::_ops::repeat, repeat_function>);
 }
 
 } // namespace shardtensor::detail
