@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <mutex>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
@@ -8,21 +7,18 @@
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/rules/norm/normalize.h"
 #include "shardtensor/rules/norm/passes.h"
+#include "shardtensor/tensor/saved_inputs_node.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
-#include "shardtensor/tensor/tangent.h"
 #include "shardtensor/tensor/terms.h"
 
 namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // ---- statistics over ranks --------------------------------------------------
@@ -197,7 +193,7 @@ Gradients fused_gradients(
   return result;
 }
 
-struct NormBackward : Node {
+struct NormBackward : SavedInputsNode {
   NormBackward(
       const Tensor& x,
       const Tensor& weight,
@@ -205,8 +201,7 @@ struct NormBackward : Node {
       const NormStatistics& statistics,
       double eps,
       NormGeometry geometry)
-      : x_(x, false),
-        weight_(weight, false),
+      : SavedInputsNode({x, weight}),
         statistics_(statistics),
         eps_(eps),
         bias_dtype_(bias.defined() ? bias.scalar_type() : at::kFloat),
@@ -218,29 +213,19 @@ struct NormBackward : Node {
   std::string name() const override {
     return "ShardTensorNormBackward";
   }
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    x_.reset_data();
-    weight_.reset_data();
+  void release() override {
     statistics_ = {};
   }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return variable_list(3);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto x = x_.unpack();
-    const auto weight = weight_.unpack();
-    const Wanted wanted{
-        task_should_compute_output(0),
-        task_should_compute_output(1),
-        task_should_compute_output(2)};
+  variable_list gradients(
+      const Tensor& grad,
+      const variable_list& inputs,
+      bool differentiable) override {
+    const auto& [x, weight] = std::tie(inputs[0], inputs[1]);
+    const Wanted wanted{wants(0), wants(1), wants(2)};
     const CommScope scope("backward of a norm");
-    const bool differentiable =
-        at::GradMode::is_enabled() || has_tangent({grads[0]});
     const auto result = differentiable
         ? composed_gradients(
-              grads[0],
+              grad,
               x,
               weight,
               bias_sizes_,
@@ -248,15 +233,13 @@ struct NormBackward : Node {
               wanted,
               geometry_)
         : fused_gradients(
-              grads[0], x, weight, bias_sizes_, statistics_, wanted, geometry_);
+              grad, x, weight, bias_sizes_, statistics_, wanted, geometry_);
     return {
         result.x,
         result.weight,
         result.bias.defined() ? result.bias.to(bias_dtype_) : result.bias};
   }
 
-  SavedVariable x_;
-  SavedVariable weight_;
   NormStatistics statistics_;
   double eps_;
   std::vector<int64_t> bias_sizes_;

@@ -1,19 +1,14 @@
 #include "shardtensor/rules/stencil/conv_overlap.h"
 
-#include <mutex>
-
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include "shardtensor/comm/scope.h"
-#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/saved_inputs_node.h"
 
 namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using Plan = std::shared_ptr<const ConvOverlap>;
 
@@ -89,52 +84,33 @@ OverlapGradients joined_gradients(
   return result;
 }
 
-struct ConvOverlapBackward : Node {
+struct ConvOverlapBackward : SavedInputsNode {
   ConvOverlapBackward(
       const Tensor& x,
       const Tensor& slab,
       const Tensor& weight,
       Plan plan)
-      : x_(x, false),
-        slab_(slab, false),
-        weight_(weight, false),
+      : SavedInputsNode({x, slab, weight}),
         scope_(current_comm_scope()),
         plan_(std::move(plan)) {}
 
   std::string name() const override {
     return "ShardTensorConvBackward";
   }
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    x_.reset_data();
-    slab_.reset_data();
-    weight_.reset_data();
-  }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return variable_list(3);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto x = x_.unpack();
-    const auto slab = slab_.unpack();
-    const auto weight = weight_.unpack();
-    const std::array<bool, 3> wanted{
-        task_should_compute_output(0),
-        task_should_compute_output(1),
-        task_should_compute_output(2)};
+  variable_list gradients(
+      const Tensor& grad,
+      const variable_list& inputs,
+      bool differentiable) override {
+    const auto& [x, slab, weight] = std::tie(inputs[0], inputs[1], inputs[2]);
+    const std::array<bool, 3> wanted{wants(0), wants(1), wants(2)};
     const CommScope scope(backward_of(scope_));
-    const bool differentiable =
-        at::GradMode::is_enabled() || has_tangent({grads[0]});
     const auto result = differentiable
-        ? joined_gradients(grads[0], x, weight, wanted, *plan_)
+        ? joined_gradients(grad, x, weight, wanted, *plan_)
         : convolve_overlapped_backward(
-              grads[0], x, slab, weight, wanted, plan_->work);
+              grad, x, slab, weight, wanted, plan_->work);
     return {result.x, result.weight, result.bias};
   }
 
-  SavedVariable x_;
-  SavedVariable slab_;
-  SavedVariable weight_;
   std::string scope_;
   Plan plan_;
 };

@@ -1,16 +1,14 @@
 #include "shardtensor/rules/stencil/volume_conv.h"
 
 #include <array>
-#include <mutex>
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/mkldnn_convolution.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
-#include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/tensor/saved_inputs_node.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -18,8 +16,6 @@ namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>; // of x, weight, bias
 using Wanted = std::array<bool, 3>;
@@ -96,7 +92,7 @@ Gradients weight_gradients(
   return by_onednn(grad, rows, weight, s, padding, wanted);
 }
 
-Gradients gradients(
+Gradients fast_backward(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
@@ -114,40 +110,26 @@ Gradients gradients(
   return result;
 }
 
-struct VolumeConvBackward : Node {
+struct VolumeConvBackward : SavedInputsNode {
   VolumeConvBackward(const Tensor& x, const Tensor& weight, Settings settings)
-      : x_(x, false), weight_(weight, false), settings_(std::move(settings)) {}
+      : SavedInputsNode({x, weight}), settings_(std::move(settings)) {}
 
   std::string name() const override {
     return "ShardTensorVolumeConvBackward";
   }
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    x_.reset_data();
-    weight_.reset_data();
-  }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return variable_list(3);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto x = x_.unpack();
-    const auto weight = weight_.unpack();
-    const Wanted wanted{
-        task_should_compute_output(0),
-        task_should_compute_output(1),
-        task_should_compute_output(2)};
-    const bool differentiable =
-        at::GradMode::is_enabled() || has_tangent({grads[0]});
+  variable_list gradients(
+      const Tensor& grad,
+      const variable_list& inputs,
+      bool differentiable) override {
+    const auto& [x, weight] = std::tie(inputs[0], inputs[1]);
+    const Wanted wanted{wants(0), wants(1), wants(2)};
     const auto& s = settings_;
     auto [dx, dweight, dbias] = differentiable
-        ? backward(grads[0], x, weight, s, s.padding, wanted)
-        : gradients(grads[0], x, weight, s, wanted);
+        ? backward(grad, x, weight, s, s.padding, wanted)
+        : fast_backward(grad, x, weight, s, wanted);
     return {dx, dweight, dbias};
   }
 
-  SavedVariable x_;
-  SavedVariable weight_;
   Settings settings_;
 };
 
