@@ -174,8 +174,7 @@ Tensor average_windows(const Tensor& x, int64_t dim, const Windows& windows) {
 
 Tensor local_average(const AdaptivePlan& plan, const Tensor& rows) {
   Tensor y = plan.calls_plain ? plain_average(rows, plan.size) : rows;
-  const bool widen =
-      rows.scalar_type() == at::kHalf || rows.scalar_type() == at::kBFloat16;
+  const bool widen = c10::isReducedFloatingType(rows.scalar_type());
   for (size_t i = 0; i < plan.windows.size(); ++i) {
     if (plan.windows[i]) {
       y = average_windows(

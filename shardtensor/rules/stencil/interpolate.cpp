@@ -180,10 +180,6 @@ Tensor weighted_sum(
   return sum;
 }
 
-bool is_reduced_float(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16;
-}
-
 /// Everything after the exchange, up to rows that nobody keeps.
 Tensor local_upsample(
     const Upsample& u,
@@ -196,7 +192,7 @@ Tensor local_upsample(
         {u.op, u.mode, plan.size, u.align_corners, plan.scales}, y);
   }
   // Weights are applied in float as PyTorch does, rounding at the end.
-  const bool widen = !nearest && is_reduced_float(rows.scalar_type());
+  const bool widen = !nearest && c10::isReducedFloatingType(rows.scalar_type());
   for (size_t i = 0; i < plan.weighted.size(); ++i) {
     if (plan.weighted[i]) {
       y = weighted_sum(
