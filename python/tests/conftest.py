@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-MANY = 30  # cases of one test
+MANY = 8  # cases of one test
 
 
 @pytest.hookimpl(tryfirst=True)
