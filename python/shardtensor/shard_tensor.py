@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor import _C, handlers, modes
+from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import (
     library_digest,
     order_communication,
@@ -85,6 +85,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)
+        if traced.is_tracing() and traced.is_known_alone(sharding_shapes, placements):
+            return traced.from_local(
+                local_tensor, mesh, placements, sharding_shapes, global_shape
+            )
         spec = infer_spec(
             local_tensor,
             mesh,
@@ -97,6 +101,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     @staticmethod
     def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> ShardTensor:
         """The same with a known layout. No communication."""
+        if traced.is_tracing():
+            return traced.from_spec(local_tensor, spec)
         return _C.from_local(local_tensor, spec._core)
 
     @staticmethod

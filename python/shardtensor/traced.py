@@ -1,0 +1,103 @@
+"""Making a ShardTensor inside a function that torch.compile traces.
+
+Layouts are objects of the core's, which no graph can hold: the graph has the layout's
+number instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor import _C
+from shardtensor.infer import infer_spec
+from shardtensor.placements import check_placements
+from shardtensor.spec import ShardTensorSpec
+
+if TYPE_CHECKING:
+    from shardtensor.placements import Placements
+
+_layouts: list[_C.ShardSpec] = []
+_known: dict[_C.ShardSpec, int] = {}
+
+
+def is_tracing() -> bool:
+    """Whether dynamo follows this call, which it does with Python's own means."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def is_known_alone(sharding_shapes: object, placements: Placements | None) -> bool:
+    """Whether a rank knows the layout without asking the others. A compiler must not
+    ask: it would keep an answer that is another one in the next call."""
+    if sharding_shapes != "infer" or placements is None:
+        return True
+    return not any(placement.is_shard() for placement in placements)
+
+
+def from_local(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Placements,
+    sharding_shapes: str | Mapping[int, Sequence[Sequence[int]]],
+    global_shape: Sequence[int] | None,
+) -> torch.Tensor:
+    """See ShardTensor.from_local."""
+    shape = _numbers(local.shape)
+    pieces = sharding_shapes
+    if not isinstance(pieces, str):
+        pieces = [
+            (axis, [_numbers(piece) for piece in along])
+            for axis, along in sharding_shapes.items()
+        ]
+    wanted = None if global_shape is None else _numbers(global_shape)
+    number = _number_of_layout(shape, mesh, placements, pieces, wanted)
+    return _in_numbered_layout(local, shape, number)
+
+
+def from_spec(local: torch.Tensor, spec: ShardTensorSpec) -> torch.Tensor:
+    """See ShardTensor.from_spec."""
+    return _in_numbered_layout(local, _numbers(local.shape), _number_of_spec(spec))
+
+
+def _numbers(shape: Sequence[int]) -> list[int]:
+    """A size that the compiler would keep open becomes a number in range()."""
+    return [len(range(extent)) for extent in shape]
+
+
+def _while_tracing(function: Callable) -> Callable:
+    """The compiler calls it, and takes what it returns for a constant."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_while_tracing
+def _number_of_layout(shape, mesh, placements, pieces, global_shape):
+    if pieces == "infer":
+        pieces = "chunk"  # nothing is cut, see is_known_alone
+    spec = infer_spec(
+        torch.empty(shape, device="meta"),
+        mesh,
+        check_placements(placements, mesh.ndim),
+        pieces if isinstance(pieces, str) else dict(pieces),
+        global_shape,
+    )
+    return _number_of_spec(spec)
+
+
+@_while_tracing
+def _number_of_spec(spec: ShardTensorSpec) -> int:
+    torch._dynamo.allow_in_graph(_in_numbered_layout)
+    core = spec._core
+    if core not in _known:
+        _known[core] = len(_layouts)
+        _layouts.append(core)
+    return _known[core]
+
+
+def _in_numbered_layout(local, shape, number):
+    if any(isinstance(extent, torch.SymInt) for extent in (*local.shape,)):
+        local = local.view(shape)
+    return _C.from_local(local, _layouts[number])
