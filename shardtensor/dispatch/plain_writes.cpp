@@ -8,6 +8,7 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/tensor_arguments.h"
 
@@ -153,7 +154,7 @@ bool run_writing_plain(
     run_by_place(op, stack);
     return true;
   }
-  return false;
+  return run_functional_form_into_all(op, stack);
 }
 
 } // namespace shardtensor::detail

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
 #include "shardtensor/tensor/keys.h"
@@ -34,7 +35,9 @@ void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
-  run_fallback(op, stack);
+  if (!run_functional_form(op, stack)) {
+    run_fallback(op, stack);
+  }
 }
 
 /// The kernel of an operator with a rule.
@@ -86,6 +89,16 @@ class Registry {
 
   bool has_unboxed(const OperatorName& name) const {
     return unboxed_.count(name) > 0;
+  }
+
+  bool is_gathered(const OperatorName& name) const {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    const auto has = [&](DispatchKey key) {
+      return op->hasKernelForDispatchKey(key);
+    };
+    const bool hidden = dispatch_level_.count(name) && !rules_.count(name);
+    return op && !has(kFunctionKey) && (hidden || !has(kDispatchKey)) &&
+        !has(DispatchKey::CompositeImplicitAutograd) && !decomposes(name);
   }
 
   /// A composite kernel that is explicit about autograd hides the backend
@@ -184,6 +197,10 @@ OperatorName detail::parse_operator_name(const std::string& op) {
 
 bool detail::has_unboxed_kernel(const OperatorName& name) {
   return Registry::instance().has_unboxed(name);
+}
+
+bool detail::is_gathered(const OperatorName& name) {
+  return Registry::instance().is_gathered(name);
 }
 
 void detail::register_late_operators() {

@@ -12,6 +12,10 @@ c10::OperatorName parse_operator_name(const std::string& op);
 /// See Note [Unboxed kernels].
 bool has_unboxed_kernel(const c10::OperatorName& name);
 
+/// Whether no rule or kernel of ours serves the operator: its inputs are
+/// gathered.
+bool is_gathered(const c10::OperatorName& name);
+
 /// Note [Operators registered later]
 /// An operator that another library defines after us may have an explicit
 /// composite kernel, which would hide our fallback. A listener notes its name;

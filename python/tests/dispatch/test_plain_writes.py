@@ -151,11 +151,24 @@ def test_results_are_written_into_plain_outs(mesh):
 
 
 @ranks(2)
-def test_a_tuple_of_outs_is_of_one_kind(mesh):
-    x = shard(values(6, 5), mesh, [Shard(0)])
+def test_a_tuple_of_outs_may_be_of_both_kinds(mesh):
+    shardtensor.set_fallback_mode("silent")
+    whole = values(6, 5)
+    x = shard(whole, mesh, [Shard(0)])
     out = shard(values(5), mesh, [Replicate()]), torch.empty(5, dtype=torch.int64)
+    torch.max(x, 0, out=out)
+    assert_close(out[0], whole.max(0).values)
+    assert_close(out[1], whole.max(0).indices)
+
+
+@ranks(2)
+def test_what_one_call_changes_in_place_is_of_one_kind(mesh):
+    library = torch.library.Library("written_test", "FRAGMENT")
+    library.define("double_(Tensor(a!) x, Tensor(b!) y) -> ()")
+    library.impl("double_", lambda x, y: None, "CompositeExplicitAutograd")
+    x = shard(values(6, 5), mesh, [Shard(0)])
     with pytest.raises(TypeError, match="and into ShardTensors at once; make all"):
-        torch.max(x, 0, out=out)
+        torch.ops.written_test.double_(x, values(6, 5))
 
 
 @ranks(1, 2)
