@@ -3,8 +3,11 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/fallback.h"
@@ -31,10 +34,48 @@ bool decomposes(const OperatorName& name) {
 
 // ---- dispatch level ---------------------------------------------------------
 
+/// Note [Function level left out]
+/// Calls from __torch_dispatch__ (DTensor's, on local tensors that are
+/// ShardTensors) come with all keys above Python's excluded: straight to the
+/// dispatch level. An operator that only the function level knows is sent up
+/// there, once: its rule is made of operators, which may be it again.
+class FunctionLevelCall {
+ public:
+  explicit FunctionLevelCall(const OperatorHandle& op)
+      : op_(op), outer_(std::exchange(running, &op)) {}
+  ~FunctionLevelCall() {
+    running = outer_;
+  }
+  FunctionLevelCall(const FunctionLevelCall&) = delete;
+  FunctionLevelCall& operator=(const FunctionLevelCall&) = delete;
+
+  static bool applies(const OperatorHandle& op) {
+    return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey) &&
+        op.hasKernelForDispatchKey(kFunctionKey) &&
+        !(running && running->operator_name() == op.operator_name());
+  }
+
+  void run(torch::jit::Stack* stack) const {
+    const at::NoGradGuard no_grad; // autograd is above
+    op_.redispatchBoxed(DispatchKeySet({kFunctionKey, kDispatchKey}), stack);
+  }
+
+ private:
+  static thread_local const OperatorHandle* running;
+  const OperatorHandle& op_;
+  const OperatorHandle* outer_;
+};
+
+thread_local const OperatorHandle* FunctionLevelCall::running = nullptr;
+
 void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
+  if (FunctionLevelCall::applies(op)) {
+    FunctionLevelCall(op).run(stack);
+    return;
+  }
   if (!run_functional_form(op, stack)) {
     run_fallback(op, stack);
   }
