@@ -1,4 +1,6 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_batch_norm_with_update_ops.h>
+#include <ATen/ops/_native_batch_norm_legit_ops.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/group_norm.h>
@@ -108,6 +110,49 @@ NormAndStatistics native_batch_norm_function(
   return {output, mean.detach(), rstd.detach()};
 }
 
+// The same under the names that torch.export gives it, which say what is
+// written.
+
+NormAndStatistics native_batch_norm_legit_function(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    Tensor& running_mean,
+    Tensor& running_var,
+    bool training,
+    double momentum,
+    double eps) {
+  return native_batch_norm_function(
+      input, weight, bias, running_mean, running_var, training, momentum, eps);
+}
+
+NormAndStatistics batch_norm_without_running_function(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    bool training,
+    double momentum,
+    double eps) {
+  return native_batch_norm_function(
+      input, weight, bias, {}, {}, training, momentum, eps);
+}
+
+/// The last result is what a backward of cuDNN's would want.
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_with_update_function(
+    const Tensor& input,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    Tensor& running_mean,
+    Tensor& running_var,
+    double momentum,
+    double eps) {
+  const auto [output, mean, rstd] = native_batch_norm_function(
+      input, weight, bias, running_mean, running_var, true, momentum, eps);
+  const auto options = to_local(output.detach()).options().dtype(at::kByte);
+  const auto reserve = promote(at::empty({0}, options), spec(output)->mesh());
+  return {output, mean, rstd, reserve};
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
@@ -120,6 +165,21 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl(
       "native_batch_norm",
       function_rule<at::_ops::native_batch_norm, native_batch_norm_function>);
+  m.impl(
+      "_native_batch_norm_legit",
+      function_rule<
+          at::_ops::_native_batch_norm_legit,
+          native_batch_norm_legit_function>);
+  m.impl(
+      "_native_batch_norm_legit.no_stats",
+      function_rule<
+          at::_ops::_native_batch_norm_legit_no_stats,
+          batch_norm_without_running_function>);
+  m.impl(
+      "_batch_norm_with_update",
+      function_rule<
+          at::_ops::_batch_norm_with_update,
+          batch_norm_with_update_function>);
 }
 
 } // namespace shardtensor::detail

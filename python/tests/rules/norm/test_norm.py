@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import shardtensor
 
+aten = torch.ops.aten
+
 
 def image(*shape, dtype=torch.float64):
     """Values with a mean, so that forgetting it shows."""
@@ -331,7 +333,44 @@ NATIVE = {
     "batch_evaluated": lambda x, w: torch.native_batch_norm(
         x, w, w, w.detach(), w.detach() ** 2 + 1, False, 0.1, 1e-5
     ),
+    "batch_legit": lambda x, w: legit(x, w, True),
+    "batch_legit_evaluated": lambda x, w: legit(x, w, False),
+    "batch_untracked": lambda x, w: aten._native_batch_norm_legit.no_stats(
+        x, w, w, True, 0.1, 1e-5
+    ),
+    "batch_updated": lambda x, w: with_update(x, w),
 }
+
+
+def legit(x, w, training):
+    mean, var = w.detach() * 0, w.detach() ** 2 + 1
+    found = aten._native_batch_norm_legit(x, w, w, mean, var, training, 0.1, 1e-5)
+    return *found[: 3 if training else 1], mean, var
+
+
+def with_update(x, w):
+    mean, var = w.detach() * 0, w.detach() ** 2 + 1
+    return *aten._batch_norm_with_update(x, w, w, mean, var, 0.1, 1e-5)[:3], mean, var
+
+
+@ranks(2, 3)
+def test_running_statistics_of_either_kind(mesh):
+    plain = torch.randn(4, dtype=torch.float64)
+    mine = shard(image(3, 4, 6, 5).detach(), mesh, [Shard(2)])
+    whole = mine.full_tensor()
+
+    def run(x, mean, var):
+        aten._batch_norm_with_update(x, plain, plain, mean, var, 0.1, 1e-5)
+        return mean, var
+
+    expected = run(whole, plain * 0, plain**2)
+    for kinds in ((True, False), (False, True), (True, True)):
+        given = [
+            shard(t, mesh, [Shard(0)]) if kind else t
+            for kind, t in zip(kinds, (plain * 0, plain**2))
+        ]
+        for found, e in zip(run(mine, *given), expected):
+            assert_close(found, e)
 
 
 @ranks(1, 2, 3, "2x2")
