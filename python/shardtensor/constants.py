@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from shardtensor import _C
 from shardtensor.mesh import core_mesh, default_mesh
@@ -39,12 +40,56 @@ def new_tensors_on(device_mesh: DeviceMesh | None = None) -> Iterator[None]:
             y = model(x)
 
     Without it such a tensor is plain, and takes the whole value on every rank.
-    The results are the same. Also a decorator, for functions that checkpointing
-    recomputes in backward, which leaves the mode. Default: DistributedManager's
-    mesh. Tensors for other devices than the mesh's stay plain, and so do those
-    that a compiled function makes, or one under a transform of torch.func."""
+    The results are the same. What torch.utils.checkpoint recomputes in backward is
+    recomputed within it. Also a decorator. Default: DistributedManager's mesh.
+    Tensors for other devices than the mesh's stay plain, and so do those that a
+    compiled function makes, or one under a transform of torch.func."""
+    _hold_in_checkpoints()
     with _Constants(default_mesh() if device_mesh is None else device_mesh):
         yield
+
+
+def _active() -> list[_Constants]:
+    """Outermost first."""
+    stack = _get_current_function_mode_stack()
+    return [mode for mode in stack if isinstance(mode, _Constants)]
+
+
+@functools.cache
+def _hold_in_checkpoints() -> None:
+    """Backward runs without the modes of forward, and what a checkpoint recomputes
+    there would be computed otherwise: gathered."""
+    from torch.utils import checkpoint
+
+    frame, function = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
+    begin, forward = frame.__init__, function.forward
+
+    @functools.wraps(begin)
+    def begin_within(self, recompute, *args, **kwargs):
+        begin(self, _within_modes(recompute), *args, **kwargs)
+
+    @functools.wraps(forward)
+    def forward_within(ctx, run, *args):
+        return forward(ctx, _within_modes(run), *args)
+
+    frame.__init__ = begin_within
+    function.forward = staticmethod(forward_within)
+
+
+def _within_modes(run: Callable) -> Callable:
+    """`run` within the modes that are active now."""
+    modes = _active()
+    if not modes:
+        return run
+
+    @functools.wraps(run)
+    def run_within(*args, **kwargs):
+        with contextlib.ExitStack() as stack:
+            for mode in modes if _active() != modes else ():
+                stack.enter_context(mode)
+            return run(*args, **kwargs)
+
+    return run_within
 
 
 def _is_traced() -> bool:
@@ -83,11 +128,12 @@ class _Constants(TorchFunctionMode):
             or kwargs.get("pin_memory")
         ):
             return None
-        # Sizes, dtype and errors are PyTorch's.
-        told = func(*args, **{**kwargs, "device": "meta"})
-        if told.layout != torch.strided or not told.is_contiguous():
-            return None
-        value = torch.full((), fill, dtype=told.dtype, device=device)
+        with torch._C.DisableTorchFunction():  # another mode around this one
+            # Sizes, dtype and errors are PyTorch's.
+            told = func(*args, **{**kwargs, "device": "meta"})
+            if told.layout != torch.strided or not told.is_contiguous():
+                return None
+            value = torch.full((), fill, dtype=told.dtype, device=device)
         made = _C.constant(value, self._mesh, list(told.shape))
         return made.requires_grad_(told.requires_grad)
 

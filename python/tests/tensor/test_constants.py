@@ -250,6 +250,7 @@ def test_recomputation_gives_the_same_gradients(mesh, reentrant, around):
     inside = new_tensors_on(mesh)(filled) if around == "inside" else filled
     for sizes in partitions(6, mesh.size()):
         part = shard(x, mesh, [Shard(0)], {0: sizes})
+        shardtensor.reset_fallback_counts()
         if around == "inside":
             checkpoint(inside, part, use_reentrant=reentrant).square().sum().backward()
         elif around == "both":
@@ -261,6 +262,22 @@ def test_recomputation_gives_the_same_gradients(mesh, reentrant, around):
                 y = checkpoint(filled, part, use_reentrant=reentrant)
             y.square().sum().backward()
         assert_close(part.grad, x.grad)
+        assert shardtensor.fallback_counts() == {}
+
+
+@ranks(2)
+def test_one_hot_is_sharded_within_and_without(mesh):
+    classes = torch.arange(8).remainder(3)
+    for given in (shard(classes, mesh, [Shard(0)]), shard(classes, mesh, [Partial()])):
+        for count in (-1, 3, 5):
+            expected = torch.nn.functional.one_hot(classes, count)
+            with new_tensors_on(mesh):
+                assert_close(torch.nn.functional.one_hot(given, count), expected)
+            assert_close(torch.nn.functional.one_hot(given, count), expected)
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            torch.nn.functional.one_hot(given, 2)
+        with pytest.raises(RuntimeError, match="non-negative"):
+            torch.nn.functional.one_hot(given - 1, 5)
 
 
 @ranks(1, 2)
