@@ -11,6 +11,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/redistribute.h"
 
@@ -82,8 +83,9 @@ Local transformed(
     at::ScalarType dtype,
     const Transform& transform) {
   if (x.tensor.numel() == 0) {
-    return {
-        at::empty(spec->local_sizes(), x.tensor.options().dtype(dtype)), spec};
+    const auto none =
+        at::empty(spec->local_sizes(), x.tensor.options().dtype(dtype));
+    return {needing(none, x.tensor), spec};
   }
   return {transform(x.tensor), spec};
 }

@@ -9,6 +9,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/view/kept_plans.h"
 
@@ -276,7 +277,7 @@ at::Tensor select_backward_kernel(
   if (rows.begin <= index && index < rows.end) {
     result.select(dim, index - rows.begin).copy_(local);
   }
-  return wrap(result, output);
+  return wrap(needing(result, local), output);
 }
 
 // ---- written parts of a copy ------------------------------------------------
