@@ -1,6 +1,7 @@
 #include <numeric>
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/_unsafe_masked_index_native.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
@@ -9,6 +10,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/rows.h"
@@ -38,7 +40,8 @@ at::Tensor partial_index(
   const auto result = result_spec(spec, index, Placement::partial());
   for (const auto& [dim, rows] : index.dims) {
     if (local.size(dim) == 0) {
-      return wrap(at::zeros(result->local_sizes(), local.options()), result);
+      const auto none = at::zeros(result->local_sizes(), local.options());
+      return wrap(needing(needing(none, own.mask), local), result);
     }
   }
   const auto rows = at::index(local, own.index.list(local.dim()));
@@ -223,10 +226,26 @@ at::Tensor nonzero_kernel(const at::Tensor& self) {
           {partition, std::nullopt}));
 }
 
+at::Tensor take_kernel(const at::Tensor& self, const at::Tensor& index) {
+  TORCH_CHECK_INDEX(
+      index.scalar_type() == at::kLong,
+      "take(): Expected a long tensor for index, but got ",
+      index.scalar_type());
+  TORCH_CHECK_INDEX(
+      self.numel() > 0 || index.numel() == 0,
+      "take(): tried to take from an empty tensor");
+  Indices indices;
+  indices.push_back(index);
+  return at::index(self.reshape({-1}), indices);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("index.Tensor", index_kernel);
+  m.impl("_unsafe_index.Tensor", index_kernel);
+  m.impl("_unsafe_masked_index", at::native::_unsafe_masked_index);
+  m.impl("take", take_kernel);
   m.impl("masked_select", masked_select_kernel);
   m.impl("nonzero", nonzero_kernel);
 }

@@ -22,7 +22,7 @@ at::Tensor whole(const at::Tensor& tensor) {
 }
 
 void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
-  if (rows.numel() == 0) {
+  if (rows.numel() == 0 || is_traced(rows)) {
     return;
   }
   const auto low = rows.min().item<int64_t>();

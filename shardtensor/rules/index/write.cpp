@@ -1,3 +1,8 @@
+#include <ATen/ops/_unsafe_masked_index_put_accumulate_native.h>
+#include <ATen/ops/index_fill.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
@@ -134,12 +139,58 @@ at::Tensor index_put_kernel(
   return index_put_in_place_kernel(result, given, values, accumulate);
 }
 
+at::Tensor put_kernel(
+    const at::Tensor& self,
+    const at::Tensor& index,
+    const at::Tensor& source,
+    bool accumulate) {
+  TORCH_CHECK_INDEX(
+      index.scalar_type() == at::kLong,
+      "put_(): Expected a long tensor for index, but got ",
+      index.scalar_type());
+  TORCH_CHECK_INDEX(
+      index.numel() == source.numel(),
+      "put_(): Expected source and index to have the same number of elements, "
+      "but got source.numel() = ",
+      source.numel(),
+      ", index.numel() = ",
+      index.numel());
+  Indices indices;
+  indices.push_back(index.reshape({-1}));
+  return at::index_put(
+             self.reshape({-1}), indices, source.reshape({-1}), accumulate)
+      .reshape(self.sizes());
+}
+
+/// The number stays where it is: nobody reads it.
+at::Tensor index_fill_kernel(
+    const at::Tensor& self,
+    int64_t dim,
+    const at::Tensor& index,
+    const at::Tensor& value) {
+  TORCH_CHECK(
+      value.dim() == 0,
+      "index_fill_ only supports a 0-dimensional value tensor, but got tensor "
+      "with ",
+      value.dim(),
+      " dimension(s).");
+  const auto filled =
+      at::index_fill(at::zeros_like(self, at::kBool), dim, index, 1);
+  return at::where(filled, value.to(self.scalar_type()), self);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("index_fill.int_Tensor", index_fill_kernel);
   m.impl("index_put", index_put_kernel);
   m.impl("index_put_", index_put_in_place_kernel);
   m.impl("_index_put_impl_", index_put_impl_kernel);
+  m.impl("_unsafe_index_put", index_put_kernel);
+  m.impl(
+      "_unsafe_masked_index_put_accumulate",
+      at::native::_unsafe_masked_index_put_accumulate);
+  m.impl("put", put_kernel);
 }
 
 } // namespace shardtensor::detail

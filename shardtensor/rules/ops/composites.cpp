@@ -1,9 +1,21 @@
+#include <algorithm>
+
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/List.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dist_native.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/native_channel_shuffle_native.h>
+#include <ATen/ops/one_hot_ops.h>
 #include <ATen/ops/rot90_native.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/tensor/keys.h"
 
 // Operators that PyTorch makes of others, but not visibly to the dispatcher.
@@ -65,7 +77,67 @@ constexpr const char* kViewCopies[] = {
     "view_as_real_copy",
 };
 
+/// Row i of a result has the element i of the vector that is cut as the rows
+/// are.
+at::Tensor diag_embed_kernel(
+    const at::Tensor& self,
+    int64_t offset,
+    int64_t dim1,
+    int64_t dim2) {
+  const auto dims = self.dim() + 1;
+  const auto row = at::maybe_wrap_dim(dim1, dims);
+  const auto column = at::maybe_wrap_dim(dim2, dims);
+  TORCH_CHECK(
+      row != column,
+      "diagonal dimensions cannot be identical ",
+      dim1,
+      ", ",
+      dim2);
+  const auto rows = offset == 0
+      ? self
+      : at::constant_pad_nd(
+            self,
+            {std::max<int64_t>(-offset, 0), std::max<int64_t>(offset, 0)});
+  const auto each = at::arange(
+      rows.size(-1), impl_of(self)->local().options().dtype(at::kLong));
+  const auto on_diagonal =
+      at::eq(at::add(each.unsqueeze(-1), at::Scalar(offset)), each);
+  const auto zero = at::zeros({}, impl_of(self)->local().options());
+  return at::where(on_diagonal, rows.unsqueeze(-1), zero)
+      .movedim(at::IntArrayRef{-2, -1}, at::IntArrayRef{row, column})
+      .contiguous();
+}
+
+/// PyTorch's own fills a plain tensor that it makes. Communication: two
+/// reductions of the classes, which are checked as on one device.
+at::Tensor one_hot_function(const at::Tensor& classes, int64_t count) {
+  TORCH_CHECK(
+      classes.scalar_type() == at::kLong,
+      "one_hot is only applicable to index tensor of type LongTensor.");
+  if (classes.numel() == 0) {
+    TORCH_CHECK(
+        count > 0, "Can not infer total number of classes from empty tensor.");
+  } else if (!is_traced(impl_of(classes)->local())) {
+    const auto [lowest, highest] = at::aminmax(classes);
+    TORCH_CHECK(
+        lowest.item<int64_t>() >= 0, "Class values must be non-negative.");
+    const auto last = highest.item<int64_t>();
+    TORCH_CHECK(
+        count == -1 || count > last,
+        "Class values must be smaller than num_classes.");
+    count = count == -1 ? last + 1 : count;
+  }
+  TORCH_CHECK(
+      count >= 0, "one_hot: a compiled function needs num_classes, got -1");
+  const auto each = at::arange(count, impl_of(classes)->local().options());
+  return at::eq(classes.unsqueeze(-1), each).to(at::kLong);
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("one_hot", function_rule<at::_ops::one_hot, one_hot_function>);
+}
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : kViewCopies) {
@@ -74,6 +146,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   }
   m.impl("channel_shuffle", at::native::math_channel_shuffle);
   m.impl("native_channel_shuffle", at::native::math_channel_shuffle);
+  m.impl("diag_embed", diag_embed_kernel);
   m.impl("dist", at::native::dist);
   m.impl("rot90", at::native::rot90);
 }

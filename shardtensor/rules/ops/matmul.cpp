@@ -1,5 +1,9 @@
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/function_rule.h"
@@ -78,6 +82,20 @@ at::Tensor addmv_kernel(
   return stack.back().toTensor();
 }
 
+at::Tensor addbmm_kernel(
+    const at::Tensor& self,
+    const at::Tensor& batch1,
+    const at::Tensor& batch2,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  const auto products = at::bmm(batch1, batch2);
+  const auto sum = at::sum(
+      products, at::IntArrayRef{0}, /*keepdim=*/false, products.scalar_type());
+  const auto addend = self.expand(sum.sizes());
+  return beta.equal(0) ? at::mul(sum, alpha)
+                       : at::add(at::mul(addend, beta), sum, alpha);
+}
+
 /// PyTorch's own writes into a reshaped `out` and asks by storage whether that
 /// was a view; ours have storages of their own.
 at::Tensor& matmul_out_function(
@@ -100,6 +118,7 @@ at::Tensor& matmul_out_function(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("addbmm", addbmm_kernel);
   m.impl("addmv", addmv_kernel);
 }
 

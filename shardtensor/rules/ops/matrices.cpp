@@ -66,9 +66,12 @@ Decision matrices_rule(Call& call) {
 const RegisterRules of_matrices{
     matrices_rule,
     {
+        "aten::_linalg_det",
+        "aten::_linalg_slogdet",
         "aten::cholesky_solve",
         "aten::linalg_cholesky_ex",
         "aten::linalg_inv_ex",
+        "aten::linalg_lu",
         "aten::linalg_lu_factor_ex",
         "aten::linalg_lu_solve",
         "aten::linalg_matrix_exp",

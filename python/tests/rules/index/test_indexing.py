@@ -61,6 +61,31 @@ def test_writes(mesh, name):
         )
 
 
+FLAT = torch.tensor([[17, 0, 209], [100, -1, 17]])
+NEAR = torch.tensor([[0, -6, 9], [5, 2, 2]])
+WITHOUT_GATHER = {
+    "take": lambda x: x.take(FLAT),
+    "take_all": lambda x: x.take(torch.arange(210).flip(0)),
+    "put": lambda x: x.put(FLAT, x[0, :2, :3] * 2),
+    "put_accumulating": lambda x: x.put(FLAT, x[0, :2, :3], accumulate=True),
+    "put_in_place": lambda x: (x * 1).put_(FLAT, x[0, :2, :3]),
+    "fill": lambda x: x.index_fill(1, J, x[0, 0, 0]),
+    "fill_in_place": lambda x: (x * 1).index_fill_(0, J, x.sum()),
+    "masked": lambda x: torch.ops.aten._unsafe_masked_index(
+        x, NEAR[..., None, None].abs() < 6, [NEAR], 3.0
+    ),
+}
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("name", WITHOUT_GATHER)
+def test_reads_and_writes_of_single_elements(mesh, name):
+    for cut in range(3):
+        for sizes in partitions(X.size(cut), mesh.size()):
+            x = sharded(X.clone().requires_grad_(), [Shard(cut)], {cut: sizes})
+            check_op(WITHOUT_GATHER[name], x, mesh=mesh)
+
+
 @ranks(2)
 def test_accumulating_writes(mesh):
     twice = torch.tensor([1, 1, 4])

@@ -8,6 +8,9 @@ from torch.distributed.tensor import Shard
 
 COMPOSITES = {
     "channel_shuffle": lambda x: torch.channel_shuffle(x, 2),
+    "diag_embed": lambda x: (
+        torch.diag_embed(x, -1) + torch.diag_embed(x, 1, 0, 2).sum()
+    ),
     "dist": lambda x: torch.dist(x, x.exp(), 3),
     "rot90": lambda x: x.rot90(1, (0, 2)),
     "rot90_back": lambda x: x.rot90(-1, (1, 2)),
@@ -34,7 +37,14 @@ COPIES = {
 }
 # As the views themselves, these need a cut dim whole.
 MOVED = ("diagonal", "select", "unbind", "unfold", "view", "narrow", "slice")
-MOVED += ("split", "split_sizes", "rot90", "rot90_back", "channel_shuffle")
+MOVED += (
+    "split",
+    "split_sizes",
+    "rot90",
+    "rot90_back",
+    "channel_shuffle",
+    "diag_embed",
+)
 
 
 @ranks(*ALL)
@@ -53,7 +63,7 @@ def test_other_dims_stay_cut(mesh, name):
         "rot90": [1],
         "channel_shuffle": [0, 2],
     }
-    dims |= {"diagonal": [2], "view": [0]}
+    dims |= {"diagonal": [2], "view": [0], "diag_embed": [0]}
     fn = (COMPOSITES | COPIES)[name]
     check_native(mesh, (4, 6, 3), fn, dims=dims.get(name, [1, 2]))
 

@@ -25,6 +25,9 @@ MATRICES = {
         definite(x).triu(), x, upper=True
     ),
     "cholesky_solve": lambda x: torch.cholesky_solve(x, linalg.cholesky(definite(x))),
+    "det": lambda x: linalg.det(definite(x)),
+    "slogdet": lambda x: linalg.slogdet(definite(x)).logabsdet,
+    "lu": lambda x: linalg.lu(definite(x))[1:],
     "lu_factor": lambda x: linalg.lu_factor(definite(x))[0],
     "lu_solve": lambda x: linalg.lu_solve(*linalg.lu_factor(definite(x)), x),
 }
