@@ -22,6 +22,13 @@ namespace {
 using testing::collectives_run;
 using testing::run_on_mesh;
 
+class AllReduce : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    AllReduce,
+    testing::each_backend(),
+    testing::backend_name);
+
 /// {r + 1, 2 * (r + 1), ...} on rank r.
 at::Tensor own(const MeshPtr& mesh, at::ScalarType dtype = at::kDouble) {
   return (at::arange(1, 5, at::kDouble) *
@@ -42,7 +49,7 @@ at::Tensor gradient(
   return torch::autograd::grad({y}, {x}, {gy}, {}, create_graph)[0];
 }
 
-TEST(AllReduce, ReducesEveryKindOnEveryRank) {
+TEST_P(AllReduce, ReducesEveryKindOnEveryRank) {
   for (int64_t ranks = 1; ranks <= 4; ++ranks) {
     run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
       const auto reduced = [&](Reduce reduce) {
@@ -60,7 +67,7 @@ TEST(AllReduce, ReducesEveryKindOnEveryRank) {
   }
 }
 
-TEST(AllReduce, SumsEveryDtype) {
+TEST_P(AllReduce, SumsEveryDtype) {
   for (const auto dtype :
        {at::kByte,
         at::kChar,
@@ -80,7 +87,7 @@ TEST(AllReduce, SumsEveryDtype) {
   }
 }
 
-TEST(AllReduce, BooleansKnowAnyAndAll) {
+TEST_P(AllReduce, BooleansKnowAnyAndAll) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     // (false, false), (false, true), (true, true)
     const auto x =
@@ -97,7 +104,7 @@ TEST(AllReduce, BooleansKnowAnyAndAll) {
   });
 }
 
-TEST(AllReduce, KeepsNaNInMaxAndMin) {
+TEST_P(AllReduce, KeepsNaNInMaxAndMin) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
@@ -124,7 +131,7 @@ TEST(AllReduce, KeepsNaNInMaxAndMin) {
   }
 }
 
-TEST(AllReduce, KeepsTheBitsOfExtrema) {
+TEST_P(AllReduce, KeepsTheBitsOfExtrema) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const float tiny = std::numeric_limits<float>::denorm_min();
     const float large = std::numeric_limits<float>::max();
@@ -142,7 +149,7 @@ TEST(AllReduce, KeepsTheBitsOfExtrema) {
   });
 }
 
-TEST(AllReduce, LeavesItsInputAlone) {
+TEST_P(AllReduce, LeavesItsInputAlone) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto x = own(mesh);
     all_reduce(x, Reduce::Sum, mesh->group());
@@ -161,7 +168,7 @@ TEST(AllReduce, LeavesItsInputAlone) {
   });
 }
 
-TEST(AllReduce, OfNothingIsNothing) {
+TEST_P(AllReduce, OfNothingIsNothing) {
   const auto before = collectives_run();
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const auto y = all_reduce(at::zeros({0, 3}), Reduce::Sum, mesh->group());
@@ -170,14 +177,14 @@ TEST(AllReduce, OfNothingIsNothing) {
   EXPECT_EQ(collectives_run(), before);
 }
 
-TEST(AllReduce, AGroupOfOneReturnsItsInput) {
+TEST_P(AllReduce, AGroupOfOneReturnsItsInput) {
   run_on_mesh({1}, [](const MeshPtr& mesh) {
     const auto x = own(mesh);
     EXPECT_TRUE(all_reduce(x, Reduce::Avg, mesh->group()).is_same(x));
   });
 }
 
-TEST(AllReduce, GoesOverTheAxesItIsGiven) {
+TEST_P(AllReduce, GoesOverTheAxesItIsGiven) {
   run_on_mesh({2, 3}, [](const MeshPtr& mesh) {
     const auto x = at::full({2}, mesh->position(), at::kDouble);
     const auto reduced = [&](std::vector<int64_t> axes) {
@@ -192,7 +199,7 @@ TEST(AllReduce, GoesOverTheAxesItIsGiven) {
   });
 }
 
-TEST(AllReduce, OverAllAxesIsOneCall) {
+TEST_P(AllReduce, OverAllAxesIsOneCall) {
   const auto before = collectives_run();
   run_on_mesh({2, 2}, [](const MeshPtr& mesh) {
     all_reduce(at::ones({2}), Reduce::Sum, *mesh, {0, 1});
@@ -202,7 +209,7 @@ TEST(AllReduce, OverAllAxesIsOneCall) {
 
 // ---- gradients --------------------------------------------------------------
 
-TEST(AllReduce, SumsAndAveragesAreTheirOwnAdjoint) {
+TEST_P(AllReduce, SumsAndAveragesAreTheirOwnAdjoint) {
   for (const auto reduce : {Reduce::Sum, Reduce::Avg}) {
     run_on_mesh({3}, [&](const MeshPtr& mesh) {
       const auto& group = mesh->group();
@@ -216,7 +223,7 @@ TEST(AllReduce, SumsAndAveragesAreTheirOwnAdjoint) {
   }
 }
 
-TEST(AllReduce, ExtremaAndProductsHaveNoGradient) {
+TEST_P(AllReduce, ExtremaAndProductsHaveNoGradient) {
   for (const auto reduce : {Reduce::Max, Reduce::Min, Reduce::Prod}) {
     run_on_mesh({2}, [&](const MeshPtr& mesh) {
       const auto x = own(mesh).set_requires_grad(true);
@@ -228,7 +235,7 @@ TEST(AllReduce, ExtremaAndProductsHaveNoGradient) {
 
 // ---- errors -----------------------------------------------------------------
 
-TEST(AllReduce, RefusesWhatHasNoMeaning) {
+TEST_P(AllReduce, RefusesWhatHasNoMeaning) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto& group = mesh->group();
     EXPECT_THROW(

@@ -20,6 +20,41 @@ namespace {
 
 using testing::run_on_mesh;
 
+class AllGatherV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    AllGatherV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class ReduceScatterV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    ReduceScatterV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class AllToAllV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    AllToAllV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class GatherV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    GatherV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class ScatterV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    ScatterV,
+    testing::each_backend(),
+    testing::backend_name);
+
 using Sizes = std::vector<int64_t>;
 
 int64_t sum(const Sizes& sizes) {
@@ -46,7 +81,7 @@ at::Tensor gradient(
   return torch::autograd::grad({y}, {x}, {gy})[0];
 }
 
-TEST(AllGatherV, PutsUnevenShardsSideBySide) {
+TEST_P(AllGatherV, PutsUnevenShardsSideBySide) {
   for (const auto& sizes : all_sizes()) {
     run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
       const int64_t rank = mesh->position();
@@ -59,7 +94,7 @@ TEST(AllGatherV, PutsUnevenShardsSideBySide) {
   }
 }
 
-TEST(AllGatherV, ItsGradientIsReduceScatterV) {
+TEST_P(AllGatherV, ItsGradientIsReduceScatterV) {
   for (const auto& sizes : all_sizes()) {
     run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
       const auto& group = mesh->group();
@@ -74,7 +109,7 @@ TEST(AllGatherV, ItsGradientIsReduceScatterV) {
   }
 }
 
-TEST(ReduceScatterV, GivesEachRankItsRowsOfTheSum) {
+TEST_P(ReduceScatterV, GivesEachRankItsRowsOfTheSum) {
   for (const auto& sizes : all_sizes()) {
     run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
       const int64_t rank = mesh->position();
@@ -90,7 +125,7 @@ TEST(ReduceScatterV, GivesEachRankItsRowsOfTheSum) {
   }
 }
 
-TEST(ReduceScatterV, ItsGradientIsAllGatherV) {
+TEST_P(ReduceScatterV, ItsGradientIsAllGatherV) {
   for (const auto& sizes : all_sizes()) {
     run_on_mesh({int64_t(sizes.size())}, [&](const MeshPtr& mesh) {
       const auto& group = mesh->group();
@@ -115,7 +150,7 @@ at::Tensor sent_to(const std::vector<Sizes>& rows, int64_t rank) {
   return at::cat(parts);
 }
 
-TEST(AllToAllV, MovesAnyNumberOfRowsBetweenAnyTwoRanks) {
+TEST_P(AllToAllV, MovesAnyNumberOfRowsBetweenAnyTwoRanks) {
   const std::vector<std::vector<Sizes>> tables{
       {{3}},
       {{1, 2}, {1, 0}},
@@ -139,7 +174,7 @@ TEST(AllToAllV, MovesAnyNumberOfRowsBetweenAnyTwoRanks) {
   }
 }
 
-TEST(GatherV, PutsUnevenShardsSideBySideOnOneRank) {
+TEST_P(GatherV, PutsUnevenShardsSideBySideOnOneRank) {
   for (const auto& sizes : all_sizes()) {
     const int64_t ranks = sizes.size();
     for (int64_t dst = 0; dst < ranks; ++dst) {
@@ -159,7 +194,7 @@ TEST(GatherV, PutsUnevenShardsSideBySideOnOneRank) {
   }
 }
 
-TEST(ScatterV, GivesEachRankItsRowsOfOneRank) {
+TEST_P(ScatterV, GivesEachRankItsRowsOfOneRank) {
   for (const auto& sizes : all_sizes()) {
     const int64_t ranks = sizes.size();
     for (int64_t src = 0; src < ranks; ++src) {

@@ -22,6 +22,13 @@ namespace {
 using testing::collectives_run;
 using testing::run_on_mesh;
 
+class Exchange : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    Exchange,
+    testing::each_backend(),
+    testing::backend_name);
+
 // ---- the oracle: the whole tensor, cut by hand ------------------------------
 
 /// What `position` of `spec` holds of a whole tensor.
@@ -121,7 +128,7 @@ double total(const at::Tensor& local, const Mesh& mesh) {
 
 // ---- values -----------------------------------------------------------------
 
-TEST(Exchange, MovesEveryElementToItsPlace) {
+TEST_P(Exchange, MovesEveryElementToItsPlace) {
   for (const auto& l : layouts()) {
     run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
       const Moved m(l, mesh);
@@ -132,7 +139,7 @@ TEST(Exchange, MovesEveryElementToItsPlace) {
   }
 }
 
-TEST(Exchange, MovesEveryDtype) {
+TEST_P(Exchange, MovesEveryDtype) {
   const Layouts l{{3}, {7, 4}, {S(0)}, {S(1)}, {cut({0, 6, 1}), none}};
   for (const auto dtype :
        {at::kBool,
@@ -159,7 +166,7 @@ TEST(Exchange, MovesEveryDtype) {
   }
 }
 
-TEST(Exchange, TakesTensorsThatAreNotContiguous) {
+TEST_P(Exchange, TakesTensorsThatAreNotContiguous) {
   const Layouts l{{2}, {6, 4}, {S(0)}, {S(1)}};
   run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
     const Moved m(l, mesh);
@@ -173,7 +180,7 @@ TEST(Exchange, TakesTensorsThatAreNotContiguous) {
   });
 }
 
-TEST(Exchange, KeepsChannelsLast) {
+TEST_P(Exchange, KeepsChannelsLast) {
   const Layouts l{{2}, {1, 3, 6, 4}, {S(2)}, {S(3)}};
   run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
     const Moved m(l, mesh);
@@ -186,7 +193,7 @@ TEST(Exchange, KeepsChannelsLast) {
   });
 }
 
-TEST(Exchange, SumsWhatSeveralRanksSend) {
+TEST_P(Exchange, SumsWhatSeveralRanksSend) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const std::vector<int64_t> sizes{7, 2};
     const auto from = make_spec(mesh, sizes, {Placement::partial()});
@@ -199,7 +206,7 @@ TEST(Exchange, SumsWhatSeveralRanksSend) {
 }
 
 /// Note that 1e8 + 1 - 1e8 depends on the order in floats.
-TEST(Exchange, SumsInRankOrderOnEveryRank) {
+TEST_P(Exchange, SumsInRankOrderOnEveryRank) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const std::vector<float> terms{1e8f, 1.0f, -1e8f};
     const auto from = make_spec(mesh, {2}, {Placement::partial()});
@@ -211,7 +218,7 @@ TEST(Exchange, SumsInRankOrderOnEveryRank) {
   });
 }
 
-TEST(Exchange, LeavesZeroWhereNothingArrives) {
+TEST_P(Exchange, LeavesZeroWhereNothingArrives) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto spec = make_spec(mesh, {4}, {S(0)});
     const auto rows = [&](int64_t, int64_t position) {
@@ -227,7 +234,7 @@ TEST(Exchange, LeavesZeroWhereNothingArrives) {
   });
 }
 
-TEST(Exchange, LargeTensorsTakeRoundsAndArriveTheSame) {
+TEST_P(Exchange, LargeTensorsTakeRoundsAndArriveTheSame) {
   const std::vector<Layouts> large{
       {{3}, {3072, 3072}, {S(0)}, {S(1)}},
       {{4}, {2048, 2048}, {S(0)}, {R}},
@@ -250,7 +257,7 @@ TEST(Exchange, LargeTensorsTakeRoundsAndArriveTheSame) {
 // ---- gradients --------------------------------------------------------------
 
 /// <A x, y> = <x, A* y>, summed over the ranks.
-TEST(Exchange, TheGradientIsTheAdjoint) {
+TEST_P(Exchange, TheGradientIsTheAdjoint) {
   for (const auto& l : layouts()) {
     run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
       const Moved m(l, mesh);
@@ -266,7 +273,7 @@ TEST(Exchange, TheGradientIsTheAdjoint) {
   }
 }
 
-TEST(Exchange, TheGradientOfTheGradientIsTheExchange) {
+TEST_P(Exchange, TheGradientOfTheGradientIsTheExchange) {
   const Layouts l{{3}, {7, 4}, {S(0)}, {R}, {cut({0, 6, 1}), none}};
   run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
     const Moved m(l, mesh);
@@ -281,7 +288,7 @@ TEST(Exchange, TheGradientOfTheGradientIsTheExchange) {
   });
 }
 
-TEST(Exchange, AnUndefinedGradientCostsNoMessage) {
+TEST_P(Exchange, AnUndefinedGradientCostsNoMessage) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const Moved m({{2}, {4}, {S(0)}, {R}}, mesh);
     const auto x = at::ones({2}).set_requires_grad(true);
@@ -312,7 +319,7 @@ TEST(CommStats, CountWhatThisRankSends) {
   EXPECT_GT(stats.seconds, 0.0);
 }
 
-TEST(Exchange, ALocalPlanNeedsNoGroup) {
+TEST_P(Exchange, ALocalPlanNeedsNoGroup) {
   ExchangePlan plan;
   plan.source_sizes = {3};
   plan.target_sizes = {2};
@@ -325,7 +332,7 @@ TEST(Exchange, ALocalPlanNeedsNoGroup) {
           at::arange(1, 3, at::kFloat)));
 }
 
-TEST(Exchange, AOneElementTensorMayHaveNoDims) {
+TEST_P(Exchange, AOneElementTensorMayHaveNoDims) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     ExchangePlan plan;
     const int64_t other = 1 - mesh->position();
@@ -348,7 +355,7 @@ std::string message_of(const std::function<void()>& body) {
   return "";
 }
 
-TEST(Exchange, RefusesOtherSizesThanThePlan) {
+TEST_P(Exchange, RefusesOtherSizesThanThePlan) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const Moved m({{2}, {4, 2}, {S(0)}, {R}}, mesh);
     const auto text =
@@ -360,7 +367,7 @@ TEST(Exchange, RefusesOtherSizesThanThePlan) {
   });
 }
 
-TEST(Exchange, RefusesACodeThatIsNone) {
+TEST_P(Exchange, RefusesACodeThatIsNone) {
   const auto x = at::ones({2});
   EXPECT_THROW(exchange(x, EncodedExchange{{}, ""}), c10::ValueError);
   EXPECT_THROW(exchange(x, EncodedExchange{{0, 0, 3, 9}, ""}), c10::ValueError);
@@ -374,7 +381,7 @@ TEST(Exchange, RefusesACodeThatIsNone) {
       exchange(x, EncodedExchange{encode(plan, 0, {0}), ""}), c10::ValueError);
 }
 
-TEST(Exchange, SaysWhichGroupIsMissing) {
+TEST_P(Exchange, SaysWhichGroupIsMissing) {
   ExchangePlan plan;
   plan.source_sizes = plan.target_sizes = {2};
   plan.largest_message = 2;
@@ -386,7 +393,7 @@ TEST(Exchange, SaysWhichGroupIsMissing) {
       << text;
 }
 
-TEST(Exchange, AFailureNamesOperatorScopeRankAndGroup) {
+TEST_P(Exchange, AFailureNamesOperatorScopeRankAndGroup) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const Moved m({{2}, {4}, {S(0)}, {R}}, mesh);
     const CommScope scope("aten::conv2d");

@@ -13,12 +13,19 @@ namespace {
 
 using testing::run_on_mesh;
 
+class RingStep : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    RingStep,
+    testing::each_backend(),
+    testing::backend_name);
+
 /// The piece of a rank: as many rows as its number, every entry its number.
 at::Tensor piece(int64_t rank) {
   return at::full({rank, 2}, rank, at::kDouble);
 }
 
-TEST(RingStep, BringsThePieceOfTheRankBefore) {
+TEST_P(RingStep, BringsThePieceOfTheRankBefore) {
   for (const int64_t ranks : {1, 2, 3, 5}) {
     for (const int64_t step : {1, -1, 2, 0, -7}) {
       run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
@@ -36,7 +43,7 @@ TEST(RingStep, BringsThePieceOfTheRankBefore) {
   }
 }
 
-TEST(RingStep, RefusesAnotherShapeFromItself) {
+TEST_P(RingStep, RefusesAnotherShapeFromItself) {
   run_on_mesh({1}, [](const MeshPtr& mesh) {
     EXPECT_THROW(
         ring_step(at::ones({2, 3}), 1, {3, 2}, mesh->group()), c10::ValueError);

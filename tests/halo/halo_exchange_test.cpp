@@ -20,6 +20,20 @@ namespace {
 
 using testing::run_on_mesh;
 
+class HaloExchange : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    HaloExchange,
+    testing::each_backend(),
+    testing::backend_name);
+
+class HaloTrim : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    HaloTrim,
+    testing::each_backend(),
+    testing::backend_name);
+
 const auto kDouble = at::TensorOptions().dtype(at::kDouble);
 
 /// Every rank's part of `full`, cut along `dim`.
@@ -57,7 +71,7 @@ const Boundary kBoundaries[] = {
     Boundary::Reflect,
     Boundary::Replicate};
 
-TEST(HaloExchange, BringsTheRowsAroundEachShard) {
+TEST_P(HaloExchange, BringsTheRowsAroundEachShard) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const auto full = at::arange(10, kDouble);
     const auto x = shard_of(full, 0, Partition({6, 4, 0}), mesh);
@@ -72,7 +86,7 @@ TEST(HaloExchange, BringsTheRowsAroundEachShard) {
   });
 }
 
-TEST(HaloExchange, BackwardIsTheAdjoint) {
+TEST_P(HaloExchange, BackwardIsTheAdjoint) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     for (const auto& cut : cuts()) {
       for (const auto boundary : kBoundaries) {
@@ -90,7 +104,7 @@ TEST(HaloExchange, BackwardIsTheAdjoint) {
   });
 }
 
-TEST(HaloTrim, UndoesTheExchange) {
+TEST_P(HaloTrim, UndoesTheExchange) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     for (const auto& cut : cuts()) {
       for (const auto boundary : kBoundaries) {
@@ -104,7 +118,7 @@ TEST(HaloTrim, UndoesTheExchange) {
   });
 }
 
-TEST(HaloExchange, NamesWrongArguments) {
+TEST_P(HaloExchange, NamesWrongArguments) {
   run_on_mesh({1}, [](const MeshPtr& mesh) {
     const auto x = shard_of(at::arange(4, kDouble), 0, Partition({4}), mesh);
     EXPECT_THROW(halo_exchange(x, {{1, 1, 1}}), c10::IndexError);

@@ -17,6 +17,13 @@ namespace {
 
 using testing::run_on_mesh;
 
+class HaloPadding : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    HaloPadding,
+    testing::each_backend(),
+    testing::backend_name);
+
 struct Case {
   std::vector<int64_t> sizes; // rows of each rank
   int64_t width;
@@ -30,7 +37,7 @@ const Case kCases[] = {
     {{3, 1, 4}, 1, 3},
     {{2, 2}, 0, 1}};
 
-TEST(HaloPadding, PutsThePieceBetweenItsNeighboursRows) {
+TEST_P(HaloPadding, PutsThePieceBetweenItsNeighboursRows) {
   for (const auto& [sizes, width, edge] : kCases) {
     const int64_t ranks = sizes.size();
     run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
@@ -65,7 +72,7 @@ TEST(HaloPadding, PutsThePieceBetweenItsNeighboursRows) {
   }
 }
 
-TEST(HaloPadding, RefusesFewerRowsThanTheWidth) {
+TEST_P(HaloPadding, RefusesFewerRowsThanTheWidth) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto x = at::ones({2, 3});
     EXPECT_THROW(halo_padding(x, 0, 3, 0, mesh->group()), c10::ValueError);

@@ -29,8 +29,15 @@ const Function kFunctions[] = {
     [](const Tensor& x) { return at::softmax(x, 2); },
     [](const Tensor& x) { return at::group_norm(x, 2); }};
 
+class MergeTerms : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    MergeTerms,
+    testing::each_backend(),
+    testing::backend_name);
+
 /// More than are merged in one step; all axes cut dim 2, some pieces are empty.
-TEST(MergeTerms, OfManyRanksAreThoseOfOneDevice) {
+TEST_P(MergeTerms, OfManyRanksAreThoseOfOneDevice) {
   const auto x = at::arange(2 * 4 * 45, at::kDouble).sin().view({2, 4, 45});
   for (const auto& shape : {std::vector<int64_t>{kMostTerms + 3}, {4, 5}}) {
     testing::run_on_mesh(shape, [&](const MeshPtr& mesh) {
