@@ -56,24 +56,40 @@ std::string first_line(const std::exception& error) {
 
 // ---- waiting ----------------------------------------------------------------
 
+/// For backends that hold up the host: set_communication_timeout's. A queued
+/// call is bounded by its group's own limit, see Note [Queues].
+std::chrono::milliseconds limit_for(ProcessGroup& group, const at::Tensor& x) {
+  return is_queued(*group, x) ? std::chrono::milliseconds(0)
+                              : communication_timeout();
+}
+
 /// Backends that ran on the current stream return no work.
-void wait(const Work& work) {
+void wait(const Work& work, std::chrono::milliseconds limit) {
   if (!work) {
     return;
   }
-  TORCH_CHECK(work->wait(communication_timeout()), "the work was aborted");
+  TORCH_CHECK(work->wait(limit), "the work was aborted");
 }
 
 /// gloo then ends the operation itself, so that nothing is left running that
-/// would keep the process from ending. NCCL's watchdog would end the process:
-/// there only the wait is bounded.
+/// would keep the process from ending.
 template <typename Options>
-Options bounded(const at::Tensor& x) {
+Options bounded(std::chrono::milliseconds limit) {
   Options options;
-  const auto limit = communication_timeout();
-  if (x.is_cpu() && limit.count() > 0) {
+  if (limit.count() > 0) {
     options.timeout = limit;
   }
+  return options;
+}
+
+/// The same for a call that nothing runs beside.
+template <typename Options>
+Options alone(
+    ProcessGroup& group,
+    const at::Tensor& x,
+    std::chrono::milliseconds limit) {
+  auto options = bounded<Options>(limit);
+  options.asyncOp = !is_queued(*group, x);
   return options;
 }
 
@@ -115,6 +131,7 @@ template <typename Start>
 void run(
     const Group& group,
     Describe describe,
+    std::chrono::milliseconds limit,
     Start start,
     c10::function_ref<void()> meanwhile) {
   std::exception_ptr failure;
@@ -129,7 +146,7 @@ void run(
     }
     const auto begin = Clock::now();
     for (const auto& work : works) {
-      wait(work);
+      wait(work, limit);
     }
     count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
   } catch (const std::exception& error) {
@@ -260,7 +277,8 @@ void Group::all_to_all(
     Traffic traffic,
     Describe describe,
     c10::function_ref<void()> meanwhile) const {
-  const auto process_group = alive_group(process_group_, name_);
+  auto process_group = alive_group(process_group_, name_);
+  const auto limit = limit_for(process_group, in);
   at::Tensor out_bytes = as_bytes(out);
   at::Tensor in_bytes = as_bytes(in);
   const auto size = static_cast<int64_t>(in.element_size());
@@ -269,13 +287,14 @@ void Group::all_to_all(
   const auto start_collective = [&] {
     auto out_of_all = of_every_rank(out_lengths, ranks_);
     auto in_of_all = of_every_rank(in_lengths, ranks_);
-    const auto options = bounded<c10d::AllToAllOptions>(in);
+    const auto options = bounded<c10d::AllToAllOptions>(limit);
     return start_all_to_all(
         *process_group, out_bytes, in_bytes, out_of_all, in_of_all, options);
   };
   run(
       *this,
       describe,
+      limit,
       [&] {
         return prefers_messages(*process_group, in, traffic)
             ? start_messages(
@@ -290,7 +309,8 @@ void Group::all_to_all(
 
 void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
-  const auto process_group = alive_group(process_group_, name_);
+  auto process_group = alive_group(process_group_, name_);
+  const auto limit = limit_for(process_group, x);
   if (prefers_reduced_messages(*process_group, x)) {
     const at::Tensor own = x.view({-1});
     const auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
@@ -306,30 +326,34 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     run(
         *this,
         describe,
+        limit,
         [&] { return start_messages(*process_group, x, out, in); },
         [] {});
     reduce_rows(own, rows, reduce);
     return;
   }
   std::vector<at::Tensor> tensors{x};
-  auto options = bounded<c10d::AllreduceOptions>(x);
+  auto options = alone<c10d::AllreduceOptions>(process_group, x, limit);
   options.reduceOp = to_c10d(reduce);
   run(
       *this,
       describe,
+      limit,
       [&] { return Works{process_group->allreduce(tensors, options)}; },
       [] {});
 }
 
 at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
-  const auto process_group = alive_group(process_group_, name_);
+  auto process_group = alive_group(process_group_, name_);
+  const auto limit = limit_for(process_group, row);
   at::Tensor rows = at::empty({ranks_, row.numel()}, row.options());
   std::vector<at::Tensor> inputs{row};
   std::vector<std::vector<at::Tensor>> outputs{rows.unbind(0)};
-  const auto options = bounded<c10d::AllgatherOptions>(row);
+  const auto options = alone<c10d::AllgatherOptions>(process_group, row, limit);
   run(
       *this,
       describe,
+      limit,
       [&] { return Works{process_group->allgather(outputs, inputs, options)}; },
       [] {});
   return rows;

@@ -1,11 +1,11 @@
 #include "shardtensor/comm/messages.h"
 
 #include <mutex>
-#include <string>
 #include <unordered_map>
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/zeros.h>
 
 namespace shardtensor::detail {
 namespace {
@@ -15,8 +15,10 @@ constexpr int kFewRanks = 8;
 // With more peers than this share of a group, a collective is as good.
 constexpr int64_t kRanksPerPeer = 4;
 
-bool is_gloo(c10d::ProcessGroup& group, const at::Tensor& x) {
-  return group.getBackend(x.device().type())->getBackendName() == "gloo";
+/// gloo's collectives take CUDA tensors by way of the host, its messages do
+/// not.
+bool sends_over_gloo(c10d::ProcessGroup& group, const at::Tensor& x) {
+  return x.is_cpu() && group.getBackend(c10::kCPU)->getBackendName() == "gloo";
 }
 
 // Note [Tags over gloo]
@@ -30,24 +32,16 @@ int tag_of(const at::Tensor& message) {
       kFirst + static_cast<int64_t>(message.nbytes()) % kTags);
 }
 
-/// NCCL: messages that start together travel together.
-bool coalesces(c10d::ProcessGroup& group, const at::Tensor& x) {
-  return group.getBackend(x.device().type())->supportsCoalescing();
-}
-
-// Note [First exchange]
-// NCCL makes a group's communicator in its first operation, which all ranks
-// must take part in; ranks without peers have no messages. So the first
-// exchange of a group is a collective.
+/// True from the second call on.
 bool has_met(c10d::ProcessGroup& group) {
   using Met = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
   static std::mutex mutex;
-  static auto& met = *new std::unordered_map<std::string, Met>();
+  static auto& met = *new std::unordered_map<c10d::ProcessGroup*, Met>();
   const std::lock_guard lock(mutex);
   const auto self =
       c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(
           &group);
-  const auto [entry, is_new] = met.try_emplace(group.getGroupName(), self);
+  const auto [entry, is_new] = met.try_emplace(&group, self);
   if (is_new || entry->second.lock() != self) {
     entry->second = Met(self);
     return false;
@@ -55,24 +49,45 @@ bool has_met(c10d::ProcessGroup& group) {
   return true;
 }
 
+// Note [First messages]
+// NCCL makes a group's communicator in its first operation, which all ranks
+// must take part in; ranks without peers have no messages. So a number is
+// reduced first. An all-to-all would connect all pairs of ranks.
+void meet(c10d::ProcessGroup& group, const at::Tensor& x) {
+  if (has_met(group)) {
+    return;
+  }
+  std::vector<at::Tensor> number{at::zeros({1}, x.options().dtype(at::kFloat))};
+  if (const auto work = group.allreduce(number)) {
+    work->wait();
+  }
+}
+
 } // namespace
+
+bool is_queued(c10d::ProcessGroup& group, const at::Tensor& x) {
+  return group.getBackend(x.device().type())->supportsCoalescing();
+}
 
 bool prefers_messages(
     c10d::ProcessGroup& group,
     const at::Tensor& x,
     Traffic traffic) {
   const int64_t ranks = group.getSize();
-  if (is_gloo(group, x)) {
+  if (sends_over_gloo(group, x)) {
     const auto size = static_cast<int64_t>(x.element_size());
     return traffic.largest * size <= kSmallBytes || ranks > kFewRanks;
   }
-  const bool has_few_peers = ranks > kFewRanks && traffic.peers >= 0 &&
+  if (is_queued(group, x)) {
+    return traffic.peers >= 0 && traffic.peers < ranks;
+  }
+  return ranks > kFewRanks && traffic.peers >= 0 &&
       traffic.peers * kRanksPerPeer <= ranks;
-  return has_few_peers && (!coalesces(group, x) || has_met(group));
 }
 
 bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x) {
-  return is_gloo(group, x) && static_cast<int64_t>(x.nbytes()) <= kSmallBytes &&
+  return sends_over_gloo(group, x) &&
+      static_cast<int64_t>(x.nbytes()) <= kSmallBytes &&
       group.getSize() <= kFewRanks;
 }
 
@@ -82,8 +97,9 @@ Works start_messages(
     const RankTensors& out,
     const RankTensors& in) {
   Works works;
-  const bool together = coalesces(group, x);
+  const bool together = is_queued(group, x);
   if (together) {
+    meet(group, x);
     group.startCoalescing(x.device().type());
   }
   const auto start = [&](const RankTensors& messages, const auto& start_one) {

@@ -15,6 +15,14 @@ namespace shardtensor::detail {
 // An all-to-all takes a number for every rank of the group. In large groups
 // where ranks have few peers, messages go to and from these alone.
 
+// Note [Queues]
+// NCCL and its like put a call into a queue of the device: no wait holds up the
+// host, and one with a time limit would, for it polls. A call that nothing runs
+// beside is done where the caller's kernels are, without events. Messages that
+// start together travel together, so peers alone are written to whenever there
+// are fewer of them than ranks: an empty message costs as much as a short one,
+// and the first to a rank makes buffers for it.
+
 // Note [Messages over gloo]
 // gloo hands its collectives to a thread of its own, and every step of a
 // message wakes one thread or another. Its all-to-all has a message for every
@@ -31,6 +39,9 @@ struct RankTensor {
 };
 using RankTensors = std::vector<RankTensor>;
 
+/// See Note [Queues].
+bool is_queued(c10d::ProcessGroup& group, const at::Tensor& x);
+
 /// For moving data; the answer is the same on all ranks.
 bool prefers_messages(
     c10d::ProcessGroup& group,
@@ -41,7 +52,7 @@ bool prefers_messages(
 bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x);
 
 /// One message to and from each of these ranks, on x's device; none is empty,
-/// and none goes to this rank.
+/// and none goes to this rank. All ranks of the group call it.
 Works start_messages(
     c10d::ProcessGroup& group,
     const at::Tensor& x,
