@@ -219,10 +219,7 @@ at::Tensor all_reduce_autograd(
   return result;
 }
 
-TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
-  m.impl("all_reduce", all_reduce_kernel);
-}
-TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("all_reduce", all_reduce_kernel);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {

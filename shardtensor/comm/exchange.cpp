@@ -331,7 +331,7 @@ at::Tensor exchange_to_new(
     c10::IntArrayRef code,
     const std::string& group_name,
     c10::function_ref<void()> meanwhile) {
-  const auto schedule = find_schedule(code, x.element_size());
+  const auto schedule = find_schedule(code, x);
   check_source(x, schedule->code.source);
   const at::Tensor target = make_target(x, schedule->code.target);
   run_exchange(target, x, *schedule, group_name, meanwhile);
@@ -411,10 +411,7 @@ at::Tensor exchange_autograd(
   return result;
 }
 
-TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
-  m.impl("exchange", exchange_kernel);
-}
-TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("exchange", exchange_kernel);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
@@ -463,8 +460,7 @@ void exchange_onto(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
-  const auto schedule =
-      find_schedule(encoded.code, x.element_size(), /*adds=*/true);
+  const auto schedule = find_schedule(encoded.code, x, /*adds=*/true);
   check_source(x, schedule->code.source);
   run_exchange(target, x, *schedule, encoded.group, meanwhile);
 }

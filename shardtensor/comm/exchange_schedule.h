@@ -29,8 +29,13 @@ struct Round {
 
 /// What a rank does in an exchange, worked out from its code once.
 struct ExchangeSchedule {
-  /// `adds`: what arrives, and what stays, is added to the target.
-  ExchangeSchedule(c10::IntArrayRef integers, int64_t element_size, bool adds);
+  /// `adds`: what arrives, and what stays, is added to the target. `on_host`:
+  /// the tensors lie in host memory.
+  ExchangeSchedule(
+      c10::IntArrayRef integers,
+      int64_t element_size,
+      bool adds,
+      bool on_host = true);
   ExchangeSchedule(ExchangeSchedule&&) = default;
   ExchangeSchedule(const ExchangeSchedule&) = delete;
 
@@ -45,7 +50,7 @@ struct ExchangeSchedule {
 /// Kept: the same exchange comes back in every step.
 std::shared_ptr<const ExchangeSchedule> find_schedule(
     c10::IntArrayRef code,
-    int64_t element_size,
+    const at::Tensor& x,
     bool adds = false);
 
 } // namespace shardtensor::detail

@@ -12,8 +12,11 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "late_backend.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_schedule.h"
+#include "shardtensor/comm/wait.h"
 #include "thread_ranks.h"
 
 namespace shardtensor::detail {
@@ -298,6 +301,79 @@ TEST_P(Exchange, AnUndefinedGradientCostsNoMessage) {
       const auto result = y.grad_fn()->operator()({at::Tensor()});
       EXPECT_FALSE(result[0].defined());
     }
+  });
+}
+
+// ---- what travels over a queue (NCCL)
+// ----------------------------------------
+
+/// On ranks that a late backend joins; what it counted.
+testing::LateCounts counts_of(
+    const std::vector<int64_t>& shape,
+    const std::function<void(const MeshPtr& mesh)>& body) {
+  testing::use_backend(testing::RankBackend::Late);
+  testing::reset_late_counts();
+  run_on_mesh(shape, body);
+  testing::use_backend(testing::RankBackend::Threads);
+  return testing::late_counts();
+}
+
+/// One row of each neighbour.
+void exchange_neighbours(const MeshPtr& mesh) {
+  const auto ranks = mesh->ranks();
+  const auto spec = make_spec(mesh, {ranks}, {S(0)});
+  const auto rows = [&](int64_t, int64_t position) {
+    return RowSource{
+        position > 0 ? position - 1 : -1,
+        position,
+        position + 1 < ranks ? position + 1 : -1};
+  };
+  const auto plan = plan_gather_rows(spec, {0}, rows, mesh->position());
+  const auto own = at::full({1}, mesh->position() + 1, at::kFloat);
+  const auto y = exchange(own, plan, *mesh);
+  const auto p = static_cast<float>(mesh->position());
+  EXPECT_EQ(y[0].item<float>(), p);
+  EXPECT_EQ(y[2].item<float>(), p + 1 < ranks ? p + 2 : 0);
+}
+
+TEST(QueuedExchange, WritesToNeighboursAlone) {
+  for (const int64_t ranks : {4, 9}) {
+    const auto counts = counts_of({ranks}, [](const MeshPtr& mesh) {
+      exchange_neighbours(mesh);
+      exchange_neighbours(mesh);
+    });
+    EXPECT_EQ(counts.sends, 2 * 2 * (ranks - 1)); // twice, to and fro
+    EXPECT_EQ(counts.empty_sends, 0);
+  }
+}
+
+TEST(QueuedExchange, IsNotWaitedForByTheHost) {
+  set_communication_timeout(5);
+  const auto counts = counts_of({3}, [](const MeshPtr& mesh) {
+    exchange_neighbours(mesh);
+    exchange_neighbours(mesh);
+    total(at::ones({2}), *mesh);
+  });
+  set_communication_timeout(0);
+  EXPECT_GT(counts.works, 0);
+  EXPECT_EQ(counts.bounded_waits, 0);
+}
+
+TEST(QueuedExchange, AReductionAloneHasNoWork) {
+  const auto counts =
+      counts_of({2}, [](const MeshPtr& mesh) { total(at::ones({2}), *mesh); });
+  EXPECT_EQ(counts.works, 0);
+}
+
+TEST(ExchangeSchedule, TakesOneRoundOnADevice) {
+  run_on_mesh({3}, [](const MeshPtr& mesh) {
+    const Moved m({{3}, {3072, 3072}, {S(0)}, {S(1)}}, mesh);
+    const auto code = encode(m.plan, *mesh).code;
+    const auto rounds = [&](bool on_host) {
+      return ExchangeSchedule(code, 4, false, on_host).rounds.size();
+    };
+    EXPECT_EQ(rounds(/*on_host=*/true), 2);
+    EXPECT_EQ(rounds(/*on_host=*/false), 1);
   });
 }
 

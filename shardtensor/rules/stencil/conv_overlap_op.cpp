@@ -277,11 +277,7 @@ auto find_operator(const char* name) {
       .typed<Signature>();
 }
 
-TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
-  m.impl("conv_overlap", forward_kernel);
-  m.impl("conv_overlap_backward", backward_kernel);
-}
-TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("conv_overlap", forward_kernel);
   m.impl("conv_overlap_backward", backward_kernel);
 }
