@@ -28,9 +28,20 @@ def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
         return dist.group.WORLD
     group = _groups.get(mesh)
     if group is None or not _alive(group):
-        group = dist.new_group(ranks, use_local_synchronization=True)
+        group = _group_of(ranks)
         _groups[mesh] = group
     return group
+
+
+def _group_of(ranks):
+    """A group that these ranks make without the others. A default group that is
+    bound to a device would split its communicator, which takes every rank."""
+    world = dist.group.WORLD
+    device, world.bound_device_id = world.bound_device_id, None
+    try:
+        return dist.new_group(ranks, use_local_synchronization=True)
+    finally:
+        world.bound_device_id = device
 
 
 def core_mesh(mesh: DeviceMesh) -> _C.Mesh:

@@ -125,7 +125,11 @@ void bind_distributed(py::module_& module) {
   bind_launch_error(module);
   bind_launch(module);
   module.def(
-      "choose_device", &choose_device, py::arg("launch"), py::arg("has_nccl"));
+      "choose_device",
+      &choose_device,
+      py::arg("launch"),
+      py::arg("gpus"),
+      py::arg("backend"));
   module.def(
       "choose_backend",
       &choose_backend,

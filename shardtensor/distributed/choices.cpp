@@ -48,6 +48,10 @@ void check_names(
       ") are not unique");
 }
 
+std::string wanted_backend(const std::string& wanted) {
+  return wanted.empty() ? variable("SHARDTENSOR_DISTRIBUTED_BACKEND") : wanted;
+}
+
 /// The product of the extents, those of -1 left out.
 int64_t known_ranks(const std::vector<int64_t>& shape) {
   return std::accumulate(
@@ -58,13 +62,26 @@ int64_t known_ranks(const std::vector<int64_t>& shape) {
 
 } // namespace
 
-c10::Device choose_device(const Launch& launch, bool has_nccl) {
-  const auto count =
-      has_nccl && at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
-  if (count == 0) {
+int64_t count_gpus() {
+  return at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+}
+
+c10::Device choose_device(
+    const Launch& launch,
+    int64_t gpus,
+    const std::string& backend) {
+  const auto wanted = wanted_backend(backend);
+  if (gpus == 0 || !(wanted.empty() || wanted == "nccl")) {
     return c10::Device(c10::kCPU);
   }
-  const auto index = static_cast<c10::DeviceIndex>(launch.local_rank % count);
+  TORCH_CHECK_VALUE(
+      gpus == 1 || launch.local_rank < gpus,
+      "DistributedManager: local rank ",
+      launch.local_rank,
+      " on a machine with ",
+      gpus,
+      " GPUs, expected a rank for each GPU at most");
+  const auto index = static_cast<c10::DeviceIndex>(launch.local_rank % gpus);
   return c10::Device(c10::kCUDA, index);
 }
 
@@ -73,8 +90,7 @@ std::string choose_backend(
     const Launch& launch,
     c10::Device device,
     bool has_mpi) {
-  const auto name =
-      wanted.empty() ? variable("SHARDTENSOR_DISTRIBUTED_BACKEND") : wanted;
+  const auto name = wanted_backend(wanted);
   if (name.empty()) {
     const bool mpi = launch.method == "openmpi" && has_mpi;
     return device.is_cuda() ? "nccl" : mpi ? "mpi" : "gloo";

@@ -14,9 +14,17 @@
 
 namespace shardtensor {
 
-/// cuda:local_rank, modulo the number of devices; cpu where there is no CUDA or
-/// no NCCL, for nothing could move between the ranks' CUDA tensors.
-c10::Device choose_device(const Launch& launch, bool has_nccl);
+/// The CUDA devices of this process; none where libtorch has no CUDA.
+int64_t count_gpus();
+
+/// cuda:local_rank where there are `gpus` that NCCL could move data between;
+/// cpu where `backend` (else SHARDTENSOR_DISTRIBUTED_BACKEND) is another one.
+/// One GPU is that of every rank: launchers show each process its own. Raises
+/// for more ranks than several GPUs.
+c10::Device choose_device(
+    const Launch& launch,
+    int64_t gpus,
+    const std::string& backend);
 
 /// `wanted`, else SHARDTENSOR_DISTRIBUTED_BACKEND, else "nccl" for CUDA
 /// devices, "mpi" in a job of mpirun that has it, "gloo". Raises for others.

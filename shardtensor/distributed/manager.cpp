@@ -67,6 +67,10 @@ struct DistributedManager::State {
     for (const auto& name : names) {
       c10d::unregister_process_group(name);
     }
+    // A group of NCCL that just goes aborts what is under way.
+    for (const auto& group : groups) {
+      group->shutdown();
+    }
   }
 };
 
@@ -75,7 +79,8 @@ void DistributedManager::initialize(const std::string& backend) {
       !is_initialized(), "DistributedManager::initialize: called before");
   auto state = std::make_unique<State>();
   state->launch = detect_launch();
-  state->device = choose_device(state->launch, has_nccl());
+  state->device =
+      choose_device(state->launch, has_nccl() ? count_gpus() : 0, backend);
   if (state->device.is_cuda()) {
     c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(state->device);
   }
@@ -142,10 +147,10 @@ const std::string& DistributedManager::group() const {
 void DistributedManager::barrier() const {
   const Group all(state_->group);
   if (all.ranks() > 1) {
+    const auto number = at::zeros({1}, at::TensorOptions(state_->device));
     all.all_reduce(
-        at::zeros({1}, at::TensorOptions(state_->device)), Reduce::Sum, [] {
-          return "DistributedManager::barrier";
-        });
+        number, Reduce::Sum, [] { return "DistributedManager::barrier"; });
+    number.item(); // a device's queue is not waited for otherwise
   }
 }
 

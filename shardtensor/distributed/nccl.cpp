@@ -34,7 +34,9 @@ class Nccl : public Backends {
     const auto nccl = c10d::ProcessGroup::BackendType::NCCL;
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = limit_;
+    options->is_high_priority_stream = true; // a convolution starts beside it
     auto group = gloo_->make_group(name, ranks, place);
+    group->setBoundDeviceId(device_); // backends take it over when they are set
     group->setBackend(
         c10::DeviceType::CUDA,
         nccl,
@@ -44,7 +46,6 @@ class Nccl : public Backends {
             static_cast<int>(ranks.size()),
             options));
     group->setDefaultBackend(nccl);
-    group->setBoundDeviceId(device_);
     return group;
   }
 

@@ -50,8 +50,26 @@ TEST_F(Choices, NameTheBackendsThatThereAre) {
       "DistributedManager: backend 'pigeon', expected mpi, gloo or nccl");
 }
 
-TEST_F(Choices, StayOnTheHostWithoutNccl) {
-  EXPECT_EQ(choose_device({}, false), kCpu);
+TEST_F(Choices, TakeAGpuForEachRankOfNccl) {
+  Launch launch;
+  EXPECT_EQ(choose_device(launch, 0, ""), kCpu);
+  launch.local_rank = 1;
+  EXPECT_EQ(choose_device(launch, 4, ""), kCuda);
+  EXPECT_EQ(choose_device(launch, 4, "nccl"), kCuda);
+  EXPECT_EQ(choose_device(launch, 1, ""), c10::Device(c10::kCUDA, 0));
+  EXPECT_EQ(choose_device(launch, 4, "gloo"), kCpu);
+  setenv("SHARDTENSOR_DISTRIBUTED_BACKEND", "mpi", 1);
+  EXPECT_EQ(choose_device(launch, 4, ""), kCpu);
+  EXPECT_EQ(choose_device(launch, 4, "nccl"), kCuda);
+}
+
+TEST_F(Choices, RefuseMoreRanksThanSeveralGpus) {
+  Launch launch;
+  launch.local_rank = 2;
+  EXPECT_EQ(
+      error_of([&] { choose_device(launch, 2, ""); }),
+      "DistributedManager: local rank 2 on a machine with 2 GPUs, expected a "
+      "rank for each GPU at most");
 }
 
 TEST_F(Choices, ReadTheTimeLimit) {

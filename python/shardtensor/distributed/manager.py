@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -118,7 +119,7 @@ class DistributedManager:
             local_rank = rank % (torch.cuda.device_count() or world_size)
         launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
         _join(launch, backend)
-        cls._create(launch)
+        cls._create(launch, backend)
 
     @staticmethod
     def initialize_env() -> None:
@@ -136,10 +137,10 @@ class DistributedManager:
         _setup_as("OPENMPI", addr=addr, port=port)
 
     @classmethod
-    def _create(cls, launch):
+    def _create(cls, launch, backend=None):
         manager = object.__new__(cls)
         manager._launch = launch
-        manager._device = _device(launch)
+        manager._device = _device(launch, backend)
         manager._groups = {}
         manager._group_ranks = {}
         manager._global_mesh = None
@@ -169,7 +170,12 @@ class DistributedManager:
     @classmethod
     def _leave_quietly(cls):
         with contextlib.suppress(RuntimeError):
-            cls.cleanup()
+            if _ended_by_error() and _uses_nccl():
+                # NCCL's way out waits for the other ranks, and they for this one.
+                dist.distributed_c10d._abort_process_group()
+                atexit.unregister(cls._leave_quietly)
+            else:
+                cls.cleanup()
 
     # ---- this process -------------------------------------------------------
 
@@ -419,6 +425,15 @@ class DistributedManager:
         )
 
 
+def _ended_by_error():
+    """At exit: whether the program ends by an exception that nobody caught."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def _uses_nccl():
+    return dist.is_initialized() and "nccl" in dist.get_backend_config()
+
+
 def _setup_as(method, addr=None, port=None):
     """setup() with what one launcher says, and the caller where it says more."""
     variable = "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"
@@ -443,8 +458,10 @@ def _adopt():
 def _join(launch, backend=None):
     if dist.is_initialized():
         raise RuntimeError("DistributedManager: there is a process group already")
-    device = _device(launch)
+    device = _device(launch, backend)
     backend = backend or _backend(launch)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # c10d asks for the current one here and there
     dist.init_process_group(
         _name_in_torch(backend),
         init_method=f"tcp://{_C.address_of_rank_0(launch)}:{launch.port}",
@@ -461,8 +478,9 @@ def _name_in_torch(backend):
     return names.get(backend, backend)
 
 
-def _device(launch):
-    return _C.choose_device(launch, dist.is_nccl_available())
+def _device(launch, backend=None):
+    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    return _C.choose_device(launch, gpus, backend or "")
 
 
 def _backend(launch):
