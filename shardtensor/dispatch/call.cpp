@@ -22,9 +22,10 @@ bool is_plain_number(const at::Tensor& tensor) {
   return tensor.dim() == 0 && !is_shard_tensor(tensor);
 }
 
-/// Kernels take plain 0-d tensors beside any, and may read them.
+/// Kernels take plain 0-d tensors of the host beside any, and may read them.
 at::Tensor meta_but_numbers(const at::Tensor& tensor) {
-  return is_plain_number(tensor) ? tensor : meta_like(tensor);
+  return is_plain_number(tensor) && tensor.is_cpu() ? tensor
+                                                    : meta_like(tensor);
 }
 
 /// For operators without a Meta kernel: zeros of the same sizes that take no

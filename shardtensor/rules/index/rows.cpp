@@ -4,6 +4,8 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/all.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 
@@ -23,6 +25,12 @@ at::Tensor whole(const at::Tensor& tensor) {
 
 void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
   if (rows.numel() == 0 || is_traced(rows)) {
+    return;
+  }
+  if (!rows.is_cpu()) { // a device is not waited for
+    const auto text =
+        c10::str("an index is out of bounds for dim ", dim, " of size ", size);
+    at::_assert_async(rows.ge(-size).logical_and_(rows.lt(size)).all(), text);
     return;
   }
   const auto low = rows.min().item<int64_t>();
@@ -93,8 +101,9 @@ Index read_indices(const at::Tensor& self, const Indices& indices) {
   for (auto& index : result.dims) {
     const auto size = self.size(index.dim);
     check_rows(index.rows, index.dim, size);
-    index.rows = at::where(index.rows.lt(0), index.rows + size, index.rows)
-                     .expand(result.sizes);
+    // As in PyTorch, indices may lie on the host.
+    const auto rows = index.rows.to(self.device());
+    index.rows = at::where(rows.lt(0), rows + size, rows).expand(result.sizes);
   }
   const auto first = result.dims.empty() ? 0 : result.dims.front().dim;
   const bool adjacent = result.dims.empty() ||

@@ -55,7 +55,7 @@ std::optional<at::Tensor> fill_mask(
   }
   auto sizes = mask->sizes().vec();
   sizes.insert(sizes.end(), after, 1);
-  return mask->to(at::kBool).reshape(sizes);
+  return mask->to(self.device(), at::kBool).reshape(sizes);
 }
 
 /// Every rank writes into the rows that it has, one index dim for all.

@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/cross_entropy_loss_ops.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss2d_ops.h>
@@ -182,8 +183,17 @@ std::vector<Tensor> totals(
 }
 
 void check_targets(const char* op, const Tensor& wrong, int64_t classes) {
-  if (!wrong.is_cpu() || is_traced(wrong)) {
-    return; // a device is not waited for; its own kernels assert
+  if (is_traced(wrong)) {
+    return;
+  }
+  if (!wrong.is_cpu()) { // a device is not waited for
+    const auto text = c10::str(
+        op,
+        ": targets are out of bounds: expected classes in [0, ",
+        classes,
+        ") or ignore_index");
+    at::_assert_async(wrong.eq(0), text);
+    return;
   }
   const auto count = wrong.item<double>();
   TORCH_CHECK_INDEX(
@@ -210,9 +220,6 @@ Tensor class_loss(
   const auto wrong = labels.lt(0)
                          .logical_or(labels.ge(count))
                          .logical_and(piece.ignored.logical_not());
-  if (loss.reduction == at::Reduction::None && !labels.is_cpu()) {
-    return from_local(local, target_spec(layout, dim, Placement::partial()));
-  }
   const auto sums = totals(local, piece, wrong, *layout);
   check_targets(loss.op, sums[2], count);
   if (loss.reduction == at::Reduction::None) {
