@@ -7,6 +7,8 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mul.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -156,11 +158,44 @@ bool may_wait(Node* next) {
       !accumulate->tensor_post_acc_grad_hooks();
 }
 
+// Note [Terms of another stream]
+// The engine runs a node on its forward's stream, and a callback on its
+// caller's, which it has wait for the leaves' streams alone. A term set aside
+// was given to no leaf: it says itself when it is there, and what reads it.
+class Term {
+ public:
+  explicit Term(at::Tensor tensor) : tensor_(std::move(tensor)) {
+    if (!tensor_.is_cpu()) {
+      ready_.emplace(tensor_.device().type());
+      ready_->record(stream());
+    }
+  }
+
+  /// For the current stream.
+  const at::Tensor& take() const {
+    if (ready_) {
+      const auto reader = stream();
+      ready_->block(reader);
+      tensor_.record_stream(reader);
+    }
+    return tensor_;
+  }
+
+ private:
+  c10::Stream stream() const {
+    return c10::impl::VirtualGuardImpl(tensor_.device().type())
+        .getStream(tensor_.device());
+  }
+
+  at::Tensor tensor_;
+  std::optional<c10::Event> ready_;
+};
+
 /// What one call of backward still owes.
 struct Pending {
   struct Entry {
     NodePtr accumulate;
-    at::Tensor term;
+    Term term;
     uint64_t order; // of the forward, the same on all ranks
   };
   using Key = std::pair<MeshPtr, std::vector<int64_t>>;
@@ -171,7 +206,7 @@ struct Pending {
       return group.first == key;
     });
     if (found == groups.end()) {
-      groups.push_back({key, {}});
+      groups.emplace_back(key, std::vector<Entry>());
       found = groups.end() - 1;
     }
     found->second.push_back(std::move(entry));
@@ -199,7 +234,7 @@ struct Pending {
         });
     std::vector<at::Tensor> terms;
     for (const auto& entry : entries) {
-      terms.push_back(entry.term);
+      terms.push_back(entry.term.take());
     }
     const auto totals = sum_together(terms, mesh, axes);
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -342,7 +377,7 @@ std::vector<at::Tensor> complete_gradients(
       const auto& next = node->next_edge(i).function;
       if (terms[i].defined() && next && may_wait(next.get())) {
         pending_of_this_backward()->add(
-            {mesh, axes}, {next, terms[i], node->sequence_nr()});
+            {mesh, axes}, {next, Term(terms[i]), node->sequence_nr()});
         now[i] = at::Tensor();
       }
     }
