@@ -43,11 +43,18 @@ def scatter_tensor(
         )
     holds = dist.get_rank() == global_src
     told = _describe(tensor, global_shape, dtype) if holds else None
-    shape, dtype = _tell(told, global_src, mesh)
+    shape, dtype, device_type = _tell(told, global_src, mesh)
     spec = make_spec(mesh, shape, placements, sizes)
-    whole = tensor.detach() if holds else torch.empty(0)
-    whole = whole.to(device=_device(mesh), dtype=dtype)
+    # A tensor on the host is cut there: one device may not hold it.
+    where = _device(mesh)
+    if device_type == "cpu" and _moves_on_host(mesh):
+        where = torch.device("cpu")
+    whole = tensor.detach() if holds else torch.empty(0, device=where)
+    whole = whole.to(device=where, dtype=dtype)
     scattered = _C.scatter(whole, ranks.index(global_src), spec._core)
+    if where != _device(mesh):
+        local = _C.local(scattered).to(_device(mesh))
+        scattered = ShardTensor.from_spec(local, spec)
     return scattered.requires_grad_(requires_grad)
 
 
@@ -62,7 +69,7 @@ def _describe(tensor, global_shape, dtype):
             f"the source's tensor has shape {tuple(tensor.shape)}, global_shape "
             f"says {tuple(global_shape)}"
         )
-    return tuple(tensor.shape), dtype or tensor.dtype
+    return tuple(tensor.shape), dtype or tensor.dtype, tensor.device.type
 
 
 def _tell(told, source, mesh):
@@ -71,6 +78,11 @@ def _tell(told, source, mesh):
     if isinstance(message[0], str):
         raise ValueError(f"scatter_tensor: {message[0]}")
     return message[0]
+
+
+def _moves_on_host(mesh):
+    """Whether the mesh's group has a backend for host tensors, too."""
+    return torch.device("cpu") in whole_group(mesh)._device_types
 
 
 def _device(mesh):
@@ -105,10 +117,9 @@ def distribute_tensor(
             requires_grad=tensor.requires_grad, sizes=sizes,
         )  # fmt: skip
     spec = make_spec(mesh, tensor.shape, placements, sizes)
-    local = tensor.detach().to(_device(mesh))
-    whole = _C.from_local(local, spec._core.replicated())
+    whole = _C.from_local(tensor.detach(), spec._core.replicated())
     local = _C.local(_C.redistribute(whole, spec._core))
-    shard = ShardTensor.from_spec(local.contiguous(), spec)
+    shard = ShardTensor.from_spec(local.contiguous().to(_device(mesh)), spec)
     return shard.requires_grad_(tensor.requires_grad)
 
 

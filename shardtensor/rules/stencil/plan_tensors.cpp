@@ -5,15 +5,40 @@
 #include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
+#include "shardtensor/layout/plan_cache.h"
+
 namespace shardtensor::detail {
 namespace {
 
+// Note [Plan tensors on devices]
+// Numbers of the host come to a device by a copy that waits for all that the
+// device has to do. A plan's numbers are the same in every step: they stay
+// there.
+template <typename T>
+at::Tensor make_tensor(
+    at::ArrayRef<T> values,
+    const at::TensorOptions& options) {
+  const auto make = [&] { return at::tensor(values, options); };
+  if (options.device().is_cpu()) {
+    return make();
+  }
+  static PlanCache<at::Tensor> tensors;
+  PlanKey key;
+  key.add(static_cast<int64_t>(options.device().type()))
+      .add(static_cast<int64_t>(options.device().index()))
+      .add(static_cast<int64_t>(c10::typeMetaToScalarType(options.dtype())));
+  for (const T value : values) {
+    key.add(value);
+  }
+  return *tensors.find(key, make);
+}
+
 at::Tensor make_indices(at::IntArrayRef values, const at::Tensor& like) {
-  return at::tensor(values, like.options().dtype(at::kLong));
+  return make_tensor(values, like.options().dtype(at::kLong));
 }
 
 at::Tensor make_weights(at::ArrayRef<double> values, const at::Tensor& like) {
-  return at::tensor(values, like.options());
+  return make_tensor(values, like.options());
 }
 
 at::Tensor meta_indices(at::IntArrayRef values, const at::Tensor& like) {
