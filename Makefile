@@ -31,7 +31,8 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo test test-all test-cpp test-python conformance asan \
+.PHONY: help setup build demo test test-all test-cpp test-python test-device \
+  conformance asan \
   lint format check-headers bench wheel clean
 
 help:  ## list the targets
@@ -74,7 +75,7 @@ demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS process
 	MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
 	$(LAUNCH) examples/python/train_unet.py $(if $(MESH),--mesh $(MESH)) $(ARGS)
 
-test: test-cpp test-python  ## run the C++ and the Python tests, without the tail
+test: test-cpp test-python test-device  ## all tests but the tail (DEVICE=cuda: there)
 
 test-all:  ## the same with the tail: full sweeps, larger compiled models
 	@$(MAKE) test TAIL=1
@@ -86,6 +87,14 @@ test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its exam
 
 test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the examples
 	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
+
+# Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
+DEVICE_TESTS ?= device rules/index/test_indexing.py rules/norm/test_norm.py \
+  rules/reduce/test_loss.py rules/stencil
+
+test-device: build-tests  ## pytest on a device whose memory the host cannot touch
+	@DEVICE=guarded $(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') \
+	  $(addprefix python/tests/,$(DEVICE_TESTS)) $(ARGS)
 
 conformance: build setup-test  ## PyTorch's samples of all operators: docs/coverage.md
 	@OMP_NUM_THREADS=1 PYTHONPATH=python/tests/support:$$PYTHONPATH \

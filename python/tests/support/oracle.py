@@ -9,6 +9,7 @@ fails the test when ranks disagree about them.
 import copy
 import dataclasses
 
+import rig
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -87,7 +88,7 @@ def from_spec(x, spec):
     """The plain tensor `x` laid out as `spec`, detached."""
     from shardtensor import ShardTensor
 
-    local = piece(x.detach(), spec).clone()
+    local = piece(x.detach(), spec).clone().to(rig.DEVICE)
     for axis, placement in enumerate(spec.placements):
         if placement.is_partial():
             local = _term(local, spec.mesh, axis, placement.reduce_op)
@@ -138,7 +139,7 @@ def assert_close(actual, expected, *, rtol=None, atol=None, what="result"):
             actual, expected = actual.to_local(), piece(expected, spec)
         what = f"{what}, {spec}"
     torch.testing.assert_close(
-        actual, expected, rtol=rtol, atol=atol, equal_nan=True,
+        actual.cpu(), expected.cpu(), rtol=rtol, atol=atol, equal_nan=True,
         msg=lambda text: f"{what}: {text}",
     )  # fmt: skip
 
@@ -191,7 +192,7 @@ def _whole(x):
 
 
 def _leaf(x):
-    return x.detach().clone().requires_grad_(x.requires_grad)
+    return x.detach().clone().to(rig.DEVICE).requires_grad_(x.requires_grad)
 
 
 def _part(x, mesh):

@@ -6,7 +6,7 @@ A test reads as one function; its body runs on every rank at once:
 
     @ranks(1, 2, 3, 4, "2x2")                 # one pytest case per mesh
     @pytest.mark.parametrize("stride", [1, 2])
-    def test_conv(mesh, stride):              # mesh: a DeviceMesh on the CPU
+    def test_conv(mesh, stride):              # mesh: a DeviceMesh, see rig.py
         x = torch.arange(24.0).reshape(1, 1, 24)
         for sizes in partitions(24, mesh.size()):
             s = shard(x, mesh, [Shard(2)], {2: sizes})
@@ -71,6 +71,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+import rig
 from oracle import (  # noqa: F401  for tests: one import line
     assert_close,
     check_op,
@@ -342,6 +343,7 @@ def _serve_seed(descriptor, preload):
 
     import shardtensor  # noqa: F401
 
+    rig.prepare()
     for module in preload:
         importlib.import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
@@ -403,13 +405,14 @@ def _prepare(rank, message):
 
     count = message["fork"]
     torch.set_num_threads(1)
+    rig.enter(rank)
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank),
         MASTER_ADDR="localhost", MASTER_PORT=str(message["port"] or 29500),
     )  # fmt: skip
     if message["port"] is None:
         dist.init_process_group(
-            "gloo",
+            rig.BACKEND,
             store=dist.FileStore(os.path.join(message["folder"], "store"), count),
             rank=rank,
             world_size=count,
@@ -429,13 +432,24 @@ def _outcome(path, module, call):
         name, mesh, args, kwargs = pickle.loads(call)
         fn = getattr(file, name)
         fn = getattr(fn, "body", fn)
-        value = fn(*([] if mesh is None else [_mesh(_shape(mesh))]), *args, **kwargs)
+        with _on_device():
+            mesh = [] if mesh is None else [_mesh(_shape(mesh))]
+            value = fn(*mesh, *args, **kwargs)
         pickle.dumps(value)
     except BaseException as error:  # noqa: BLE001  reported by the caller
         if isinstance(error, pytest.skip.Exception):
             return "skip", None, str(error)
         return "error", None, _format(error)
     return "ok", value, "", tuple(oracle.layouts)
+
+
+def _on_device():
+    """What a body makes without naming a device is on the rig's."""
+    import torch
+
+    if rig.DEVICE == "cpu":
+        return contextlib.nullcontext()
+    return rig.device_of(torch.distributed.get_rank())
 
 
 def _restore_settings():
@@ -486,4 +500,5 @@ def _load(path, name):
 def _mesh(shape):
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", shape, mesh_dim_names=AXIS_NAMES.get(len(shape)))
+    names = AXIS_NAMES.get(len(shape))
+    return init_device_mesh(rig.DEVICE, shape, mesh_dim_names=names)

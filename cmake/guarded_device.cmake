@@ -1,0 +1,13 @@
+# The device on which Python tests look for reads of device memory by the host.
+if(NOT SHARDTENSOR_PYTHON)
+  return()
+endif()
+set(guarded_folder ${PROJECT_SOURCE_DIR}/python/tests/support/guarded)
+file(GLOB guarded_sources CONFIGURE_DEPENDS ${guarded_folder}/*.cpp)
+Python_add_library(_guarded MODULE ${guarded_sources})
+target_compile_options(_guarded PRIVATE -Wall -Wextra -O1)
+target_compile_definitions(_guarded PRIVATE USE_DISTRIBUTED USE_C10D AT_PER_OPERATOR_HEADERS)
+target_link_libraries(_guarded PRIVATE torch ${TORCH_PYTHON})
+target_compile_features(_guarded PRIVATE cxx_std_20)
+precompile(_guarded <ATen/core/Tensor.h> <torch/library.h>)
+set_target_properties(_guarded PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${guarded_folder})

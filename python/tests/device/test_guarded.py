@@ -1,0 +1,231 @@
+"""What a device sees that the CPU forgives: `make test-device`, DEVICE=guarded."""
+
+import signal
+
+import pytest
+import rig
+import torch
+import torch.nn.functional as F
+from ranks import assert_close, ranks, run_isolated, shard
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+
+pytestmark = pytest.mark.skipif(
+    rig.DEVICE != "guarded", reason="for the guarded device: make test-device"
+)
+
+
+# ---- the device itself ------------------------------------------------------
+
+
+def read_from_the_host():
+    import ctypes
+
+    from guarded import _guarded
+
+    x = torch.zeros(3, device="guarded")
+    assert (x + 1).tolist() == [1.0, 1.0, 1.0]
+    ctypes.string_at(_guarded.host_address(x), 4)
+
+
+def test_a_read_by_the_host_ends_the_process():
+    (outcome,) = run_isolated(1, read_from_the_host)
+    assert (outcome.kind, outcome.value) == ("died", -signal.SIGSEGV)
+
+
+@ranks(1)
+def test_two_devices_in_one_call_are_an_error(mesh):
+    on_host = torch.zeros(3, device="cpu")
+    with pytest.raises(RuntimeError, match="on the same device"):
+        torch.ones(3) + on_host
+    assert (torch.ones(3) + torch.tensor(1.0, device="cpu")).sum() == 6
+
+
+@ranks(2)
+def test_messages_go_through_wait(mesh):
+    x = torch.arange(6.0)
+    assert_close(shard(x, mesh, [Shard(0)]).redistribute(placements=[Replicate()]), x)
+
+
+# ---- numbers that stay on the device ----------------------------------------
+
+
+@ranks(2)
+@pytest.mark.parametrize("op", ["mul_", "div_", "add_", "pow", "maximum", "gt", "lerp"])
+def test_a_number_on_the_device_beside_shards(mesh, op):
+    x = torch.rand(2, 3, 4, 4) + 1
+    number = torch.tensor(0.5)
+    arguments = (number, number) if op == "lerp" else (number,)
+    for whole in (x, x.contiguous(memory_format=torch.channels_last)):
+        s = shard(whole.clone(), mesh, [Shard(2)])
+        assert_close(getattr(s, op)(*arguments), getattr(whole.clone(), op)(*arguments))
+
+
+@ranks(2)
+def test_a_loss_times_the_scale_of_a_scaler(mesh):
+    x = torch.rand(6, requires_grad=True)
+    scale = torch.tensor(1024.0)
+    s = shard(x, mesh, [Shard(0)])
+    (s.mean() * scale).backward()
+    (x.mean() * scale).backward()
+    assert_close(s.grad, x.grad)
+    term = shard(torch.tensor(3.0), mesh, [Partial()])
+    assert_close(term * scale, torch.tensor(3072.0))
+
+
+# ---- what is out of range ---------------------------------------------------
+
+
+@ranks(2)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_labels_out_of_range(mesh, reduction):
+    x = torch.randn(4, 3, 6)
+    target = torch.randint(0, 3, (4, 6))
+    s = shard(x, mesh, [Shard(2)])
+    F.cross_entropy(s, shard(target, mesh, [Shard(1)]), reduction=reduction)
+    target[2, 5] = 255
+    with pytest.raises(RuntimeError, match="targets are out of bounds"):
+        F.cross_entropy(s, shard(target, mesh, [Shard(1)]), reduction=reduction)
+
+
+@ranks(2)
+def test_indices_out_of_range(mesh):
+    s = shard(torch.rand(5, 3), mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match="out of bounds for dim 0 of size 5"):
+        s[torch.tensor([0, 5])]
+
+
+# ---- indices on the host ----------------------------------------------------
+
+
+@ranks(2)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_indices_on_the_host(mesh, dim):
+    x = torch.rand(5, 4)
+    rows = torch.tensor([3, -1, 0], device="cpu")
+    mask = torch.tensor([True, False, True, True, False], device="cpu")
+    for index in (rows, mask):
+        s = shard(x, mesh, [Shard(dim)])
+        assert_close(s[index], x[index])
+        written, expected = s.clone(), x.clone()
+        written[index] = 2.0
+        expected[index] = 2.0
+        assert_close(written, expected)
+    with pytest.raises(IndexError, match="out of bounds"):
+        shard(x, mesh, [Shard(0)])[torch.tensor([5], device="cpu")]
+
+
+# ---- streams and pinned memory ----------------------------------------------
+
+
+@ranks(2)
+def test_record_stream_is_said_of_the_piece(mesh):
+    import guarded
+
+    s = shard(torch.rand(6), mesh, [Shard(0)])
+    with shardtensor.fallback_mode("error"):
+        before = guarded.count()["recorded_streams"]
+        if mesh.get_local_rank() == 0:  # no other rank is needed
+            s.record_stream(torch.Stream("guarded"))
+        recorded = guarded.count()["recorded_streams"] - before
+        assert recorded == (mesh.get_local_rank() == 0)
+        assert not s.is_pinned()
+
+
+@ranks(2)
+def test_gradients_of_another_stream_are_waited_for(mesh):
+    import guarded
+
+    weight = nn.Conv1d(1, 1, 3, padding=1)
+    torch.rand(1, 1, 4).mul(weight.weight.sum()).sum().backward()  # leaves' streams
+    x = shard(torch.rand(1, 1, 8), mesh, [Shard(2)])
+    with torch.Stream("guarded"):
+        y = weight(x).sum()
+    before = guarded.count()
+    y.backward()
+    now = guarded.count()
+    assert now["event_waits"] > before["event_waits"]
+    assert now["recorded_streams"] > before["recorded_streams"]
+
+
+# ---- drift ------------------------------------------------------------------
+
+
+@ranks(2)
+def test_check_mode_forgives_rounding_errors_of_devices(mesh):
+    shardtensor.set_check_mode(True)
+    x = shard(torch.rand(4, 3), mesh, [Shard(0)])
+    weight = torch.ones(3)
+    x * (weight + 1e-7 * mesh.get_local_rank())
+    with pytest.raises(ValueError, match="must be equal on all ranks"):
+        x * (weight + mesh.get_local_rank())
+
+
+# ---- steps without copies ---------------------------------------------------
+
+STEPS = {
+    "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
+    "group_norm": lambda: nn.GroupNorm(2, 4),
+    "batch_norm": lambda: nn.BatchNorm2d(4),
+    "layer_norm": lambda: nn.LayerNorm([4, 8, 6]),
+    "upsample": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    "upsample_aligned": lambda: nn.Upsample(
+        scale_factor=2, mode="bilinear", align_corners=True
+    ),
+    "pool": lambda: nn.MaxPool2d(2),
+    "adaptive_pool": lambda: nn.AdaptiveAvgPool2d((3, 3)),
+    "softmax": lambda: nn.Softmax(dim=2),
+    "linear": lambda: nn.Linear(6, 5),
+    "pad": lambda: nn.CircularPad2d(1),
+}
+
+
+@ranks(2)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_copies_nothing_to_or_from_the_host(mesh, name):
+    import guarded
+
+    module = STEPS[name]()
+    x = torch.rand(2, 4, 8, 6)
+
+    def step():
+        s = shard(x, mesh, [Shard(2)]).requires_grad_()
+        before = guarded.count()
+        module(s).square().mean().backward()
+        return guarded.copies_since(before)
+
+    step()  # plans are made, and what they keep on the device
+    assert step() == {"to_host": 0, "to_device": 0}
+
+
+@ranks(2)
+def test_a_class_loss_copies_nothing_to_or_from_the_host(mesh):
+    import guarded
+
+    x = shard(torch.randn(4, 3, 6), mesh, [Shard(2)]).requires_grad_()
+    target = shard(torch.randint(0, 3, (4, 6)), mesh, [Shard(1)])
+    before = guarded.count()
+    F.cross_entropy(x, target).backward()
+    assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+
+
+# ---- sources that one device cannot hold ------------------------------------
+
+
+@ranks(2)
+def test_a_source_on_the_host_is_cut_there(mesh):
+    import guarded
+
+    from shardtensor import distribute_tensor, scatter_tensor
+
+    whole = torch.arange(20_000.0, device="cpu")
+    for make in (
+        lambda: scatter_tensor(whole, 0, mesh, [Shard(0)]),
+        lambda: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None),
+    ):
+        x = make()
+        assert guarded.count()["largest_to_device"] == 10_000
+        assert x.to_local().device.type == "guarded"
+        assert_close(x, whole)

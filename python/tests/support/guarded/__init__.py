@@ -1,0 +1,81 @@
+"""A device for tests whose memory the host cannot touch.
+
+`import guarded` makes `torch.device("guarded")` known, and a backend of
+torch.distributed for its tensors. Its kernels are the CPU's, so that what is
+computed is what the CPU computes; a read of device memory by the host ends the
+process, a host tensor beside device tensors is an error as on CUDA, and copies
+to and from the host are counted:
+
+    before = guarded.count()
+    step()
+    assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+
+`make build-tests` compiles it.
+"""
+
+import torch
+import torch.distributed as dist
+
+from guarded import _guarded
+from guarded._guarded import count  # noqa: F401
+
+NAME = "guarded"
+
+
+def copies_since(before):
+    now = count()
+    return {name: now[name] - before[name] for name in ("to_host", "to_device")}
+
+
+class _Runtime:
+    """What PyTorch asks torch.<device> for."""
+
+    @staticmethod
+    def is_available():
+        return True
+
+    @staticmethod
+    def is_initialized():
+        return True
+
+    @staticmethod
+    def _is_in_bad_fork():
+        return False
+
+    @staticmethod
+    def device_count():
+        return 1
+
+    @staticmethod
+    def current_device():
+        return 0
+
+    @staticmethod
+    def set_device(_index):
+        pass
+
+    @staticmethod
+    def manual_seed_all(_seed):
+        pass  # its generator is the CPU's
+
+    @staticmethod
+    def get_rng_state(_device=None):
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state, _device=None):
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def get_amp_supported_dtype():
+        return [torch.float16, torch.bfloat16]
+
+
+def _make_backend(store, rank, size, timeout):
+    return _guarded.make_backend(dist.ProcessGroupGloo(store, rank, size, timeout))
+
+
+torch.utils.rename_privateuse1_backend(NAME)
+torch._register_device_module(NAME, _Runtime)
+torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+dist.Backend.register_backend(NAME, _make_backend, devices=[NAME])

@@ -1,0 +1,51 @@
+"""The device and the backend of the tests, from one place: DEVICE.
+
+cpu      gloo, what `make test` runs on
+cuda     gloo, through the host: all ranks may share one GPU
+guarded  a CPU that behaves like a device, see guarded/__init__.py
+"""
+
+import os
+
+DEVICE = os.environ.get("DEVICE") or "cpu"
+BACKENDS = {
+    "cpu": "gloo",
+    "cuda": "gloo",
+    "guarded": "cpu:gloo,guarded:guarded",
+}
+BACKEND = BACKENDS[DEVICE]
+
+
+def missing():
+    """Why nothing can run on DEVICE here, in one line; None where it can."""
+    import torch
+
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        return "DEVICE=cuda: this PyTorch sees no GPU; no test has run"
+    return None
+
+
+def prepare():
+    """Before PyTorch is asked for the device; starts no thread."""
+    if DEVICE == "guarded":
+        import guarded  # noqa: F401
+
+
+def device_of(rank):
+    """Where a rank's tensors are."""
+    import torch
+
+    if DEVICE != "cuda":
+        return torch.device(DEVICE)
+    return torch.device(DEVICE, rank % torch.cuda.device_count())
+
+
+def enter(rank):
+    """In a worker: its device is the current one, and what it computes there is
+    what the oracle computes."""
+    import torch
+
+    if DEVICE == "cuda":
+        torch.cuda.set_device(device_of(rank))
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
