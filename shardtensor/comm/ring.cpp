@@ -19,6 +19,103 @@ int64_t modulo(int64_t rank, int64_t ranks) {
   return (rank % ranks + ranks) % ranks;
 }
 
+/// x goes `step` places on, what comes has receive_sizes.
+EncodedExchange plan_step(
+    const Group& group,
+    int64_t step,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef receive_sizes) {
+  const int64_t next = modulo(group.rank() + step, group.ranks());
+  const int64_t last = modulo(group.rank() - step, group.ranks());
+  const Box sent = whole_box(sizes);
+  const Box received = whole_box(receive_sizes);
+  ExchangePlan plan;
+  plan.source_sizes = sizes.vec();
+  plan.target_sizes = receive_sizes.vec();
+  plan.sends.push_back({group.rank(), next, sent, sent});
+  plan.receives.push_back({last, group.rank(), received, received});
+  plan.covers = true;
+  // No rank knows the others' sizes: one round, whatever the size.
+  plan.largest_message = next == group.rank() ? 0 : 1;
+  return encode(std::move(plan), group);
+}
+
+/// Blocks come from one place further away at each stop, terms go back there.
+class Tour {
+ public:
+  Tour(
+      const at::Tensor& block,
+      const std::vector<std::vector<int64_t>>& sizes,
+      const std::string& group,
+      const RingStops& stops)
+      : block_(block.detach()), sizes_(sizes), group_(group), stops_(stops) {
+    const auto& own = sizes_.at(group_.rank());
+    TORCH_CHECK_VALUE(
+        static_cast<int64_t>(sizes_.size()) == group_.ranks() &&
+            block_.sizes() == own,
+        "ring_tour: expected the sizes of ",
+        group_.ranks(),
+        " blocks, that of this rank ",
+        block_.sizes(),
+        ", got ",
+        sizes_.size(),
+        " and ",
+        own);
+  }
+
+  void run() {
+    at::Tensor next = fetch(1, [&] { call(stops_.own); });
+    for (int64_t stop = 1; stop < group_.ranks(); ++stop) {
+      const auto block = next;
+      at::Tensor term;
+      give_back(stop - 1, [&] {
+        next =
+            fetch(stop + 1, [&] { term = stops_.other(owner(stop), block); });
+      });
+      term_ = term;
+    }
+    give_back(group_.ranks() - 1, [&] { call(stops_.own_rest); });
+  }
+
+ private:
+  using Meanwhile = c10::function_ref<void()>;
+
+  static void call(const std::function<void()>& work) {
+    if (work) {
+      work();
+    }
+  }
+  int64_t owner(int64_t stop) const {
+    return modulo(group_.rank() - stop, group_.ranks());
+  }
+  /// The block of the stop's owner; undefined after the last.
+  at::Tensor fetch(int64_t stop, Meanwhile meanwhile) {
+    if (stop >= group_.ranks()) {
+      meanwhile();
+      return {};
+    }
+    const auto step =
+        plan_step(group_, stop, block_.sizes(), sizes_[owner(stop)]);
+    return exchange_during(block_, step, meanwhile);
+  }
+  /// The term that the stop made goes to its owner.
+  void give_back(int64_t stop, Meanwhile meanwhile) {
+    if (stop == 0 || !stops_.returned) {
+      meanwhile();
+      return;
+    }
+    const auto step =
+        plan_step(group_, -stop, sizes_[owner(stop)], block_.sizes());
+    stops_.returned(exchange_during(term_, step, meanwhile));
+  }
+
+  at::Tensor block_;
+  const std::vector<std::vector<int64_t>>& sizes_;
+  Group group_;
+  const RingStops& stops_;
+  at::Tensor term_; // of the stop before
+};
+
 } // namespace
 
 at::Tensor ring_step(
@@ -27,25 +124,21 @@ at::Tensor ring_step(
     c10::IntArrayRef receive_sizes,
     const std::string& group_name) {
   const Group group(group_name);
-  const int64_t next = modulo(group.rank() + step, group.ranks());
-  const int64_t last = modulo(group.rank() - step, group.ranks());
   TORCH_CHECK_VALUE(
-      next != group.rank() || x.sizes() == receive_sizes,
+      modulo(step, group.ranks()) != 0 || x.sizes() == receive_sizes,
       "ring_step: a rank that sends to itself receives a tensor of sizes ",
       x.sizes(),
       ", receive_sizes is ",
       receive_sizes);
-  const Box sent = whole_box(x.sizes());
-  const Box received = whole_box(receive_sizes);
-  ExchangePlan plan;
-  plan.source_sizes = x.sizes().vec();
-  plan.target_sizes = receive_sizes.vec();
-  plan.sends.push_back({group.rank(), next, sent, sent});
-  plan.receives.push_back({last, group.rank(), received, received});
-  plan.covers = true;
-  // No rank knows the others' sizes: one round, whatever the size.
-  plan.largest_message = next == group.rank() ? 0 : 1;
-  return exchange(x, encode(std::move(plan), group));
+  return exchange(x, plan_step(group, step, x.sizes(), receive_sizes));
+}
+
+void ring_tour(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops) {
+  Tour(block, sizes, group, stops).run();
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

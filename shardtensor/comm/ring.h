@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -22,5 +24,36 @@ at::Tensor ring_step(
     int64_t step,
     c10::IntArrayRef receive_sizes,
     const std::string& group);
+
+/// What a rank does on a tour of the ring: it meets every rank's block, its own
+/// and those of the ranks before it, nearest first. While a stop is under way
+/// the next block travels here, and what the last stop made for its block's
+/// owner travels there.
+struct RingStops {
+  /// With the own block, while the first one of another rank is on its way.
+  std::function<void()> own;
+  /// With the block of another rank. Returns what its owner gets, of the
+  /// block's shape; ignored where nothing is `returned`.
+  std::function<at::Tensor(int64_t owner, const at::Tensor& block)> other;
+  /// Takes what another rank made for the own block. Without it nothing goes
+  /// back.
+  std::function<void(const at::Tensor& term)> returned;
+  /// More work with the own block, while the last term is on its way back.
+  std::function<void()> own_rest;
+};
+
+/// One tour. `sizes` are those of every rank's block, in rank order; blocks may
+/// differ in all sizes and be empty. Seen neither by autograd nor by a
+/// compiler. Communication: per other rank one message each way, and one more
+/// each way where terms are returned; none waits for another stop of a third
+/// rank. Thread safety / ordering: as in collectives.h.
+///
+/// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
+/// rank 2 and {2} from rank 1.
+void ring_tour(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops);
 
 } // namespace shardtensor
