@@ -1,5 +1,6 @@
 #include "shardtensor/dispatch/autocast.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -33,6 +34,18 @@ at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor) {
   const auto handle = c10::Dispatcher::singleton().findSchema({op, ""});
   return handle && handle->hasKernelForDispatchKey(*key) ? tensor.to(at::kFloat)
                                                          : tensor;
+}
+
+at::Tensor autocast_to_lower_precision(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_floating_point() ||
+      tensor.scalar_type() == at::kDouble) {
+    return tensor;
+  }
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) {
+    return tensor;
+  }
+  return tensor.to(at::autocast::get_autocast_dtype(device));
 }
 
 } // namespace shardtensor::detail

@@ -9,4 +9,8 @@ namespace shardtensor::detail {
 /// unless autocast is on and has this operator among its fp32 operators.
 at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor);
 
+/// What autocast does to an input of an operator that it runs in lower
+/// precision.
+at::Tensor autocast_to_lower_precision(const at::Tensor& tensor);
+
 } // namespace shardtensor::detail

@@ -13,6 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
@@ -250,7 +251,7 @@ Tensor convolve(
       [&](const Tensor& rows) {
         return local_conv(conv, *plan, rows, weights[0], weights[1]);
       },
-      autocast_input);
+      autocast_to_lower_precision); // half the bytes travel
 }
 
 // ---- the operators ----------------------------------------------------------

@@ -36,16 +36,4 @@ std::vector<int64_t> infer_sizes(
   return result;
 }
 
-at::Tensor autocast_input(const at::Tensor& local) {
-  if (!local.defined() || !local.is_floating_point() ||
-      local.scalar_type() == at::kDouble) {
-    return local;
-  }
-  const auto device = local.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) {
-    return local;
-  }
-  return local.to(at::autocast::get_autocast_dtype(device));
-}
-
 } // namespace shardtensor::detail

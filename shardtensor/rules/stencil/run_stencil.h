@@ -23,9 +23,6 @@ std::vector<int64_t> infer_sizes(
     int64_t dims,
     const std::function<at::Tensor(const at::Tensor&)>& plain);
 
-/// What autocast does to an argument of a convolution, done before the
-/// exchange: half the bytes travel.
-at::Tensor autocast_input(const at::Tensor& local);
 inline at::Tensor as_it_is(const at::Tensor& local) {
   return local;
 }
