@@ -44,6 +44,18 @@ TORCH_LIBRARY(shardtensor, m) {
       "bool[3] wanted, int[] code, int[] return_slab, str group) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 
+  // Attention to keys of other ranks, and the gradients of query, key, value and,
+  // where wanted, mask: see rules/attention/work.h. `code` holds the rest.
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, "
+      "int[] code, float scale, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
+      "Tensor? mask, Tensor output, Tensor log_sum, bool wants_mask, "
+      "int[] code, float scale, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+
   // Values that a plan knows, as a tensor on like's device.
   m.def(
       "index_tensor(int[] values, Tensor like) -> Tensor",

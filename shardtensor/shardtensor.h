@@ -29,6 +29,9 @@
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
 
+// How attention communicates.
+#include "shardtensor/rules/attention/transport.h"
+
 // Rules for operators of your own.
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"

@@ -17,7 +17,7 @@ LAYERS = [
     {"halo", "mpi"},
     {"dispatch"},
     {"rules/ops", "rules/view", "rules/reduce", "rules/index", "rules/order"},
-    {"rules/norm", "rules/stencil"},
+    {"rules/norm", "rules/stencil", "rules/attention"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 # Exported for the Python package and not installed.

@@ -80,6 +80,25 @@ def gradient_policy(policy: str):
         yield
 
 
+def get_attention_transport() -> str:
+    """How attention meets keys of other ranks: "auto", "ring", "all_gather" or
+    "all_to_all"."""
+    return _C.attention_transport()
+
+
+def set_attention_transport(transport: str) -> None:
+    _C.set_attention_transport(transport)
+
+
+@contextlib.contextmanager
+def attention_transport(transport: str):
+    """set_attention_transport within a with-block: "ring" passes blocks of keys
+    and values around while ranks compute, "all_gather" gathers them first,
+    "all_to_all" cuts heads in the place of the sequence; "auto" chooses."""
+    with _restored(_C.attention_transport, _C.set_attention_transport, transport):
+        yield
+
+
 def get_check_mode() -> bool:
     """Whether ranks compare what they are about to do before each collective,
     and promoted tensors' values."""

@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/attention/transport.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 
 namespace shardtensor::python {
@@ -39,6 +40,15 @@ void bind_modes(py::module_& module) {
         set_gradient_policy(parse_gradient_policy(policy));
       },
       py::arg("policy"));
+
+  module.def(
+      "attention_transport", [] { return to_string(attention_transport()); });
+  module.def(
+      "set_attention_transport",
+      [](const std::string& transport) {
+        set_attention_transport(parse_attention_transport(transport));
+      },
+      py::arg("transport"));
 }
 
 } // namespace shardtensor::python

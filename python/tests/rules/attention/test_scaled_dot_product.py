@@ -1,0 +1,265 @@
+"""Attention stays sharded: rows, heads and batches cut, any lengths."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import ALL, placements_of
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Replicate, Shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import shardtensor
+
+BATCH, HEADS, ROWS, FEATURES = 2, 3, 7, 4
+
+
+def tensor(*shape, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+def operands(rows=ROWS, keys=None, heads=HEADS, key_heads=None, features=FEATURES):
+    keys, key_heads = keys or rows, key_heads or heads
+    return (
+        tensor(BATCH, heads, rows, FEATURES),
+        tensor(BATCH, key_heads, keys, FEATURES),
+        tensor(BATCH, key_heads, keys, features),
+    )
+
+
+def layouts(mesh):
+    """Placements of one operand."""
+    yield [Replicate()] * mesh.ndim
+    for dim in (0, 1, 2):
+        yield placements_of(mesh, dim)
+    if mesh.ndim == 2:
+        yield from ([Shard(2), Shard(1)], [Shard(0), Shard(2)], [Replicate(), Shard(2)])
+
+
+def check(mesh, fn, *inputs, **options):
+    with shardtensor.fallback_mode("error"):
+        return check_op(fn, *inputs, mesh=mesh, **options)
+
+
+def lies_as(output, query):
+    return list(output._spec.placements) == list(query.placements)
+
+
+def attend(query, key, value, mask=None, **options):
+    """Whole tensors take the kernel that has a second derivative."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+
+
+@ranks(*ALL)
+def test_rows_of_any_lengths(mesh):
+    q, k, v = operands()
+    rows = placements_of(mesh, 2)
+    for sizes in partitions(ROWS, mesh.size()):
+        x = [sharded(t, rows, {2: sizes}) for t in (q, k, v)]
+        out = check(mesh, attend, *x, second_order=True)
+        assert lies_as(out, x[0])
+
+
+@ranks(2, 3, "2x2")
+def test_cross_attention_in_any_layouts(mesh):
+    q, k, v = operands(rows=5, keys=ROWS, features=6)
+    for query, keys in itertools.product(layouts(mesh), layouts(mesh)):
+        x = sharded(q, query)
+        out = check(mesh, attend, x, sharded(k, keys), sharded(v, keys))
+        assert lies_as(out, x)
+    check(mesh, attend, q, sharded(k, placements_of(mesh, 2)), v, second_order=True)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all"])
+def test_transports(mesh, transport):
+    q, k, v = operands(rows=5, keys=ROWS)
+    with shardtensor.attention_transport(transport):
+        for sizes in partitions(ROWS, mesh.size())[:4]:
+            keys = [sharded(x, placements_of(mesh, 2), {2: sizes}) for x in (k, v)]
+            check(mesh, attend, sharded(q, placements_of(mesh, 2)), *keys)
+
+
+@ranks(1, 2, 3, 4, "2x2")
+@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all"])
+def test_causal(mesh, transport):
+    def causal(*x):
+        return attend(*x, is_causal=True)
+
+    with shardtensor.attention_transport(transport):
+        for rows, keys in ((9, 9), (5, 8), (8, 5)):
+            x = operands(rows, keys)
+            for q, k in itertools.product((0, 1, 2), (1, 2)):
+                layout = [placements_of(mesh, dim) for dim in (q, k, k)]
+                check(mesh, causal, *map(sharded, x, layout))
+        for sizes in partitions(9, mesh.size())[1:5]:
+            x = [sharded(t, placements_of(mesh, 2), {2: sizes}) for t in operands(9)]
+            check(mesh, causal, *x, second_order=transport == "all_gather")
+
+
+def masks():
+    """Added masks, and bool ones, of every broadcast shape."""
+    for shape in (
+        (BATCH, HEADS, 5, ROWS),
+        (5, ROWS),
+        (1, HEADS, 5, ROWS),
+        (BATCH, 1, 1, ROWS),
+        (BATCH, 1, 5, 1),
+    ):
+        mask = torch.randn(shape, dtype=torch.float64)
+        yield mask.requires_grad_()
+        hidden = mask.detach().masked_fill(mask > 0.3, -torch.inf)
+        if shape[-2] == 5:
+            hidden[..., 2, :] = -torch.inf  # sees nothing
+        yield hidden
+        yield hidden > -torch.inf
+
+
+@ranks(2, "2x2")
+@pytest.mark.parametrize("transport", ["ring", "all_gather"])
+def test_masks(mesh, transport):
+    q, k, v = operands(5, ROWS)
+    cuts = [(placements_of(mesh, 2), placements_of(mesh, 2))]
+    cuts += [(placements_of(mesh, 1), placements_of(mesh, 2))]
+    cuts += [([Replicate()] * mesh.ndim, placements_of(mesh, 2))]
+    with shardtensor.attention_transport(transport):
+        for mask, (rows, keys) in itertools.product(masks(), cuts):
+            x = sharded(q, rows), sharded(k, keys), sharded(v, keys)
+            check(mesh, attend, *x, mask)
+            if mesh.ndim == 1:
+                for dim in range(mask.dim()):
+                    check(mesh, attend, *x, sharded(mask, placements_of(mesh, dim)))
+    mask = next(masks())
+    check(mesh, attend, *x, sharded(mask, placements_of(mesh, 3)), second_order=True)
+
+
+@ranks(2, 3, "2x2")
+def test_groups_of_heads(mesh):
+    x = operands(5, ROWS, heads=6, key_heads=2)
+    for q, k in itertools.product((0, 1, 2), repeat=2):
+        layout = [placements_of(mesh, dim) for dim in (q, k, k)]
+        for causal in (False, True):
+            check(
+                mesh,
+                lambda *x: attend(*x, is_causal=causal, enable_gqa=True),  # noqa: B023
+                *map(sharded, x, layout),
+                second_order=q == 2,
+            )
+
+
+@ranks(2, "2x2")
+def test_dims_and_scale(mesh):
+    for shape in ((6, 4), (3, 6, 4), (2, 3, 2, 6, 4)):
+        x = [tensor(*shape) for _ in range(3)]
+        mask = torch.randn(6, 6, dtype=torch.float64)
+        for dim in range(len(shape) - 1):
+            parts = [sharded(t, placements_of(mesh, dim)) for t in x]
+            check(mesh, lambda *x: attend(*x, scale=0.3), *parts)
+            check(mesh, attend, *parts, mask)
+    x = tensor(1, 3, 6, 4), tensor(2, 1, 6, 4), tensor(2, 3, 6, 4)
+    for dims in ((2, 2, 2), (1, 2, 0), (0, 0, 0), (2, 1, 2)):
+        check(
+            mesh, attend, *(sharded(t, placements_of(mesh, d)) for t, d in zip(x, dims))
+        )
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(mesh, dtype):
+    q, k, v = operands(64, 64, features=4)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    for causal in (False, True):
+        x = [
+            sharded(t.detach().to(dtype).requires_grad_(), [Shard(2)])
+            for t in (q, k, v)
+        ]
+        check(
+            mesh,
+            lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal),  # noqa: B023
+            *x,
+            rtol=tolerance,
+            atol=tolerance,
+        )
+
+
+@ranks(2)
+def test_autocast(mesh):
+    x = [torch.randn(1, 2, 8, 4, requires_grad=True) for _ in range(3)]
+
+    def cast(*x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(*x)
+
+    out = check(mesh, cast, *(sharded(t, [Shard(2)]) for t in x), rtol=2e-2, atol=2e-2)
+    assert out.dtype == torch.bfloat16
+
+
+@ranks(2)
+def test_nothing_of_the_square_is_held(mesh):
+    x = [shard(torch.randn(1, 1, 2048, 8), mesh, [Shard(2)]) for _ in range(3)]
+    for t in x:
+        t.requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t.numel()) or t, lambda t: t
+    ):
+        F.scaled_dot_product_attention(*x)
+    assert max(saved) == 2048 * 8
+
+
+@ranks(2, 3)
+def test_forward_mode(mesh):
+    q, k, v = (t.detach() for t in operands(5, ROWS))
+    tangent = torch.randn_like(q)
+
+    def push(q, k, v, tangent):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(q, tangent)
+            out = attend(dual, k, v)
+            return torch.autograd.forward_ad.unpack_dual(out).tangent
+
+    rows = placements_of(mesh, 2)
+    check(mesh, push, *(sharded(t, rows) for t in (q, k, v, tangent)))
+
+
+@ranks(2)
+def test_dropout_draws_the_numbers_of_one_device(mesh):
+    q, k, v = operands()
+
+    def dropped(*x):
+        torch.manual_seed(3)
+        return attend(*x, dropout_p=0.4)
+
+    check_op(dropped, *(sharded(t, [Shard(2)]) for t in (q, k, v)), mesh=mesh)
+
+
+@ranks(2)
+@pytest.mark.parametrize(
+    "shapes, options",
+    [
+        (((2, 3, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)), {}),
+        (((2, 3, 5, 4), (2, 3, 5, 6), (2, 3, 5, 4)), {}),
+        (((2, 3, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)), {"enable_gqa": True}),
+        (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(4, 5)}),
+        (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(5, 5, dtype=torch.int64)}),
+    ],
+)
+def test_errors_are_pytorchs(mesh, shapes, options):
+    x = [torch.randn(shape) for shape in shapes]
+    with pytest.raises(RuntimeError) as expected:
+        F.scaled_dot_product_attention(*x, **options)
+    parts = [shard(t, mesh, [Shard(2)]) for t in x]
+    with pytest.raises(type(expected.value)):
+        F.scaled_dot_product_attention(*parts, **options)
+
+
+@ranks(2)
+def test_a_changed_output_is_an_error(mesh):
+    x = [shard(t, mesh, [Shard(2)]) for t in operands()]
+    out = F.scaled_dot_product_attention(*x)
+    assert_close(out, F.scaled_dot_product_attention(*(t.full_tensor() for t in x)))
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

@@ -1,0 +1,206 @@
+#include "shardtensor/rules/attention/attention.h"
+
+#include <mutex>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/rules/attention/work_op.h"
+#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/tangent.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using LayoutsPtr = std::shared_ptr<const AttentionLayouts>;
+
+/// Local work: no history, no casts.
+struct LocalWork {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+/// The local tensor as (batch, heads, rows, features).
+Tensor in_four_dims(const Tensor& local) {
+  auto sizes = local.sizes().vec();
+  while (sizes.size() < 4) {
+    sizes.insert(sizes.begin(), 1);
+  }
+  while (sizes.size() > 4) {
+    sizes[1] *= sizes[0];
+    sizes.erase(sizes.begin());
+  }
+  return local.reshape(sizes);
+}
+
+Tensor local_part(const Tensor& tensor) {
+  return tensor.defined() ? in_four_dims(impl_of(tensor)->local()) : tensor;
+}
+
+/// A mask of more than 4 dims may broadcast in some of those that become one.
+Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
+  if (!mask.defined() || mask.dim() <= 4) {
+    return local_part(mask);
+  }
+  auto sizes = impl_of(mask)->local().sizes().vec();
+  for (size_t dim = 0; dim + 3 < sizes.size(); ++dim) {
+    sizes[dim] = query.local_sizes()[dim];
+  }
+  return in_four_dims(impl_of(mask)->local().expand(sizes));
+}
+
+AttentionWork with_scale(AttentionWork work, double scale) {
+  work.scale = scale;
+  return work;
+}
+
+/// A ShardTensor in the layout of its operand, of local terms.
+Tensor gradient(
+    const Tensor& local,
+    const SpecPtr& terms,
+    const SpecPtr& layout) {
+  return redistribute(
+      wrap(local.reshape(layout->local_sizes()), terms), layout);
+}
+
+/// Rows where broadcast dims of a mask were expanded are summed.
+Tensor mask_gradient(const Tensor& local, const AttentionLayouts& layouts) {
+  const auto& sizes = layouts.mask->local_sizes();
+  auto whole = sizes;
+  if (sizes.size() > 4) {
+    for (size_t dim = 0; dim + 3 < sizes.size(); ++dim) {
+      whole[dim] = layouts.query->local_sizes()[dim];
+    }
+  }
+  return gradient(
+      local.reshape(whole).sum_to_size(sizes),
+      layouts.mask_terms,
+      layouts.mask);
+}
+
+struct AttentionBackward : Node {
+  AttentionBackward(
+      const AttentionOperands& operands,
+      const Tensor& output,
+      const Tensor& log_sum,
+      LayoutsPtr layouts,
+      double scale)
+      : query_(operands.query, false),
+        key_(operands.key, false),
+        value_(operands.value, false),
+        mask_(operands.mask, false),
+        output_(output, false),
+        log_sum_(log_sum, false),
+        scope_(current_comm_scope()),
+        layouts_(std::move(layouts)),
+        scale_(scale) {}
+
+  std::string name() const override {
+    return "ShardTensorAttentionBackward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto* saved : {&query_, &key_, &value_, &mask_, &output_, &log_sum_}) {
+      saved->reset_data();
+    }
+  }
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) {
+      return variable_list(4);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const CommScope scope(backward_of(scope_));
+    const AttentionOperands operands{
+        query_.unpack(), key_.unpack(), value_.unpack(), mask_.unpack()};
+    const bool wants_mask =
+        operands.mask.defined() && task_should_compute_output(3);
+    const bool differentiable =
+        at::GradMode::is_enabled() || has_tangent({grads[0]});
+    const auto grad = tangent_as(grads[0], layouts_->output);
+    const auto result = differentiable
+        ? attention_gradients_by_scores(
+              grad, operands, wants_mask, layouts_->work.causal, scale_)
+        : by_blocks(grad, operands, wants_mask);
+    return {result.query, result.key, result.value, result.mask};
+  }
+
+  AttentionOperands by_blocks(
+      const Tensor& grad,
+      const AttentionOperands& operands,
+      bool wants_mask) {
+    const auto& all = *layouts_;
+    AttentionGradients local;
+    {
+      const LocalWork local_work;
+      local = run_attention_backward(
+          local_part(grad),
+          local_part(operands.query),
+          local_part(operands.key),
+          local_part(operands.value),
+          local_mask(operands.mask, *all.query),
+          {in_four_dims(output_.unpack()), log_sum_.unpack()},
+          wants_mask,
+          with_scale(all.work, scale_));
+    }
+    return {
+        gradient(local.query, all.query_terms, all.query),
+        gradient(local.key, all.key_terms, all.key),
+        gradient(local.value, all.value_terms, all.value),
+        wants_mask ? mask_gradient(local.mask, all) : Tensor()};
+  }
+
+  SavedVariable query_;
+  SavedVariable key_;
+  SavedVariable value_;
+  SavedVariable mask_;
+  SavedVariable output_; // local
+  SavedVariable log_sum_; // local
+  std::string scope_;
+  LayoutsPtr layouts_;
+  double scale_;
+};
+
+} // namespace
+
+Tensor attention(
+    const AttentionOperands& operands,
+    const LayoutsPtr& layouts,
+    double scale) {
+  const auto& [query, key, value, mask] = operands;
+  if (has_tangent({query, key, value, mask})) {
+    return redistribute(
+        attention_by_scores(operands, layouts->work.causal, scale),
+        layouts->output);
+  }
+  Attended all;
+  {
+    const LocalWork local_work;
+    all = run_attention(
+        local_part(query),
+        local_part(key),
+        local_part(value),
+        local_mask(mask, *layouts->query),
+        with_scale(layouts->work, scale));
+    all.output = all.output.reshape(layouts->output->local_sizes());
+  }
+  const auto output = wrap(all.output, layouts->output);
+  connect<AttentionBackward>(
+      output,
+      {query, key, value, mask},
+      operands,
+      to_local(output.detach()), // shares its version
+      all.log_sum,
+      layouts,
+      scale);
+  return output;
+}
+
+} // namespace shardtensor::detail

@@ -1,0 +1,229 @@
+#include "shardtensor/rules/attention/block.h"
+
+#include <algorithm>
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+/// A bool mask as one to add.
+Tensor added_mask(const Tensor& mask, at::ScalarType dtype) {
+  if (!mask.defined() || mask.scalar_type() != at::kBool) {
+    return mask.defined() ? mask.to(dtype) : mask;
+  }
+  return at::zeros(mask.sizes(), mask.options().dtype(dtype))
+      .masked_fill_(mask.logical_not(), kUnseen);
+}
+
+/// -inf where a query sees no key: the scores say exp(-inf - 0) = 0 then.
+Tensor finite(const Tensor& log_sum) {
+  return log_sum.masked_fill(log_sum.isneginf(), 0);
+}
+
+// ---- PyTorch's kernel -------------------------------------------------------
+
+bool flash_takes(const Tensor& query, const Tensor& key, const Tensor& value) {
+  return query.is_cpu() && query.size(3) == value.size(3) &&
+      query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1;
+}
+
+Attended flash(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto mask = added_mask(options.mask, query.scalar_type());
+  const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
+  auto [output, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
+      query, key, value, 0, options.causal, optional, options.scale);
+  log_sum = log_sum.contiguous();
+  if (mask.defined()) {
+    // It says 0 of a query that sees no key.
+    log_sum.masked_fill_(mask.isneginf().all(-1), kUnseen);
+  }
+  return {output, log_sum};
+}
+
+BlockGradients flash_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto mask = added_mask(options.mask, query.scalar_type());
+  const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
+  const auto [dquery, dkey, dvalue] =
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          grad,
+          query,
+          key,
+          value,
+          all.output,
+          finite(all.log_sum),
+          0,
+          options.causal,
+          optional,
+          options.scale);
+  return {dquery, dkey, dvalue, {}};
+}
+
+// ---- from scores ------------------------------------------------------------
+
+constexpr int64_t kScores = int64_t{1} << 22; // at a time
+
+/// The queries of a chunk have at most kScores scores.
+int64_t rows_of_chunk(const Tensor& query, const Tensor& key) {
+  const int64_t of_row = query.size(0) * query.size(1) * key.size(2);
+  return std::max<int64_t>(1, kScores / of_row);
+}
+
+/// Every head of the queries gets its own copy.
+Tensor for_heads(const Tensor& key, int64_t heads) {
+  return key.size(1) == heads
+      ? key
+      : key.repeat_interleave(heads / key.size(1), /*dim=*/1);
+}
+
+/// The gradients of the copies, summed.
+Tensor of_shared_heads(const Tensor& grad, int64_t heads) {
+  return grad.size(1) == heads
+      ? grad
+      : grad.unflatten(1, {heads, grad.size(1) / heads}).sum(2);
+}
+
+Tensor rows_of_mask(const Tensor& mask, int64_t begin, int64_t rows) {
+  return mask.dim() < 2 || mask.size(-2) == 1 ? mask
+                                              : mask.narrow(-2, begin, rows);
+}
+
+Tensor scores_of(
+    const Tensor& query,
+    const Tensor& key,
+    int64_t first_row,
+    const BlockOptions& options) {
+  auto scores = at::matmul(query, key.mT()).mul_(options.scale);
+  if (options.mask.defined()) {
+    scores.add_(added_mask(
+        rows_of_mask(options.mask, first_row, query.size(2)),
+        scores.scalar_type()));
+  }
+  if (options.causal) {
+    const auto sees =
+        at::ones({query.size(2), key.size(2)}, query.options().dtype(at::kBool))
+            .tril(first_row);
+    scores.masked_fill_(sees.logical_not(), kUnseen);
+  }
+  return scores;
+}
+
+/// visit(first row, rows) of the queries, chunk by chunk.
+template <class Visit>
+void for_chunks(const Tensor& query, const Tensor& key, const Visit& visit) {
+  const int64_t rows = rows_of_chunk(query, key);
+  for (int64_t first = 0; first < query.size(2); first += rows) {
+    visit(first, std::min(rows, query.size(2) - first));
+  }
+}
+
+Attended attend_by_scores(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto type = at::toOpMathType(query.scalar_type());
+  const auto k = for_heads(key, query.size(1)).to(type);
+  const auto v = for_heads(value, query.size(1)).to(type);
+  std::vector<Tensor> outputs;
+  std::vector<Tensor> log_sums;
+  for_chunks(query, key, [&](int64_t first, int64_t rows) {
+    const auto q = query.narrow(2, first, rows).to(type);
+    const auto scores = scores_of(q, k, first, options);
+    log_sums.push_back(at::logsumexp(scores, {-1}));
+    const auto weights =
+        (scores - finite(log_sums.back()).unsqueeze(-1)).exp_();
+    outputs.push_back(at::matmul(weights, v).to(query.scalar_type()));
+  });
+  return {at::cat(outputs, 2), at::cat(log_sums, 2)};
+}
+
+BlockGradients backward_by_scores(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    bool wants_mask,
+    const BlockOptions& options) {
+  const auto type = at::toOpMathType(query.scalar_type());
+  const auto k = for_heads(key, query.size(1)).to(type);
+  const auto v = for_heads(value, query.size(1)).to(type);
+  const auto log_sum = finite(all.log_sum).unsqueeze(-1);
+  auto dkey = at::zeros_like(k);
+  auto dvalue = at::zeros_like(v);
+  std::vector<Tensor> dqueries;
+  std::vector<Tensor> dmasks;
+  for_chunks(query, key, [&](int64_t first, int64_t rows) {
+    const auto part = [&](const Tensor& x) {
+      return x.narrow(2, first, rows).to(type);
+    };
+    const auto q = part(query);
+    const auto g = part(grad);
+    const auto weights =
+        (scores_of(q, k, first, options) - part(log_sum)).exp_();
+    const auto mean = (g * part(all.output)).sum(-1, /*keepdim=*/true);
+    const auto dscores = weights * (at::matmul(g, v.mT()) - mean);
+    dvalue += at::matmul(weights.mT(), g);
+    dkey += at::matmul(dscores.mT(), q).mul_(options.scale);
+    dqueries.push_back(at::matmul(dscores, k).mul_(options.scale));
+    if (wants_mask) {
+      dmasks.push_back(dscores);
+    }
+  });
+  const auto dtype = query.scalar_type();
+  return {
+      at::cat(dqueries, 2).to(dtype),
+      of_shared_heads(dkey, key.size(1)).to(dtype),
+      of_shared_heads(dvalue, value.size(1)).to(dtype),
+      wants_mask ? at::cat(dmasks, 2) : Tensor()};
+}
+
+} // namespace
+
+Attended attend(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  return flash_takes(query, key, value)
+      ? flash(query, key, value, options)
+      : attend_by_scores(query, key, value, options);
+}
+
+BlockGradients attend_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    bool wants_mask,
+    const BlockOptions& options) {
+  return !wants_mask && flash_takes(query, key, value)
+      ? flash_backward(grad, query, key, value, all, options)
+      : backward_by_scores(grad, query, key, value, all, wants_mask, options);
+}
+
+} // namespace shardtensor::detail

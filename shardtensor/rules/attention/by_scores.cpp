@@ -1,0 +1,116 @@
+#include "shardtensor/rules/attention/by_scores.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/softmax.h>
+
+#include "shardtensor/rules/attention/merge.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+Tensor in_sum_type(const Tensor& x) {
+  return x.to(at::toOpMathType(x.scalar_type()));
+}
+
+/// Heads of the key for each of the query's.
+int64_t group_of(const Tensor& query, const Tensor& key) {
+  return query.dim() < 3 || key.size(-3) == 0 ? 1
+                                              : query.size(-3) / key.size(-3);
+}
+
+Tensor for_query_heads(const Tensor& key, int64_t group) {
+  if (group == 1) {
+    return key;
+  }
+  auto sizes = key.sizes().vec();
+  sizes.insert(sizes.end() - 2, group);
+  return key.unsqueeze(-3).expand(sizes).flatten(-4, -3);
+}
+
+Tensor of_key_heads(const Tensor& grad, int64_t group) {
+  return group == 1
+      ? grad
+      : grad.unflatten(-3, {grad.size(-3) / group, group}).sum(-3);
+}
+
+/// 0 in the rows of queries that see no key.
+Tensor weights_of(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& mask,
+    bool causal,
+    double scale) {
+  auto scores = at::matmul(query, key.mT()) * scale;
+  if (mask.defined()) {
+    scores = mask.scalar_type() == at::kBool
+        ? scores.masked_fill(mask.logical_not(), kUnseen)
+        : scores + mask;
+  }
+  if (causal) {
+    const auto sees =
+        at::ones(
+            {query.size(-2), key.size(-2)},
+            at::TensorOptions().device(query.device()).dtype(at::kBool))
+            .tril();
+    scores = scores.masked_fill(
+        promote(sees.logical_not(), spec(scores)->mesh()), kUnseen);
+  }
+  const auto sees_nothing = scores.detach().isneginf().all(-1, true);
+  return at::softmax(scores, -1).masked_fill(sees_nothing, 0);
+}
+
+} // namespace
+
+Tensor attention_by_scores(
+    const AttentionOperands& operands,
+    bool causal,
+    double scale) {
+  const auto group = group_of(operands.query, operands.key);
+  const auto weights = weights_of(
+      in_sum_type(operands.query),
+      in_sum_type(for_query_heads(operands.key, group)),
+      operands.mask,
+      causal,
+      scale);
+  return at::matmul(
+             weights, in_sum_type(for_query_heads(operands.value, group)))
+      .to(operands.query.scalar_type());
+}
+
+AttentionOperands attention_gradients_by_scores(
+    const Tensor& grad,
+    const AttentionOperands& operands,
+    bool wants_mask,
+    bool causal,
+    double scale) {
+  const auto group = group_of(operands.query, operands.key);
+  const auto query = in_sum_type(operands.query);
+  const auto key = in_sum_type(for_query_heads(operands.key, group));
+  const auto value = in_sum_type(for_query_heads(operands.value, group));
+  const auto g = in_sum_type(grad);
+  const auto weights = weights_of(query, key, operands.mask, causal, scale);
+  const auto dweights = at::matmul(g, value.mT());
+  const auto mean = (weights * dweights).sum(-1, /*keepdim=*/true);
+  const auto dscores = weights * (dweights - mean);
+  const auto dtype = grad.scalar_type();
+  const auto of_key = [&](const Tensor& x) {
+    return of_key_heads(x, group).to(dtype);
+  };
+  AttentionOperands result;
+  result.query = (at::matmul(dscores, key) * scale).to(dtype);
+  result.key = of_key(at::matmul(dscores.mT(), query) * scale);
+  result.value = of_key(at::matmul(weights.mT(), g));
+  if (wants_mask) {
+    result.mask = dscores.sum_to_size(operands.mask.sizes())
+                      .to(operands.mask.scalar_type());
+  }
+  return result;
+}
+
+} // namespace shardtensor::detail

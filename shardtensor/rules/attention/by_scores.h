@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace shardtensor::detail {
+
+// Attention written with PyTorch's operators on ShardTensors, all scores at
+// once: differentiable to any order and in forward mode. The mask is bool, or
+// added, and may be undefined.
+
+struct AttentionOperands {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor mask;
+};
+
+at::Tensor attention_by_scores(
+    const AttentionOperands& operands,
+    bool causal,
+    double scale);
+
+/// The gradients of its operands; the mask's is undefined unless wanted.
+AttentionOperands attention_gradients_by_scores(
+    const at::Tensor& grad,
+    const AttentionOperands& operands,
+    bool wants_mask,
+    bool causal,
+    double scale);
+
+} // namespace shardtensor::detail

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+namespace shardtensor {
+
+/// How queries meet the keys of other ranks where both are cut along the
+/// sequence. Auto chooses by sizes and mesh.
+/// - Ring: blocks of keys and values pass all ranks, while those compute.
+/// - AllGather: every rank gets all keys and values first.
+/// - AllToAll: heads are cut in the place of the sequence, and back.
+enum class AttentionTransport { Auto, Ring, AllGather, AllToAll };
+
+/// For all calls of the process from now on, the same on all ranks.
+void set_attention_transport(AttentionTransport transport);
+AttentionTransport attention_transport();
+/// "auto", "ring", "all_gather", "all_to_all".
+const char* to_string(AttentionTransport transport);
+/// Raises on another name.
+AttentionTransport parse_attention_transport(const std::string& name);
+
+} // namespace shardtensor

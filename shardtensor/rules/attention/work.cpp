@@ -1,0 +1,478 @@
+#include "shardtensor/rules/attention/work.h"
+
+#include <algorithm>
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
+
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/ring.h"
+#include "shardtensor/rules/attention/block.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kHeads = 1;
+constexpr int64_t kRows = 2;
+
+Tensor rows_of(const Tensor& x, const Interval& rows, int64_t dim = kRows) {
+  return x.narrow(dim, rows.begin, rows.extent());
+}
+
+/// A mask's part; nothing is cut where it broadcasts.
+Tensor mask_part(const Tensor& mask, int64_t dim, const Interval& part) {
+  return !mask.defined() || mask.size(dim) == 1 ? mask
+                                                : rows_of(mask, part, dim);
+}
+
+Tensor mask_of(const Tensor& mask, const Product& product) {
+  return mask_part(
+      mask_part(mask, kRows, product.queries), kRows + 1, product.columns);
+}
+
+// ---- keys and values as one block -------------------------------------------
+
+struct Keys {
+  Tensor key;
+  Tensor value;
+};
+
+/// Side by side: one head after another, or feature by feature where their
+/// numbers differ.
+Tensor packed(const Keys& keys) {
+  const bool alike = keys.key.size(3) == keys.value.size(3);
+  return at::cat({keys.key, keys.value}, alike ? kHeads : 3);
+}
+
+Keys unpacked(const Tensor& block, const Keys& like) {
+  const bool alike = like.key.size(3) == like.value.size(3);
+  const int64_t dim = alike ? kHeads : 3;
+  const int64_t count = like.key.size(dim);
+  return {
+      block.narrow(dim, 0, count),
+      block.narrow(dim, count, block.size(dim) - count)};
+}
+
+std::vector<std::vector<int64_t>> block_sizes(
+    const Tensor& own,
+    const AttentionWork& work) {
+  std::vector<std::vector<int64_t>> sizes;
+  for (const auto& rows : work.keys) {
+    sizes.push_back(own.sizes().vec());
+    sizes.back()[kRows] = extent(rows);
+  }
+  return sizes;
+}
+
+Tensor move_rows(
+    const Tensor& x,
+    const std::vector<Rows>& from,
+    const std::vector<Rows>& to,
+    const AttentionWork& work) {
+  auto plan = plan_rows(x.sizes().vec(), kRows, from, to, work.rank);
+  return exchange_during(x, encode(std::move(plan), Group(work.group)), [] {});
+}
+
+/// The extent of a sequence that the ranks hold together.
+int64_t whole_extent(const std::vector<Rows>& ranks) {
+  int64_t result = 0;
+  for (const auto& rows : ranks) {
+    result += extent(rows);
+  }
+  return result;
+}
+
+/// All keys on every rank, in order.
+std::vector<Rows> all_keys(const AttentionWork& work) {
+  return std::vector<Rows>(
+      work.keys.size(), Rows{{0, whole_extent(work.keys)}});
+}
+
+// ---- growing results --------------------------------------------------------
+
+BlockOptions options_of(
+    const Product& product,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  return {product.causal, work.scale, mask_of(mask, product)};
+}
+
+/// The attention of this rank's queries to the keys met so far.
+class Attention {
+ public:
+  Attention(const Tensor& query, const Tensor& mask, const AttentionWork& work)
+      : query_(query), mask_(mask), work_(work) {}
+
+  void meet(const Keys& keys, const Rows& rows) {
+    if (query_.numel() == 0 || keys.key.numel() == 0) {
+      return;
+    }
+    for (const auto& product :
+         plan_products(work_.queries[work_.rank], rows, work_.causal)) {
+      add(product,
+          attend(
+              rows_of(query_, product.queries),
+              rows_of(keys.key, product.keys),
+              rows_of(keys.value, product.keys),
+              options_of(product, mask_, work_)));
+    }
+  }
+
+  /// Of these features, the sum in the type of sums.
+  Attended result(int64_t features) {
+    if (!all_.output.defined()) {
+      start(features);
+    }
+    return all_;
+  }
+
+ private:
+  void add(const Product& product, const Attended& part) {
+    if (!all_.output.defined() &&
+        part.output.size(kRows) == query_.size(kRows)) {
+      all_ = part;
+      return;
+    }
+    if (!all_.output.defined()) {
+      start(part.output.size(3));
+    }
+    all_.output = all_.output.to(at::toOpMathType(query_.scalar_type()));
+    merge(
+        {rows_of(all_.output, product.queries),
+         rows_of(all_.log_sum, product.queries)},
+        part);
+  }
+  void start(int64_t features) {
+    const auto options =
+        query_.options().dtype(at::toOpMathType(query_.scalar_type()));
+    auto sizes = query_.sizes().vec();
+    sizes.back() = features;
+    all_.output = features == query_.size(3) ? at::zeros_like(query_, options)
+                                             : at::zeros(sizes, options);
+    sizes.pop_back();
+    all_.log_sum = at::full(sizes, kUnseen, options);
+  }
+
+  Tensor query_;
+  Tensor mask_;
+  const AttentionWork& work_;
+  Attended all_;
+};
+
+/// Queries with all that their gradients come from, and those that grow.
+struct Queries {
+  Tensor query;
+  Tensor grad;
+  Attended all;
+  Tensor mask; // may be undefined
+  Tensor query_grad;
+  Tensor mask_grad; // undefined unless wanted
+
+  /// Those that meet keys [begin, end) of `of` along a dim of batch or heads.
+  Queries part(int64_t dim, const Interval& keys, int64_t of) const {
+    const int64_t each = query.size(dim) / of;
+    const Interval own{keys.begin * each, keys.end * each};
+    return {
+        rows_of(query, own, dim),
+        rows_of(grad, own, dim),
+        {rows_of(all.output, own, dim), rows_of(all.log_sum, own, dim)},
+        mask_part(mask, dim, own),
+        rows_of(query_grad, own, dim),
+        mask_part(mask_grad, dim, own)};
+  }
+};
+
+/// What queries contribute to the gradients of a block's keys and values; adds
+/// to their own.
+Keys meet_backward(
+    const Queries& queries,
+    const Keys& keys,
+    const Rows& rows,
+    const AttentionWork& work) {
+  const auto options =
+      keys.key.options().dtype(at::toOpMathType(keys.key.scalar_type()));
+  Keys grads{
+      at::zeros_like(keys.key, options), at::zeros_like(keys.value, options)};
+  if (queries.query.numel() == 0 || keys.key.numel() == 0) {
+    return grads;
+  }
+  for (const auto& product :
+       plan_products(work.queries[work.rank], rows, work.causal)) {
+    const auto& q = product.queries;
+    const auto part = attend_backward(
+        rows_of(queries.grad, q),
+        rows_of(queries.query, q),
+        rows_of(keys.key, product.keys),
+        rows_of(keys.value, product.keys),
+        {rows_of(queries.all.output, q), rows_of(queries.all.log_sum, q)},
+        queries.mask_grad.defined(),
+        options_of(product, queries.mask, work));
+    rows_of(queries.query_grad, q).add_(part.query);
+    rows_of(grads.key, product.keys).add_(part.key);
+    rows_of(grads.value, product.keys).add_(part.value);
+    if (part.mask.defined()) {
+      const auto target = mask_of(queries.mask_grad, product);
+      target.add_(part.mask.sum_to_size(target.sizes()));
+    }
+  }
+  return grads;
+}
+
+/// The own block in two parts, to hide messages at both ends of a tour. The
+/// second may be empty.
+struct Halves {
+  int64_t dim;
+  Interval first;
+  Interval second;
+};
+
+Halves halves_of(const Tensor& key) {
+  const int64_t dim = key.size(kHeads) > 1 ? kHeads : 0;
+  const int64_t half = (key.size(dim) + 1) / 2;
+  return {dim, {0, half}, {half, key.size(dim)}};
+}
+
+// ---- meetings ---------------------------------------------------------------
+
+Attended attend_in_ring(
+    const Tensor& query,
+    const Keys& keys,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  const auto own = packed(keys);
+  Attention attention(query, mask, work);
+  RingStops stops;
+  stops.own = [&] { attention.meet(keys, work.keys[work.rank]); };
+  stops.other = [&](int64_t owner, const Tensor& block) {
+    attention.meet(unpacked(block, keys), work.keys[owner]);
+    return Tensor();
+  };
+  ring_tour(own, block_sizes(own, work), work.group, stops);
+  return attention.result(keys.value.size(3));
+}
+
+Keys ring_backward(
+    const Queries& queries,
+    const Keys& keys,
+    const AttentionWork& work) {
+  const auto own = packed(keys);
+  const auto halves = halves_of(keys.key);
+  const auto options = own.options().dtype(at::toOpMathType(own.scalar_type()));
+  const auto sum = at::zeros_like(own, options);
+  const auto sums = unpacked(sum, keys);
+  const auto meet_own = [&](const Interval& part) {
+    const auto part_of = [&](const Tensor& x) {
+      return rows_of(x, part, halves.dim);
+    };
+    const auto grads = meet_backward(
+        queries.part(halves.dim, part, keys.key.size(halves.dim)),
+        {part_of(keys.key), part_of(keys.value)},
+        work.keys[work.rank],
+        work);
+    part_of(sums.key).add_(grads.key);
+    part_of(sums.value).add_(grads.value);
+  };
+  RingStops stops;
+  stops.own = [&] { meet_own(halves.first); };
+  stops.other = [&](int64_t owner, const Tensor& block) {
+    return packed(meet_backward(
+                      queries, unpacked(block, keys), work.keys[owner], work))
+        .to(own.scalar_type());
+  };
+  stops.returned = [&](const Tensor& term) { Tensor(sum).add_(term); };
+  stops.own_rest = [&] { meet_own(halves.second); };
+  ring_tour(own, block_sizes(own, work), work.group, stops);
+  return sums;
+}
+
+Attended attend_to_gathered(
+    const Tensor& query,
+    const Keys& keys,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  const auto all = all_keys(work);
+  const auto block = move_rows(packed(keys), work.keys, all, work);
+  Attention attention(query, mask, work);
+  attention.meet(unpacked(block, keys), all[work.rank]);
+  return attention.result(keys.value.size(3));
+}
+
+Keys gathered_backward(
+    const Queries& queries,
+    const Keys& keys,
+    const AttentionWork& work) {
+  const auto all = all_keys(work);
+  const auto own = packed(keys);
+  const auto gather = encode(
+      plan_rows(own.sizes().vec(), kRows, work.keys, all, work.rank),
+      Group(work.group));
+  const auto block = exchange_during(own, gather, [] {});
+  const auto grads =
+      meet_backward(queries, unpacked(block, keys), all[work.rank], work);
+  return unpacked(
+      exchange_during(
+          packed(grads).to(own.scalar_type()), adjoint(gather), [] {}),
+      keys);
+}
+
+Attended attend_and_merge(
+    const Tensor& query,
+    const Keys& keys,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  Attention attention(query, mask, work);
+  attention.meet(keys, work.keys[work.rank]);
+  const auto own = attention.result(keys.value.size(3));
+  const std::vector<int64_t> one_each(work.keys.size(), 1);
+  const auto log_sums =
+      all_gather_v(own.log_sum.unsqueeze(0), 0, one_each, work.group);
+  const auto log_sum = at::logsumexp(log_sums, {0});
+  const auto share = (own.log_sum - log_sum)
+                         .exp_()
+                         .masked_fill_(own.log_sum.isneginf(), 0)
+                         .unsqueeze(-1);
+  const auto output =
+      all_reduce((own.output * share).contiguous(), Reduce::Sum, work.group);
+  return {output, log_sum};
+}
+
+Attended meet_all(
+    const Tensor& query,
+    const Keys& keys,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  switch (work.meeting) {
+    case Meeting::Ring:
+      return attend_in_ring(query, keys, mask, work);
+    case Meeting::AllGather:
+      return attend_to_gathered(query, keys, mask, work);
+    case Meeting::Merge:
+      return attend_and_merge(query, keys, mask, work);
+    case Meeting::Here:
+      break;
+  }
+  Attention attention(query, mask, work);
+  attention.meet(keys, work.keys[work.rank]);
+  return attention.result(keys.value.size(3));
+}
+
+Keys meet_all_backward(
+    const Queries& queries,
+    const Keys& keys,
+    const AttentionWork& work) {
+  switch (work.meeting) {
+    case Meeting::Ring:
+      return ring_backward(queries, keys, work);
+    case Meeting::AllGather:
+      return gathered_backward(queries, keys, work);
+    case Meeting::Merge:
+    case Meeting::Here:
+      break;
+  }
+  return meet_backward(queries, keys, work.keys[work.rank], work);
+}
+
+// ---- the same work on every rank --------------------------------------------
+
+/// The work on rows in zigzag.
+AttentionWork in_zigzag(const AttentionWork& work) {
+  auto result = work;
+  const auto ranks = static_cast<int64_t>(work.keys.size());
+  result.balanced = false;
+  result.queries = zigzag(whole_extent(work.queries), ranks);
+  result.keys = zigzag(whole_extent(work.keys), ranks);
+  return result;
+}
+
+} // namespace
+
+Attended attend_all(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  RECORD_FUNCTION("shardtensor::attention", std::vector<c10::IValue>());
+  if (!work.balanced) {
+    auto all = meet_all(query, {key, value}, mask, work);
+    all.output = all.output.to(query.scalar_type());
+    return all;
+  }
+  const auto moved = in_zigzag(work);
+  const Keys keys{key, value};
+  const auto all = attend_all(
+      move_rows(query, work.queries, moved.queries, work),
+      move_rows(key, work.keys, moved.keys, work),
+      move_rows(value, work.keys, moved.keys, work),
+      mask,
+      moved);
+  const auto back = [&](const Tensor& x) {
+    return move_rows(x, moved.queries, work.queries, work);
+  };
+  return {back(all.output), back(all.log_sum.unsqueeze(-1)).squeeze(-1)};
+}
+
+AttentionGradients attend_all_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& mask,
+    const Attended& all,
+    bool wants_mask,
+    const AttentionWork& work) {
+  RECORD_FUNCTION(
+      "shardtensor::attention_backward", std::vector<c10::IValue>());
+  if (!work.balanced) {
+    const auto options =
+        query.options().dtype(at::toOpMathType(query.scalar_type()));
+    Queries queries{
+        query, grad, all, mask, at::zeros_like(query, options), Tensor()};
+    if (wants_mask) {
+      queries.mask_grad = at::zeros_like(mask, options);
+    }
+    const auto keys = meet_all_backward(queries, {key, value}, work);
+    return {
+        queries.query_grad.to(query.scalar_type()),
+        keys.key.to(key.scalar_type()),
+        keys.value.to(value.scalar_type()),
+        wants_mask ? queries.mask_grad.to(mask.scalar_type()) : Tensor()};
+  }
+  const auto moved = in_zigzag(work);
+  const auto away = [&](const Tensor& x) {
+    return move_rows(x, work.queries, moved.queries, work);
+  };
+  const auto keys_away = [&](const Tensor& x) {
+    return move_rows(x, work.keys, moved.keys, work);
+  };
+  const auto keys_back = [&](const Tensor& x) {
+    return move_rows(x, moved.keys, work.keys, work);
+  };
+  const auto grads = attend_all_backward(
+      away(grad),
+      away(query),
+      keys_away(key),
+      keys_away(value),
+      mask,
+      {away(all.output), away(all.log_sum.unsqueeze(-1)).squeeze(-1)},
+      wants_mask,
+      moved);
+  return {
+      move_rows(grads.query, moved.queries, work.queries, work),
+      keys_back(grads.key),
+      keys_back(grads.value),
+      grads.mask};
+}
+
+} // namespace shardtensor::detail

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/rules/attention/merge.h"
+#include "shardtensor/rules/attention/rows.h"
+
+namespace shardtensor::detail {
+
+// What a rank does in an attention whose keys are cut along the sequence: local
+// tensors of 4 dims, see block.h. For a compiler each function is one operator
+// of the graph, which contains its messages.
+
+/// How queries and keys of different ranks meet.
+enum class Meeting {
+  /// Every rank has all the keys that its queries see.
+  Here,
+  /// Blocks of keys pass all ranks while those compute with the one before.
+  Ring,
+  /// Every rank gets all keys at once.
+  AllGather,
+  /// Every rank has all queries: it attends to its own keys, and the results
+  /// are merged.
+  Merge,
+};
+
+struct AttentionWork {
+  Meeting meeting = Meeting::Here;
+  bool causal = false;
+  /// Queries and keys go to other ranks first, so that a causal mask leaves
+  /// each the same work.
+  bool balanced = false;
+  double scale = 1;
+  int64_t rank = 0; // in the group
+  std::vector<Rows> queries; // of every rank of the group
+  std::vector<Rows> keys;
+  std::string group; // "" for Meeting::Here
+};
+
+/// `mask` may be undefined: the rows of this rank's queries, all keys.
+/// Communication: none, one tour, one exchange, or one exchange and an
+/// all-reduce, by the meeting; balanced, an exchange for each tensor besides.
+Attended attend_all(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const at::Tensor& mask,
+    const AttentionWork& work);
+
+/// Complete but for Meeting::Merge, where the query's is this rank's term. The
+/// mask's is undefined unless wanted, and of mask's sizes.
+struct AttentionGradients {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  at::Tensor mask;
+};
+AttentionGradients attend_all_backward(
+    const at::Tensor& grad,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const at::Tensor& mask,
+    const Attended& all,
+    bool wants_mask,
+    const AttentionWork& work);
+
+} // namespace shardtensor::detail

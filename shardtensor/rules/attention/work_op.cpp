@@ -1,0 +1,224 @@
+#include "shardtensor/rules/attention/work_op.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+using Numbers = std::vector<int64_t>;
+using Optional = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
+
+/// All but scale and group, as the integers that an operator takes: meeting,
+/// flags, rank, number of ranks, then the intervals of every rank's queries,
+/// and of its keys, each list with its length.
+Numbers encode(const AttentionWork& work) {
+  Numbers code{
+      static_cast<int64_t>(work.meeting),
+      work.causal,
+      work.balanced,
+      work.rank,
+      static_cast<int64_t>(work.keys.size())};
+  for (const auto* ranks : {&work.queries, &work.keys}) {
+    for (const auto& rows : *ranks) {
+      code.push_back(static_cast<int64_t>(rows.size()));
+      for (const auto& interval : rows) {
+        code.insert(code.end(), {interval.begin, interval.end});
+      }
+    }
+  }
+  return code;
+}
+
+AttentionWork decode(c10::IntArrayRef code, double scale, std::string group) {
+  const auto* next = code.begin();
+  AttentionWork work;
+  work.meeting = static_cast<Meeting>(*next++);
+  work.causal = *next++ != 0;
+  work.balanced = *next++ != 0;
+  work.rank = *next++;
+  const int64_t ranks = *next++;
+  for (auto* lists : {&work.queries, &work.keys}) {
+    lists->resize(ranks);
+    for (auto& rows : *lists) {
+      rows.resize(*next++);
+      for (auto& interval : rows) {
+        interval.begin = *next++;
+        interval.end = *next++;
+      }
+    }
+  }
+  work.scale = scale;
+  work.group = std::move(group);
+  return work;
+}
+
+Tensor contiguous(const Tensor& x) {
+  return x.contiguous();
+}
+
+Tensors forward_kernel(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Optional& mask,
+    c10::IntArrayRef code,
+    double scale,
+    std::string group) {
+  const auto all = attend_all(
+      query,
+      key,
+      value,
+      mask.value_or(Tensor()),
+      decode(code, scale, std::move(group)));
+  return {contiguous(all.output), contiguous(all.log_sum)};
+}
+
+Tensors forward_meta(
+    const Tensor& query,
+    const Tensor&,
+    const Tensor& value,
+    const Optional&,
+    c10::IntArrayRef,
+    double,
+    std::string) {
+  auto sizes = query.sizes().vec();
+  sizes.back() = value.size(-1);
+  const auto options = query.options();
+  const auto output = at::empty(sizes, options);
+  sizes.pop_back();
+  return {
+      output,
+      at::empty(sizes, options.dtype(at::toOpMathType(query.scalar_type())))};
+}
+
+Tensors backward_kernel(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Optional& mask,
+    const Tensor& output,
+    const Tensor& log_sum,
+    bool wants_mask,
+    c10::IntArrayRef code,
+    double scale,
+    std::string group) {
+  const auto grads = attend_all_backward(
+      grad,
+      query,
+      key,
+      value,
+      mask.value_or(Tensor()),
+      {output, log_sum},
+      wants_mask,
+      decode(code, scale, std::move(group)));
+  Tensors results{
+      contiguous(grads.query), contiguous(grads.key), contiguous(grads.value)};
+  if (wants_mask) {
+    results.push_back(contiguous(grads.mask));
+  }
+  return results;
+}
+
+Tensors backward_meta(
+    const Tensor&,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Optional& mask,
+    const Tensor&,
+    const Tensor&,
+    bool wants_mask,
+    c10::IntArrayRef,
+    double,
+    std::string) {
+  const auto like = [](const Tensor& x) {
+    return at::empty(x.sizes(), x.options());
+  };
+  Tensors results{like(query), like(key), like(value)};
+  if (wants_mask) {
+    results.push_back(like(*mask));
+  }
+  return results;
+}
+
+template <class Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<Signature>();
+}
+
+Optional optional(const Tensor& mask) {
+  return mask.defined() ? Optional(mask) : std::nullopt;
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
+  m.impl("attention", forward_kernel);
+  m.impl("attention_backward", backward_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+  m.impl("attention", forward_kernel);
+  m.impl("attention_backward", backward_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("attention", forward_meta);
+  m.impl("attention_backward", backward_meta);
+}
+
+} // namespace
+
+Attended run_attention(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  if (!is_traced(query)) {
+    return attend_all(query, key, value, mask, work);
+  }
+  static const auto op =
+      find_operator<decltype(forward_kernel)>("shardtensor::attention");
+  const auto result = op.call(
+      query, key, value, optional(mask), encode(work), work.scale, work.group);
+  return {result[0], result[1]};
+}
+
+AttentionGradients run_attention_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& mask,
+    const Attended& all,
+    bool wants_mask,
+    const AttentionWork& work) {
+  if (!is_traced(query)) {
+    return attend_all_backward(
+        grad, query, key, value, mask, all, wants_mask, work);
+  }
+  static const auto op = find_operator<decltype(backward_kernel)>(
+      "shardtensor::attention_backward");
+  const auto result = op.call(
+      grad,
+      query,
+      key,
+      value,
+      optional(mask),
+      all.output,
+      all.log_sum,
+      wants_mask,
+      encode(work),
+      work.scale,
+      work.group);
+  return {result[0], result[1], result[2], wants_mask ? result[3] : Tensor()};
+}
+
+} // namespace shardtensor::detail
