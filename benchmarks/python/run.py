@@ -22,7 +22,15 @@ import plans
 import report
 
 HERE = Path(__file__).resolve().parent
-TIMED = ("operators", "steps", "redistribute", "unet", "unet3d", "unet_profile")
+TIMED = (
+    "operators",
+    "steps",
+    "redistribute",
+    "attention",
+    "unet",
+    "unet3d",
+    "unet_profile",
+)
 # They start their own ranks.
 STARTED = {"cpp": cpp, "memory": memory, "plans": plans}
 PARTS = (*TIMED, *STARTED)

@@ -10,11 +10,14 @@ ROUNDS = 15
 BLOCK = 0.02  # seconds that one variant runs before the next takes its turn
 
 
-def compare(variants, rounds=ROUNDS):
+def compare(variants, rounds=ROUNDS, calls=None):
     """Seconds per call of each variant, {name: function} -> {name: [seconds of
     each round]}. Variants take turns, so that a busy machine slows all alike;
-    a round's time is that of the slowest rank."""
-    counts = {name: calls_per_block(fn) for name, fn in variants.items()}
+    a round's time is that of the slowest rank. `calls` of a turn: by default as
+    many as fill BLOCK; given, for long ones, one call warms up."""
+    counts = {name: calls or calls_per_block(fn) for name, fn in variants.items()}
+    for fn in variants.values() if calls else ():
+        fn()
     times = {name: [] for name in variants}
     for _ in range(rounds):
         for name, fn in variants.items():

@@ -1,6 +1,8 @@
 #include "shardtensor/rules/attention/attention.h"
 
+#include <algorithm>
 #include <mutex>
+#include <numeric>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -60,6 +62,31 @@ Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
 AttentionWork with_scale(AttentionWork work, double scale) {
   work.scale = scale;
   return work;
+}
+
+/// As PyTorch's kernel leaves them: dims in the order of the query's memory.
+/// The other ways give contiguous outputs.
+std::vector<int64_t> output_strides(
+    const AttentionOperands& operands,
+    const std::vector<int64_t>& sizes) {
+  const auto& [query, key, value, mask] = operands;
+  const bool by_kernel = query.dim() == 4 && query.size(-1) == value.size(-1) &&
+      !(mask.defined() && mask.requires_grad());
+  if (!by_kernel) {
+    return {};
+  }
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return query.stride(a) > query.stride(b);
+  });
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    strides[*dim] = stride;
+    stride *= std::max<int64_t>(sizes[*dim], 1);
+  }
+  return strides;
 }
 
 /// A ShardTensor in the layout of its operand, of local terms.
@@ -191,7 +218,10 @@ Tensor attention(
         with_scale(layouts->work, scale));
     all.output = all.output.reshape(layouts->output->local_sizes());
   }
-  const auto output = wrap(all.output, layouts->output);
+  const auto output = wrap(
+      all.output,
+      layouts->output,
+      output_strides(operands, layouts->output->sizes()));
   connect<AttentionBackward>(
       output,
       {query, key, value, mask},

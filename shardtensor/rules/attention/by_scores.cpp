@@ -39,8 +39,9 @@ Tensor of_key_heads(const Tensor& grad, int64_t group) {
       : grad.unflatten(-3, {grad.size(-3) / group, group}).sum(-3);
 }
 
-/// 0 in the rows of queries that see no key.
-Tensor weights_of(
+} // namespace
+
+Tensor attention_weights(
     const Tensor& query,
     const Tensor& key,
     const Tensor& mask,
@@ -65,14 +66,12 @@ Tensor weights_of(
   return at::softmax(scores, -1).masked_fill(sees_nothing, 0);
 }
 
-} // namespace
-
 Tensor attention_by_scores(
     const AttentionOperands& operands,
     bool causal,
     double scale) {
   const auto group = group_of(operands.query, operands.key);
-  const auto weights = weights_of(
+  const auto weights = attention_weights(
       in_sum_type(operands.query),
       in_sum_type(for_query_heads(operands.key, group)),
       operands.mask,
@@ -94,7 +93,8 @@ AttentionOperands attention_gradients_by_scores(
   const auto key = in_sum_type(for_query_heads(operands.key, group));
   const auto value = in_sum_type(for_query_heads(operands.value, group));
   const auto g = in_sum_type(grad);
-  const auto weights = weights_of(query, key, operands.mask, causal, scale);
+  const auto weights =
+      attention_weights(query, key, operands.mask, causal, scale);
   const auto dweights = at::matmul(g, value.mT());
   const auto mean = (weights * dweights).sum(-1, /*keepdim=*/true);
   const auto dscores = weights * (dweights - mean);

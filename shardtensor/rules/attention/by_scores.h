@@ -15,6 +15,14 @@ struct AttentionOperands {
   at::Tensor mask;
 };
 
+/// The softmax of the scores; 0 in the rows of queries that see no key.
+at::Tensor attention_weights(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& mask,
+    bool causal,
+    double scale);
+
 at::Tensor attention_by_scores(
     const AttentionOperands& operands,
     bool causal,

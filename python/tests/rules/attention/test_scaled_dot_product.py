@@ -263,3 +263,21 @@ def test_a_changed_output_is_an_error(mesh):
     out.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@ranks(2)
+def test_strides_are_those_of_one_device(mesh):
+    x = torch.randn(2, 6, 3, 4)
+    for q in (x, x.transpose(1, 2)):
+        rows = [Shard(2)]
+        s = scatter_like(q, mesh, rows)
+        out = F.scaled_dot_product_attention(s, s, s)
+        assert out.stride() == F.scaled_dot_product_attention(q, q, q).stride()
+
+
+def scatter_like(x, mesh, placements):
+    """A ShardTensor with x's strides."""
+    order = sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
+    back = [order.index(dim) for dim in range(x.dim())]
+    cut = [Shard(order.index(p.dim)) for p in placements]
+    return shard(x.permute(order).contiguous(), mesh, cut).permute(back)
