@@ -208,22 +208,7 @@ void write_result(
   note_written(target);
 }
 
-/// Reductions and scans compute in the type of what they are written into.
-void compute_in_type_of(
-    const at::Tensor& target,
-    const OperatorHandle& functional,
-    Stack& call) {
-  const auto index = functional.schema().argumentIndexWithName("dtype");
-  if (index && call[*index].isNone()) {
-    call[*index] = target.scalar_type();
-  }
-}
-
-Stack functional_call(
-    const OperatorHandle& op,
-    const OperatorHandle& functional,
-    const Stack& arguments,
-    const std::vector<at::Tensor>& targets) {
+Stack functional_call(const OperatorHandle& op, const Stack& arguments) {
   Stack call;
   const auto& schema = op.schema();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -231,10 +216,49 @@ Stack functional_call(
       call.push_back(arguments[i]);
     }
   }
-  if (call.size() < arguments.size()) {
-    compute_in_type_of(targets[0], functional, call);
-  }
   return call;
+}
+
+/// Reductions and scans compute in the type of an out= that differs from what
+/// they would give; complex numbers stay that.
+bool compute_in_type_of(
+    const at::Tensor& target,
+    const at::Tensor& result,
+    const OperatorHandle& functional,
+    Stack& call) {
+  const auto index = functional.schema().argumentIndexWithName("dtype");
+  if (!index || !call[*index].isNone() ||
+      target.scalar_type() == result.scalar_type() ||
+      target.is_complex() != result.is_complex()) {
+    return false;
+  }
+  call[*index] = target.scalar_type();
+  return true;
+}
+
+/// The results of the functional form.
+std::vector<at::Tensor> computed(
+    const OperatorHandle& op,
+    const OperatorHandle& functional,
+    const Stack& arguments,
+    const std::vector<at::Tensor>& targets) {
+  auto call = functional_call(op, arguments);
+  auto results = call;
+  functional.callBoxed(&results);
+  auto values = tensors_in(results);
+  TORCH_CHECK_VALUE(
+      values.size() == targets.size(),
+      c10::toString(op.operator_name()),
+      ": expected ",
+      values.size(),
+      " tensors to write into, got ",
+      targets.size());
+  if (call.size() < arguments.size() && !values.empty() &&
+      compute_in_type_of(targets[0], values[0], functional, call)) {
+    functional.callBoxed(&call);
+    values = tensors_in(call);
+  }
+  return values;
 }
 
 void run(
@@ -245,16 +269,7 @@ void run(
       torch::jit::pop(*stack, op.schema().arguments().size());
   auto returned = targets_of(op, arguments);
   const auto targets = tensors_in(returned);
-  auto results = functional_call(op, functional, arguments, targets);
-  functional.callBoxed(&results);
-  const auto values = tensors_in(results);
-  TORCH_CHECK_VALUE(
-      values.size() == targets.size(),
-      c10::toString(op.operator_name()),
-      ": expected ",
-      values.size(),
-      " tensors to write into, got ",
-      targets.size());
+  const auto values = computed(op, functional, arguments, targets);
   for (size_t i = 0; i < values.size(); ++i) {
     if (!fits(values[i], targets[i])) {
       check_on_meta(op, arguments);

@@ -40,6 +40,7 @@ OUT = {
     "mm": lambda x, **o: torch.mm(x, x, **o),
     "mv": lambda x, **o: torch.mv(x, x[0], **o),
     "norm": lambda x, **o: torch.linalg.vector_norm(x, 2, 0, **o),
+    "norm of complex": lambda x, **o: torch.linalg.vector_norm(x + 1j * x.T, 2, 0, **o),
     "renorm": lambda x, **o: torch.renorm(x, 2, 0, 1.5, **o),
     "scatter": lambda x, **o: torch.scatter(x, 0, x.argsort(0), x, **o),
     "softmax": lambda x, **o: torch.softmax(x, 0, **o),
