@@ -283,3 +283,31 @@ def test_wrong_dims_are_pytorchs_errors(mesh):
             reduce(part, (0, -2))
     with pytest.raises(RuntimeError, match="mean"):
         part.long().mean()
+
+
+COUNTS = {
+    "bincount": lambda x: torch.bincount(x.mul(3).abs().long().flatten(), minlength=9),
+    "bincount_weighted": lambda x: torch.bincount(
+        x.mul(3).abs().long()[:, 0, 0], weights=x.detach()[:, 0, 0]
+    ),
+    "histc": lambda x: torch.histc(x.detach(), 5),
+    "histc_between": lambda x: torch.histc(x.detach(), 4, -1, 0.5),
+    "histc_of_one_value": lambda x: torch.histc(x.detach() * 0, 3),
+    "trace": lambda x: torch.trace(x[:, 0]),
+}
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_and_traces(mesh, name):
+    x = values(5, 4, 6)
+    for cut in range(3):
+        for sizes in partitions(x.shape[cut], mesh.size(), repeated=False):
+            check_op(COUNTS[name], sharded(x, [Shard(cut)], {cut: sizes}), mesh=mesh)
+
+
+@ranks(2)
+def test_bins_are_checked_on_all_ranks(mesh):
+    part = shard(torch.tensor([3, 1, -1]), mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match="non-negative integral inputs"):
+        torch.bincount(part)
