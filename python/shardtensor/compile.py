@@ -22,8 +22,10 @@ def order_communication() -> None:
     as it does c10d's. They are pure functions, which it may otherwise move, by
     sizes that differ between ranks for one: then ranks wait for each other. And
     has it join the sums of gradients, see join_sums.py. Called while a
-    ShardTensor is traced; cheap, and nothing without inductor."""
+    ShardTensor is traced; cheap."""
     global _ordered
+    if "torch._functorch.compile_utils" in sys.modules:
+        _keep_apart()
     if not _ordered and "torch._inductor.lowering" in sys.modules:
         from shardtensor import join_sums
 
@@ -31,6 +33,16 @@ def order_communication() -> None:
         join_sums.install()
         for operator in filter(communicates, _operators()):
             _lower_as_collective(operator)
+
+
+@functools.cache
+def _keep_apart() -> None:
+    """Equal calls in a graph are made one, but for random ones. Two exchanges may be
+    equal on one rank, where the same goes and comes, and not on its peer."""
+    from torch._functorch import compile_utils
+
+    random = compile_utils.rand_ops
+    random += [op.overloadpacket for op in filter(communicates, _operators())]
 
 
 def _operators():

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
+from shardtensor.compile import order_communication
 from shardtensor.infer import infer_spec
 from shardtensor.placements import check_placements
 from shardtensor.spec import ShardTensorSpec
@@ -90,6 +91,7 @@ def _number_of_layout(shape, mesh, placements, pieces, global_shape):
 @_while_tracing
 def _number_of_spec(spec: ShardTensorSpec) -> int:
     torch._dynamo.allow_in_graph(_in_numbered_layout)
+    order_communication()
     core = spec._core
     if core not in _known:
         _known[core] = len(_layouts)
