@@ -1,4 +1,6 @@
 #include <ATen/ops/_unsafe_masked_index_put_accumulate_native.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/index_fill.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/where.h>
@@ -63,7 +65,7 @@ void write_own_rows(
     const at::Tensor& local,
     const SpecPtr& spec,
     const Index& index,
-    at::Tensor values,
+    const at::Tensor& given,
     bool accumulate) {
   const auto own = own_index(spec, index);
   const auto chosen = own.mask.flatten().nonzero().select(1, 0);
@@ -73,10 +75,33 @@ void write_own_rows(
   }
   const auto at = index.position;
   const auto dims = static_cast<int64_t>(index.sizes.size());
-  values = values.expand(result_spec(spec, index)->local_sizes());
+  auto values = given.expand(result_spec(spec, index)->local_sizes());
   values = dims == 0 ? values.unsqueeze(at) : values.flatten(at, at + dims - 1);
   local.index_put_(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
+}
+
+/// The same for a compiler, which knows no number of rows: those of other ranks
+/// go into a row behind the last one.
+void write_beside_own_rows(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const Index& index,
+    const at::Tensor& values,
+    bool accumulate) {
+  auto own = own_index(spec, index);
+  std::vector<int64_t> pad(2 * local.dim(), 0); // from the last dim backwards
+  for (auto& [dim, rows] : own.index.dims) {
+    pad[2 * (local.dim() - 1 - dim) + 1] = 1;
+    rows = at::where(
+        own.mask, rows, at::full({}, local.size(dim), rows.options()));
+  }
+  auto wider = at::constant_pad_nd(local, pad);
+  wider.index_put_(own.index.list(spec->dim()), values, accumulate);
+  for (const auto& dim : own.index.dims) {
+    wider = wider.narrow(dim.dim, 0, local.size(dim.dim));
+  }
+  local.copy_(wider);
 }
 
 at::Tensor& index_put_in_place_kernel(
@@ -115,7 +140,9 @@ at::Tensor& index_put_in_place_kernel(
   if (axes_of_dims(*wanted, index.indexed()).empty()) {
     target.local().index_put_(index.list(self.dim()), source, accumulate);
   } else {
-    write_own_rows(target.local(), wanted, index, source, accumulate);
+    const auto write =
+        is_traced(target.local()) ? write_beside_own_rows : write_own_rows;
+    write(target.local(), wanted, index, source, accumulate);
   }
   target.finish();
   return self;

@@ -82,7 +82,8 @@ Local transformed(
     const SpecPtr& spec,
     at::ScalarType dtype,
     const Transform& transform) {
-  if (x.tensor.numel() == 0) {
+  const auto own = x.spec->local_sizes();
+  if (std::find(own.begin(), own.end(), 0) != own.end()) {
     const auto none =
         at::empty(spec->local_sizes(), x.tensor.options().dtype(dtype));
     return {needing(none, x.tensor), spec};
