@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -16,6 +17,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
+#include "shardtensor/comm/sum_in_place.h"
 
 namespace shardtensor {
 
@@ -152,6 +154,23 @@ at::Tensor all_reduce_kernel(
   return reduce == Reduce::Avg ? result.div_(group.ranks()) : result;
 }
 
+/// Of a dtype that travels as it is.
+void sum_over_group(const at::Tensor& x, const std::string& group_name) {
+  const std::string sum = to_string(Reduce::Sum);
+  at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
+  if (profiled.isActive()) {
+    profiled.before("shardtensor::all_reduce");
+  }
+  const Group group(group_name);
+  if (check_mode()) {
+    check_same_call(group, x.device(), {describe(x, sum), {}, {}});
+  }
+  if (group.ranks() > 1 && x.numel() > 0) {
+    group.all_reduce(x, Reduce::Sum, [&] { return describe(x, sum); });
+    count_all_reduce(static_cast<int64_t>(x.nbytes()));
+  }
+}
+
 at::Tensor all_reduce_meta(const at::Tensor& x, std::string, std::string) {
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
@@ -256,6 +275,19 @@ at::Tensor all_reduce(
     result = all_reduce(result, reduce, mesh.group(axis));
   }
   return result;
+}
+
+void detail::sum_in_place(
+    const at::Tensor& x,
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    sum_over_group(x, mesh.group());
+    return;
+  }
+  for (const auto axis : axes) {
+    sum_over_group(x, mesh.group(axis));
+  }
 }
 
 } // namespace shardtensor

@@ -15,6 +15,7 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/sum_in_place.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -28,6 +29,22 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 std::atomic<GradientPolicy> policy{GradientPolicy::Coalesced};
+
+/// The sum over `axes` of flat tensors, one behind the other.
+at::Tensor sum_flat(
+    const std::vector<at::Tensor>& flat,
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (flat.size() == 1) {
+    return all_reduce(flat[0], Reduce::Sum, mesh, axes);
+  }
+  const auto joined = at::cat(flat);
+  if (is_traced(joined) || !joined.is_floating_point()) {
+    return all_reduce(joined, Reduce::Sum, mesh, axes);
+  }
+  sum_in_place(joined, mesh, axes);
+  return joined;
+}
 
 /// All tensors of one dtype and device, summed over `axes` in one message.
 std::vector<at::Tensor> sum_together(
@@ -51,8 +68,7 @@ std::vector<at::Tensor> sum_together(
         done[i] = true;
       }
     }
-    const auto joined = flat.size() == 1 ? flat[0] : at::cat(flat);
-    const auto total = all_reduce(joined, Reduce::Sum, mesh, axes);
+    const auto total = sum_flat(flat, mesh, axes);
     int64_t offset = 0;
     for (const size_t i : members) {
       totals[i] =

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/sum_in_place.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {
@@ -196,6 +197,19 @@ TEST_P(AllReduce, GoesOverTheAxesItIsGiven) {
     EXPECT_EQ(reduced({0}), 2 * column + 3);
     EXPECT_EQ(reduced({1}), 9 * mesh->coordinate(0) + 3);
     EXPECT_EQ(reduced({0, 1}), 15);
+  });
+}
+
+TEST_P(AllReduce, SumsInPlaceOverTheAxesItIsGiven) {
+  run_on_mesh({2, 3}, [](const MeshPtr& mesh) {
+    for (const auto& axes : {std::vector<int64_t>{1}, {0, 1}}) {
+      const auto expected = all_reduce(own(mesh), Reduce::Sum, *mesh, axes);
+      const auto x = own(mesh);
+      const auto* memory = x.const_data_ptr();
+      detail::sum_in_place(x, *mesh, axes);
+      EXPECT_TRUE(at::equal(x, expected));
+      EXPECT_EQ(x.const_data_ptr(), memory);
+    }
   });
 }
 
