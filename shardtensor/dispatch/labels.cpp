@@ -374,8 +374,14 @@ Labels broadcast_labels(Call& call) {
   return labels;
 }
 
+Decision elementwise_rule(Call& call, Linearity linearity) {
+  auto decision = rule_by_labels(call, broadcast_labels(call), linearity);
+  decision.keeps_order = true;
+  return decision;
+}
+
 Decision pointwise_rule(Call& call) {
-  return rule_by_labels(call, broadcast_labels(call), Linearity::None);
+  return elementwise_rule(call, Linearity::None);
 }
 
 Decision replicate_rule(Call& call) {

@@ -57,8 +57,11 @@ std::vector<int64_t> broadcast_to(
 /// their last dims.
 Labels broadcast_labels(Call& call);
 
-/// Output element i depends on the elements i of the inputs (broadcast). For
-/// operators of other libraries, too: see register_rule.
+/// Output element i depends on the elements i of the inputs (broadcast).
+Decision elementwise_rule(Call& call, Linearity linearity);
+
+/// The same, and no Partial may stay. For operators of other libraries, too:
+/// see register_rule.
 Decision pointwise_rule(Call& call);
 
 /// Every rank works on the whole tensors.

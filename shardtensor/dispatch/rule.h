@@ -27,6 +27,9 @@ struct Decision {
   std::vector<SpecPtr> outputs;
   /// Arguments to replace in the local call: global sizes made local, say.
   std::vector<std::pair<size_t, c10::IValue>> arguments;
+  /// The outputs lie in memory in the operands' order of dims, as those of
+  /// TensorIterator do: see Note [Nominal strides].
+  bool keeps_order = false;
   /// The inputs move because the operator cannot work in their layout: counted
   /// and said as a fallback is.
   bool is_repair = false;

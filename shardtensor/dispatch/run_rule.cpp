@@ -2,10 +2,10 @@
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/MemoryFormat.h>
 
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -197,43 +197,6 @@ struct Locals {
   ViewSource source; // of `viewed`
 };
 
-/// Channels-last if that is what the call asks for, or what a ShardTensor among
-/// the operands is: see Note [Nominal strides].
-at::MemoryFormat nominal_format(const Call& call) {
-  const auto& arguments = call.op().schema().arguments();
-  if (!arguments.empty() && arguments.back().name() == "memory_format" &&
-      !call.argument(arguments.size() - 1).isNone()) {
-    const auto asked = static_cast<at::MemoryFormat>(
-        call.argument(arguments.size() - 1).toInt());
-    if (asked != at::MemoryFormat::Preserve) {
-      return asked;
-    }
-  }
-  for (const auto& operand : call.operands()) {
-    if (!operand.tensor.is_contiguous() && is_shard_tensor(operand.tensor)) {
-      for (const auto format :
-           {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
-        if (operand.tensor.is_contiguous(format)) {
-          return format;
-        }
-      }
-    }
-  }
-  return at::MemoryFormat::Contiguous;
-}
-
-std::vector<int64_t> nominal_strides(
-    at::MemoryFormat format,
-    const std::vector<int64_t>& sizes) {
-  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
-    return c10::get_channels_last_strides_2d(sizes);
-  }
-  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
-    return c10::get_channels_last_strides_3d(sizes);
-  }
-  return {};
-}
-
 class Outputs {
  public:
   Outputs(const Call& call, const Decision& decision, const Locals& locals)
@@ -268,7 +231,9 @@ class Outputs {
     }
     if (!locals_.viewed) {
       return wrap(
-          local, spec, nominal_strides(nominal_format(call_), spec->sizes()));
+          local,
+          spec,
+          nominal_strides(call_, decision_.keeps_order, spec->sizes()));
     }
     const auto& tensor = locals_.viewed->tensor;
     const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())

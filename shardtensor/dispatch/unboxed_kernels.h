@@ -100,8 +100,9 @@ c10::KernelFunction function_level() {
 
 // ---- dispatch level ---------------------------------------------------------
 
-/// Looks at all arguments: contiguous tensors of one layout without a Partial,
-/// and plain numbers. A pointwise result then has that layout.
+/// Looks at all arguments: tensors of one layout without a Partial, dense in
+/// the same order, and plain numbers. A pointwise result then has that layout
+/// and that order.
 class Alike {
  public:
   void see(const at::Tensor& tensor) {
@@ -113,9 +114,15 @@ class Alike {
     const auto& own = spec(tensor);
     if (!spec_) {
       spec_ = &own;
+      if (!tensor.is_contiguous()) {
+        strides_ = tensor.strides();
+      }
       holds_ = holds_ && !own->has_partial();
     }
-    holds_ = holds_ && own == *spec_ && tensor.is_contiguous();
+    holds_ = holds_ && own == *spec_ &&
+        (strides_.empty() ? tensor.is_contiguous()
+                          : tensor.strides() == strides_ &&
+                 tensor.is_non_overlapping_and_dense());
   }
   template <class Other>
   void see(const Other&) {}
@@ -129,11 +136,16 @@ class Alike {
   const SpecPtr& layout() const {
     return *spec_;
   }
+  /// Empty: contiguous.
+  at::IntArrayRef strides() const {
+    return strides_;
+  }
 
  private:
   bool holds_ = true;
   bool all_sharded_ = true;
   const SpecPtr* spec_ = nullptr;
+  at::IntArrayRef strides_;
 };
 
 inline const at::Tensor& local_argument(const at::Tensor& tensor) {
@@ -164,7 +176,8 @@ class Pointwise<Op, at::Tensor(Args...)> : public c10::OperatorKernel {
     Alike alike;
     (alike.see(args), ...);
     if (alike.holds()) {
-      return wrap(Op::call(local_argument(args)...), alike.layout());
+      return wrap(
+          Op::call(local_argument(args)...), alike.layout(), alike.strides());
     }
     return boxed_call<Op, at::Tensor, RunRule, Args...>(
         RunRule{rule_}, std::forward<Args>(args)...);

@@ -14,6 +14,7 @@ Decision like_rule(Call& call) {
   Decision decision;
   decision.inputs = {call.operand(0).spec};
   decision.outputs = {without_partial(call.operand(0).spec)};
+  decision.keeps_order = true;
   return decision;
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 template <Linearity linearity>
 Decision linear_rule(Call& call) {
-  return rule_by_labels(call, broadcast_labels(call), linearity);
+  return elementwise_rule(call, linearity);
 }
 
 /// A cast keeps a sum of terms, unless it rounds each of them.
@@ -26,10 +26,7 @@ Decision cast_rule(Call& call) {
   const auto& dtype = call.argument("dtype");
   const bool rounds = dtype.isInt() &&
       at::isIntegralType(static_cast<at::ScalarType>(dtype.toInt()), true);
-  return rule_by_labels(
-      call,
-      broadcast_labels(call),
-      rounds ? Linearity::None : Linearity::Unary);
+  return elementwise_rule(call, rounds ? Linearity::None : Linearity::Unary);
 }
 
 /// fill and the like: the old values do not count, the layout stays.
@@ -44,6 +41,7 @@ Decision overwrite_rule(Call& call) {
                                                  : nullptr);
   }
   decision.outputs = {layout};
+  decision.keeps_order = true;
   return decision;
 }
 

@@ -219,7 +219,8 @@ at::Tensor& bernoulli_tensor_kernel(
 at::Tensor bernoulli_kernel(
     const at::Tensor& self,
     std::optional<at::Generator> generator) {
-  return at::empty_like(self).bernoulli_(self, std::move(generator));
+  return at::empty_like(self, self.options(), at::MemoryFormat::Contiguous)
+      .bernoulli_(self, std::move(generator));
 }
 
 void check_deviation(const at::Tensor& std) {

@@ -100,7 +100,8 @@ class UnboxedCat : public c10::OperatorKernel {
       dim = dim < 0 ? dim + dims : dim;
       return dim >= 0 && dim < dims && !alike.layout()->is_sharded(dim);
     };
-    if (!alike.holds() || !alike.all_sharded() || !whole()) {
+    if (!alike.holds() || !alike.all_sharded() || !alike.strides().empty() ||
+        !whole()) {
       return boxed_call<
           at::_ops::cat,
           at::Tensor,
