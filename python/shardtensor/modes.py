@@ -81,8 +81,8 @@ def gradient_policy(policy: str):
 
 
 def get_attention_transport() -> str:
-    """How attention meets keys of other ranks: "auto", "ring", "all_gather" or
-    "all_to_all"."""
+    """How attention meets keys of other ranks: "auto", "ring", "all_gather",
+    "all_to_all" or "grid"."""
     return _C.attention_transport()
 
 
@@ -94,7 +94,9 @@ def set_attention_transport(transport: str) -> None:
 def attention_transport(transport: str):
     """set_attention_transport within a with-block: "ring" passes blocks of keys
     and values around while ranks compute, "all_gather" gathers them first,
-    "all_to_all" cuts heads in the place of the sequence; "auto" chooses."""
+    "all_to_all" cuts heads in the place of the sequence, "grid" does so along
+    the last mesh axis and passes blocks along the others; "auto" chooses by
+    sizes and mesh."""
     with _restored(_C.attention_transport, _C.set_attention_transport, transport):
         yield
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/attention/cost.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -38,6 +39,16 @@ bool divides(const Partition& partition, int64_t group) {
   });
 }
 
+/// The pieces of each `by` neighbours joined.
+Partition joined(const Partition& partition, int64_t by) {
+  const auto sizes = partition.sizes();
+  std::vector<int64_t> result;
+  for (auto piece = sizes.begin(); piece != sizes.end(); piece += by) {
+    result.push_back(std::accumulate(piece, piece + by, int64_t{0}));
+  }
+  return Partition(result);
+}
+
 Partition divided(const Partition& partition, int64_t by) {
   auto sizes = partition.sizes();
   for (auto& size : sizes) {
@@ -67,12 +78,16 @@ class Planner {
     }
     place_keys();
     choose_ring();
-    if (transport_ == AttentionTransport::AllToAll) {
-      cut_heads();
-    }
   }
 
-  AttentionLayouts plan(const SpecPtr& value, const SpecPtr& mask) {
+  AttentionLayouts plan(
+      const SpecPtr& value,
+      const SpecPtr& mask,
+      int64_t bytes) {
+    if (transport_ == AttentionTransport::Auto) {
+      transport_ = cheapest(*value, mask, bytes);
+    }
+    cut_heads();
     AttentionLayouts result;
     result.query = query_layout();
     result.splits_groups = splits_groups(*result.query);
@@ -144,15 +159,61 @@ class Planner {
     }
   }
 
+  /// By the layouts that rows in their place would have.
+  AttentionTransport cheapest(
+      const ShardSpec& value,
+      const SpecPtr& mask,
+      int64_t bytes) const {
+    if (ring_.empty() || merges_) {
+      return AttentionTransport::Ring;
+    }
+    const auto query = query_layout();
+    const auto partitions = key_partitions(*query);
+    const auto key =
+        make_spec(key_->mesh(), key_->sizes(), key_placements_, partitions);
+    AttentionSizes sizes;
+    sizes.ranks = 1;
+    for (const int64_t axis : ring_) {
+      sizes.ranks *= mesh_.ranks(axis);
+    }
+    for (int64_t dim = 0; dim < rows_; ++dim) {
+      auto& count = dim == heads_ ? sizes.heads : sizes.batch;
+      count *= most(*query, dim);
+    }
+    sizes.key_heads = std::max<int64_t>(sizes.heads / group_, 1);
+    sizes.queries = query->size(rows_);
+    sizes.keys = key->size(rows_);
+    sizes.most_queries = most(*query, rows_);
+    sizes.most_keys = most(*key, rows_);
+    sizes.features = query->size(rows_ + 1);
+    sizes.value_features = value.size(rows_ + 1);
+    sizes.bytes = bytes;
+    sizes.causal = causal_;
+    sizes.has_mask_rows = heads_ < 0 || (mask && mask->size(rows_) > 1);
+    return choose_transport(sizes);
+  }
+  /// The extent of the largest piece.
+  static int64_t most(const ShardSpec& spec, int64_t dim) {
+    if (!spec.is_sharded(dim)) {
+      return spec.size(dim);
+    }
+    const auto sizes = spec.partition(dim).sizes();
+    return *std::max_element(sizes.begin(), sizes.end());
+  }
+
+  /// In the place of rows.
   void cut_heads() {
-    if (merges_ || heads_ < 0) {
+    const bool all = transport_ == AttentionTransport::AllToAll;
+    if (merges_ || heads_ < 0 ||
+        !(all || transport_ == AttentionTransport::Grid)) {
       return;
     }
-    for (const int64_t axis : ring_) {
-      query_placements_[axis] = key_placements_[axis] =
-          Placement::shard(heads_);
+    const size_t first = all || ring_.empty() ? 0 : ring_.size() - 1;
+    for (size_t i = first; i < ring_.size(); ++i) {
+      query_placements_[ring_[i]] = Placement::shard(heads_);
+      key_placements_[ring_[i]] = Placement::shard(heads_);
     }
-    ring_.clear();
+    ring_.resize(first);
   }
 
   SpecPtr query_layout() const {
@@ -167,6 +228,8 @@ class Planner {
         partitions[dim] = query_->partition(dim);
       } else if (dim < rows_ && key_->axes(dim) == axes) {
         partitions[dim] = key_->partition(dim).scaled(group);
+      } else if (dim == rows_) {
+        partitions[dim] = rows_of_fewer(*query_, axes);
       } else {
         partitions[dim] =
             chunked(mesh_, query_->size(dim) / group, axes).scaled(group);
@@ -190,10 +253,23 @@ class Planner {
       }
     }
     const auto axes = axes_of(key_placements_, rows_);
-    if (!axes.empty() && key_->axes(rows_) == axes) {
-      partitions[rows_] = key_->partition(rows_);
+    if (!axes.empty()) {
+      partitions[rows_] = rows_of_fewer(*key_, axes);
     }
     return partitions;
+  }
+
+  /// How these axes cut the rows: as they did, or as they did with a last one
+  /// that no longer does.
+  Partition rows_of_fewer(const ShardSpec& spec, const Axes& axes) const {
+    auto given = spec.is_sharded(rows_) ? spec.axes(rows_) : Axes{};
+    int64_t last = 1;
+    if (given.size() == axes.size() + 1) {
+      last = mesh_.ranks(given.back());
+      given.pop_back();
+    }
+    return given == axes ? joined(spec.partition(rows_), last)
+                         : chunked(mesh_, spec.size(rows_), axes);
   }
 
   /// Cut as the query where it does not broadcast; all keys.
@@ -279,8 +355,9 @@ AttentionLayouts plan_attention(
     const SpecPtr& value,
     const SpecPtr& mask,
     bool causal,
+    int64_t bytes,
     AttentionTransport transport) {
-  return Planner(query, key, causal, transport).plan(value, mask);
+  return Planner(query, key, causal, transport).plan(value, mask, bytes);
 }
 
 } // namespace shardtensor::detail

@@ -33,13 +33,14 @@ struct AttentionLayouts {
   AttentionWork work;
 };
 
-/// `mask` may be null; its extents are the scores' or 1.
+/// `mask` may be null; its extents are the scores' or 1. `bytes` of an element.
 AttentionLayouts plan_attention(
     const SpecPtr& query,
     const SpecPtr& key,
     const SpecPtr& value,
     const SpecPtr& mask,
     bool causal,
+    int64_t bytes,
     AttentionTransport transport);
 
 } // namespace shardtensor::detail

@@ -155,7 +155,9 @@ std::shared_ptr<const AttentionLayouts> find_layouts(
   if (mask) {
     key.add(mask);
   }
+  const auto bytes = static_cast<int64_t>(operands.query.element_size());
   key.add(static_cast<int64_t>(causal)).add(static_cast<int64_t>(transport));
+  key.add(bytes);
   return cache.find(key, [&] {
     return plan_attention(
         spec(operands.query),
@@ -163,6 +165,7 @@ std::shared_ptr<const AttentionLayouts> find_layouts(
         spec(operands.value),
         mask,
         causal,
+        bytes,
         transport);
   });
 }

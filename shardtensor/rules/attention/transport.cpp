@@ -15,6 +15,7 @@ constexpr AttentionTransport kAll[] = {
     AttentionTransport::Ring,
     AttentionTransport::AllGather,
     AttentionTransport::AllToAll,
+    AttentionTransport::Grid,
 };
 
 } // namespace
@@ -37,6 +38,8 @@ const char* to_string(AttentionTransport transport) {
       return "all_gather";
     case AttentionTransport::AllToAll:
       return "all_to_all";
+    case AttentionTransport::Grid:
+      return "grid";
   }
   return "";
 }
@@ -49,8 +52,8 @@ AttentionTransport parse_attention_transport(const std::string& name) {
   }
   TORCH_CHECK_VALUE(
       false,
-      "attention_transport: expected 'auto', 'ring', 'all_gather' or "
-      "'all_to_all', got '",
+      "attention_transport: expected 'auto', 'ring', 'all_gather', 'all_to_all' "
+      "or 'grid', got '",
       name,
       "'");
 }

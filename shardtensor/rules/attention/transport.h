@@ -9,12 +9,14 @@ namespace shardtensor {
 /// - Ring: blocks of keys and values pass all ranks, while those compute.
 /// - AllGather: every rank gets all keys and values first.
 /// - AllToAll: heads are cut in the place of the sequence, and back.
-enum class AttentionTransport { Auto, Ring, AllGather, AllToAll };
+/// - Grid: the last mesh axis that cuts the sequence cuts heads in its place,
+///   along the others blocks pass as in the ring.
+enum class AttentionTransport { Auto, Ring, AllGather, AllToAll, Grid };
 
 /// For all calls of the process from now on, the same on all ranks.
 void set_attention_transport(AttentionTransport transport);
 AttentionTransport attention_transport();
-/// "auto", "ring", "all_gather", "all_to_all".
+/// "auto", "ring", "all_gather", "all_to_all", "grid".
 const char* to_string(AttentionTransport transport);
 /// Raises on another name.
 AttentionTransport parse_attention_transport(const std::string& name);

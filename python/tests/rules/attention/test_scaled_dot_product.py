@@ -73,7 +73,7 @@ def test_cross_attention_in_any_layouts(mesh):
 
 
 @ranks(2, 3, "2x2")
-@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all", "grid"])
 def test_transports(mesh, transport):
     q, k, v = operands(rows=5, keys=ROWS)
     with shardtensor.attention_transport(transport):
@@ -83,7 +83,7 @@ def test_transports(mesh, transport):
 
 
 @ranks(1, 2, 3, 4, "2x2")
-@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all", "grid"])
 def test_causal(mesh, transport):
     def causal(*x):
         return attend(*x, is_causal=True)
@@ -281,3 +281,22 @@ def scatter_like(x, mesh, placements):
     back = [order.index(dim) for dim in range(x.dim())]
     cut = [Shard(order.index(p.dim)) for p in placements]
     return shard(x.permute(order).contiguous(), mesh, cut).permute(back)
+
+
+@ranks(2)
+def test_the_choice_and_bad_names(mesh):
+    assert shardtensor.get_attention_transport() == "auto"
+    with pytest.raises(ValueError, match="expected 'auto', 'ring'.*got 'pigeon'"):
+        shardtensor.set_attention_transport("pigeon")
+    x = [shard(torch.randn(1, 2, 64, 4), mesh, [Shard(2)]) for _ in range(3)]
+
+    def exchanges(transport, **options):
+        shardtensor.reset_comm_stats()
+        with shardtensor.attention_transport(transport):
+            F.scaled_dot_product_attention(*x, **options)
+        return shardtensor.comm_stats().exchanges
+
+    # The block of keys; query, key, value and output.
+    assert exchanges("ring") == exchanges("all_gather") == 1
+    assert exchanges("all_to_all") == 4
+    assert exchanges("ring", is_causal=True) == 5 + 1
