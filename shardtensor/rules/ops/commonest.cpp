@@ -1,3 +1,4 @@
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>

@@ -2,6 +2,10 @@
 #include <string>
 #include <unordered_set>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/copysign_ops.h>
+#include <ATen/ops/masked_fill_ops.h>
+#include <ATen/ops/nextafter_ops.h>
 #include <ATen/ops/sgn_ops.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>

@@ -1,6 +1,7 @@
 // Padding at the function level. The rank that owns the first or last row owns
 // what is padded before or after it: a constant needs no communication, the
 // other modes fetch the rows that they repeat.
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/_pad_circular_ops.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/reflection_pad1d_ops.h>

@@ -1,5 +1,6 @@
 // Pixel shuffling at the function level: each output block belongs to one
 // input pixel, so cut points are multiplied or divided.
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/pixel_shuffle_ops.h>
 #include <ATen/ops/pixel_unshuffle_ops.h>
 #include <torch/library.h>

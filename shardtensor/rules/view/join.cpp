@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/repeat_ops.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
