@@ -100,6 +100,6 @@ def _number_of_spec(spec: ShardTensorSpec) -> int:
 
 
 def _in_numbered_layout(local, shape, number):
-    if any(isinstance(extent, torch.SymInt) for extent in (*local.shape,)):
+    if any(isinstance(extent, torch.SymInt) for extent in local.shape):
         local = local.view(shape)
     return _C.from_local(local, _layouts[number])

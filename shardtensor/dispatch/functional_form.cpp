@@ -161,11 +161,18 @@ void write_whole(const at::Tensor& plain, const at::Tensor& result) {
   plain.copy_(whole);
 }
 
-/// A result that may be kept: an operator may return its input.
+/// A result that may be kept: an operator may return its input, or be a
+/// composite one that fills a plain tensor.
 at::Tensor own(const at::Tensor& result, const Stack& arguments) {
-  const auto& local = impl_of(result)->local();
   for (const auto& given : tensors_in(arguments)) {
-    if (is_shard_tensor(given) && impl_of(given)->local().is_alias_of(local)) {
+    if (!is_shard_tensor(given)) {
+      continue;
+    }
+    if (!is_shard_tensor(result)) {
+      return promote(result, spec(given)->mesh());
+    }
+    const auto& local = impl_of(result)->local();
+    if (impl_of(given)->local().is_alias_of(local)) {
       return wrap(local.clone(), spec(result));
     }
   }
