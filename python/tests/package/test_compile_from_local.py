@@ -42,9 +42,7 @@ def check(mesh, x, placements, sizes, backend, by_spec=False):
     return gradient
 
 
-@ranks(2, 3, "2x2")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_pieces_become_a_tensor_in_the_graph(mesh, backend):
+def check_placements(mesh, backend):
     others = [Replicate()] * (mesh.ndim - 1)
     x = torch.randn(7, 4, dtype=torch.float64)
     for extent in (7, 6):
@@ -57,6 +55,16 @@ def test_pieces_become_a_tensor_in_the_graph(mesh, backend):
     check(mesh, x, [Replicate()] * mesh.ndim, None, backend)
     check(mesh, x, [Partial(), *others], None, backend)
     check(mesh, x, [Shard(1), *others], None, backend, by_spec=True)
+
+
+@ranks(2, 3, "2x2")
+def test_pieces_become_a_tensor_in_the_graph(mesh):
+    check_placements(mesh, "aot_eager")
+
+
+@ranks(2)
+def test_inductor(mesh):
+    check_placements(mesh, "inductor")
 
 
 @ranks(2)
