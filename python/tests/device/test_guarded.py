@@ -5,9 +5,11 @@ import signal
 import pytest
 import rig
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import assert_close, ranks, run_isolated, shard
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
@@ -47,6 +49,16 @@ def test_two_devices_in_one_call_are_an_error(mesh):
 def test_messages_go_through_wait(mesh):
     x = torch.arange(6.0)
     assert_close(shard(x, mesh, [Shard(0)]).redistribute(placements=[Replicate()]), x)
+
+
+@ranks(2)
+def test_gloo_gets_no_messages_of_a_device(mesh):
+    group = dist.new_group(backend="cpu:gloo,guarded:staged_gloo")
+    over_gloo = DeviceMesh.from_group(group, "guarded")
+    x = torch.arange(6.0)
+    s = shard(x, over_gloo, [Shard(0)])
+    assert_close(s.redistribute(placements=[Replicate()]), x)
+    assert_close(s.sum(), x.sum())
 
 
 # ---- numbers that stay on the device ----------------------------------------

@@ -428,11 +428,13 @@ def _outcome(path, module, call):
     _restore_settings()
     oracle.layouts.clear()
     try:
-        file = _load(path, module)
-        name, mesh, args, kwargs = pickle.loads(call)
-        fn = getattr(file, name)
-        fn = getattr(fn, "body", fn)
         with _on_device():
+            file = _load(path, module)
+            name, mesh, args, kwargs = pickle.loads(call)
+            args = [_to_device(x) for x in args]
+            kwargs = {key: _to_device(x) for key, x in kwargs.items()}
+            fn = getattr(file, name)
+            fn = getattr(fn, "body", fn)
             mesh = [] if mesh is None else [_mesh(_shape(mesh))]
             value = fn(*mesh, *args, **kwargs)
         pickle.dumps(value)
@@ -443,13 +445,19 @@ def _outcome(path, module, call):
     return "ok", value, "", tuple(oracle.layouts)
 
 
-def _on_device():
-    """What a body makes without naming a device is on the rig's."""
+def _to_device(argument):
+    """Tensors and modules were made in pytest's process."""
     import torch
 
+    kinds = torch.Tensor, torch.nn.Module
+    return argument.to(rig.DEVICE) if isinstance(argument, kinds) else argument
+
+
+def _on_device():
+    """What a body makes without naming a device is on the rig's."""
     if rig.DEVICE == "cpu":
         return contextlib.nullcontext()
-    return rig.device_of(torch.distributed.get_rank())
+    return rig.device_of(int(os.environ["RANK"]))
 
 
 def _restore_settings():

@@ -71,11 +71,18 @@ class _Runtime:
         return [torch.float16, torch.bfloat16]
 
 
-def _make_backend(store, rank, size, timeout):
-    return _guarded.make_backend(dist.ProcessGroupGloo(store, rank, size, timeout))
+def _backend_maker(as_gloo):
+    def make(store, rank, size, timeout):
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        return _guarded.make_backend(gloo, as_gloo)
+
+    return make
 
 
 torch.utils.rename_privateuse1_backend(NAME)
 torch._register_device_module(NAME, _Runtime)
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-dist.Backend.register_backend(NAME, _make_backend, devices=[NAME])
+dist.Backend.register_backend(NAME, _backend_maker(as_gloo=False), devices=[NAME])
+dist.Backend.register_backend(
+    "staged_gloo", _backend_maker(as_gloo=True), devices=[NAME]
+)

@@ -10,7 +10,8 @@
 
 // Messages between guarded tensors: staged on the host, gloo's. As over NCCL a
 // call is done when it is waited for, outputs are poison until then, and what
-// nothing runs beside returns no work.
+// nothing runs beside returns no work. Or as gloo does with CUDA tensors: its
+// collectives stage them, and its messages take their addresses for the host's.
 
 namespace guarded {
 namespace {
@@ -58,14 +59,16 @@ class LateWork : public c10d::Work {
 
 class StagedBackend : public c10d::Backend {
  public:
-  explicit StagedBackend(BackendPtr gloo)
-      : Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+  StagedBackend(BackendPtr gloo, bool as_gloo)
+      : Backend(gloo->getRank(), gloo->getSize()),
+        gloo_(std::move(gloo)),
+        as_gloo_(as_gloo) {}
 
   const std::string getBackendName() const override {
-    return "guarded";
+    return as_gloo_ ? "gloo" : "guarded";
   }
   bool supportsCoalescing() const override {
-    return true;
+    return !as_gloo_;
   }
 
   WorkPtr alltoall_base(
@@ -154,6 +157,7 @@ class StagedBackend : public c10d::Backend {
   };
 
   WorkPtr message(Message one) {
+    TORCH_CHECK(!as_gloo_, "writev: Bad address");
     if (together_) {
       together_->push_back(std::move(one));
       return nullptr;
@@ -189,6 +193,7 @@ class StagedBackend : public c10d::Backend {
   }
 
   BackendPtr gloo_;
+  bool as_gloo_;
   std::optional<std::vector<Message>> together_;
 };
 
@@ -204,8 +209,8 @@ py::dict count() {
 }
 
 PYBIND11_MODULE(_guarded, module) {
-  module.def("make_backend", [](BackendPtr gloo) -> BackendPtr {
-    return c10::make_intrusive<StagedBackend>(std::move(gloo));
+  module.def("make_backend", [](BackendPtr gloo, bool as_gloo) -> BackendPtr {
+    return c10::make_intrusive<StagedBackend>(std::move(gloo), as_gloo);
   });
   module.def("count", &count);
   module.def("host_address", [](const Tensor& x) {

@@ -234,6 +234,21 @@ Tensor& set_storage(
   return self;
 }
 
+Tensor& set_whole_storage(Tensor& self, at::Storage source) {
+  const auto size = static_cast<int64_t>(source.nbytes()) /
+      static_cast<int64_t>(self.element_size());
+  return set_storage(self, std::move(source), 0, {size}, {1});
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_storage(
+      self,
+      source.storage(),
+      source.storage_offset(),
+      c10::fromIntArrayRefSlow(source.sizes()),
+      c10::fromIntArrayRefSlow(source.strides()));
+}
+
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   counts().to_host += is_guarded(dst) ? 0 : 1;
   counts().to_device +=
@@ -327,11 +342,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", empty_strided);
   m.impl("resize_", resize);
   m.impl("set_.source_Storage_storage_offset", set_storage);
+  m.impl("set_.source_Storage", set_whole_storage);
+  m.impl("set_.source_Tensor", set_tensor);
   m.impl("_copy_from", copy_from);
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("record_stream", record_stream);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
+}
+
+// A device has these of its own, not the formulas that PyTorch gives to others.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* name : {"native_group_norm", "native_layer_norm"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

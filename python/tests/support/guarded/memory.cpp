@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 namespace guarded {
@@ -80,10 +81,10 @@ class Allocator final : public c10::Allocator {
 
 at::Tensor make_tensor(
     c10::Storage storage,
-    c10::DispatchKey key,
+    c10::DispatchKeySet keys,
     const at::Tensor& like) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(key), like.dtype());
+      c10::TensorImpl::VIEW, std::move(storage), keys, like.dtype());
   auto* impl = result.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides());
   impl->set_storage_offset(like.storage_offset());
@@ -93,6 +94,16 @@ at::Tensor make_tensor(
     impl->set_wrapped_number(true);
   }
   return result;
+}
+
+/// As a constructor of tensors adds them.
+c10::DispatchKeySet new_keys(c10::DispatchKey key) {
+  const c10::DispatchKeySet keys(key);
+  return c10::InferenceMode::is_enabled() ? keys
+                                          : keys |
+          c10::getAutogradRelatedKeySetFromBackend(
+                                                c10::toBackendComponent(key)) |
+          c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
 }
 
 } // namespace
@@ -119,7 +130,9 @@ Kernel::~Kernel() {
   }
 }
 
-const c10::Storage& Kernel::open(const c10::Storage& storage) {
+const c10::Storage& Kernel::open(
+    const c10::Storage& storage,
+    c10::DispatchKeySet keys) {
   const auto found = by_device_.find(storage.unsafeGetStorageImpl());
   if (found != by_device_.end()) {
     return found->second.host;
@@ -134,7 +147,7 @@ const c10::Storage& Kernel::open(const c10::Storage& storage) {
           const_cast<void*>(storage.data_ptr().get()), c10::Device(c10::kCPU)),
       nullptr,
       false);
-  by_host_.emplace(host.unsafeGetStorageImpl(), storage);
+  by_host_.emplace(host.unsafeGetStorageImpl(), Known{storage, keys});
   return by_device_
       .emplace(storage.unsafeGetStorageImpl(), Opened{storage, host})
       .first->second.host;
@@ -142,27 +155,33 @@ const c10::Storage& Kernel::open(const c10::Storage& storage) {
 
 at::Tensor Kernel::on_host(const at::Tensor& x) {
   return is_guarded(x)
-      ? make_tensor(open(x.storage()), c10::DispatchKey::CPU, x)
+      ? make_tensor(
+            open(x.storage(), x.key_set()), new_keys(c10::DispatchKey::CPU), x)
       : x;
 }
 
 at::Tensor Kernel::on_device(const at::Tensor& made) {
   const auto known = by_host_.find(made.storage().unsafeGetStorageImpl());
   if (known != by_host_.end()) {
-    return make_tensor(known->second, kKey, made);
+    return make_tensor(known->second.device, known->second.keys, made);
   }
-  const auto bytes = made.storage().nbytes();
+  const bool is_zero = made._is_zerotensor(); // of forward mode: no memory
+  const auto bytes = is_zero ? 0 : made.storage().nbytes();
   const c10::Storage storage(
       c10::Storage::use_byte_size_t{},
       bytes,
       allocator()->allocate(bytes),
       allocator(),
       true);
-  const auto& host = open(storage);
+  const auto& host = open(storage, {});
   if (bytes > 0) {
     std::memcpy(host.mutable_data(), made.storage().data(), bytes);
   }
-  return make_tensor(storage, kKey, made);
+  auto keys = new_keys(kKey);
+  if (is_zero) {
+    keys = keys.add(c10::DispatchKey::ZeroTensor);
+  }
+  return make_tensor(storage, keys, made);
 }
 
 } // namespace guarded

@@ -55,10 +55,16 @@ class Kernel {
     c10::Storage device;
     c10::Storage host;
   };
-  const c10::Storage& open(const c10::Storage& storage);
+  const c10::Storage& open(
+      const c10::Storage& storage,
+      c10::DispatchKeySet keys);
 
   std::unordered_map<const void*, Opened> by_device_; // by StorageImpl
-  std::unordered_map<const void*, c10::Storage> by_host_;
+  struct Known {
+    c10::Storage device;
+    c10::DispatchKeySet keys; // views take them over, those of inference, too
+  };
+  std::unordered_map<const void*, Known> by_host_;
 };
 
 } // namespace guarded
