@@ -89,7 +89,7 @@ test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the exam
 	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
-DEVICE_TESTS ?= device rules/norm/test_norm.py rules/reduce/test_loss.py \
+DEVICE_TESTS ?= device rules/norm/test_norm.py \
   rules/index$(if $(TAIL),,/test_indexing.py) $(if $(TAIL),rules/stencil)
 
 test-device: build-tests  ## pytest on a device whose memory the host cannot touch

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -15,7 +16,15 @@ struct Block {
   void* base = nullptr;
   size_t bytes = 0;
   int64_t users = 0;
+  bool is_new = true; // holds what its last tensor left
 };
+
+/// Those that no tensor has; nobody may touch them.
+using FreeBlocks = std::unordered_map<size_t, std::vector<Block*>>;
+FreeBlocks& free_blocks() {
+  static auto* blocks = new FreeBlocks();
+  return *blocks;
+}
 
 std::mutex& blocks_mutex() {
   static auto* mutex = new std::mutex();
@@ -34,12 +43,34 @@ void use(Block& block, int64_t by) {
   if (was != (block.users > 0)) {
     protect(block, was ? PROT_NONE : PROT_READ | PROT_WRITE);
   }
+  if (by > 0 && std::exchange(block.is_new, false)) {
+    std::memset(block.base, 0xCD, block.bytes);
+  }
 }
 
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  munmap(block->base, block->bytes);
-  delete block;
+  const std::lock_guard lock(blocks_mutex());
+  block->is_new = true;
+  free_blocks()[block->bytes].push_back(block);
+}
+
+Block* make_block(size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  bytes = (bytes + page - 1) / page * page;
+  const std::lock_guard lock(blocks_mutex());
+  auto& same_size = free_blocks()[bytes];
+  if (!same_size.empty()) {
+    auto* block = same_size.back();
+    same_size.pop_back();
+    return block;
+  }
+  auto* block = new Block();
+  block->bytes = bytes;
+  block->base =
+      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TORCH_CHECK(block->base != MAP_FAILED, "guarded: out of memory");
+  return block;
 }
 
 Block* block_of(const c10::Storage& storage) {
@@ -53,19 +84,7 @@ class Allocator final : public c10::Allocator {
     if (bytes == 0) {
       return {nullptr, nullptr, &release_nothing, device};
     }
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    auto* block = new Block();
-    block->bytes = (bytes + page - 1) / page * page;
-    block->base = mmap(
-        nullptr,
-        block->bytes,
-        PROT_READ | PROT_WRITE,
-        MAP_PRIVATE | MAP_ANONYMOUS,
-        -1,
-        0);
-    TORCH_CHECK(block->base != MAP_FAILED, "guarded: out of memory");
-    std::memset(block->base, 0xCD, bytes);
-    protect(*block, PROT_NONE);
+    auto* block = make_block(bytes);
     return {block->base, block, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override {

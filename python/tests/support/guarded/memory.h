@@ -10,7 +10,7 @@
 
 // Memory of the guarded device: pages that the host cannot touch, but within a
 // kernel. A read that would be one of device memory ends the process where it
-// is. New memory is full of poison, freed memory is gone.
+// is. New memory is full of poison.
 
 namespace guarded {
 
