@@ -18,7 +18,7 @@ POINTWISE = {
     "masked_fill": lambda x: x.masked_fill(x > 0, 1.0),
     "clone": lambda x: x.clone(),
     "contiguous_clone": lambda x: x.contiguous(),
-    "empty_like": lambda x: torch.empty_like(x) * 0,
+    "empty_like": lambda x: torch.empty_like(x).fill_(0),
     "zeros_like": lambda x: torch.zeros_like(x, dtype=torch.int32),
     "fill": lambda x: torch.ops.aten.fill(x, 1.0),
 }
