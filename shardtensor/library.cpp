@@ -44,8 +44,8 @@ TORCH_LIBRARY(shardtensor, m) {
       "bool[3] wanted, int[] code, int[] return_slab, str group) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 
-  // Attention to keys of other ranks, and the gradients of query, key, value and,
-  // where wanted, mask: see rules/attention/work.h. `code` holds the rest.
+  // Attention to keys of other ranks, and the gradients of query, key, value
+  // and, where wanted, mask: see rules/attention/work.h. `code` holds the rest.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, "
       "int[] code, float scale, str group) -> Tensor[]",
@@ -54,6 +54,17 @@ TORCH_LIBRARY(shardtensor, m) {
       "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
       "Tensor? mask, Tensor output, Tensor log_sum, bool wants_mask, "
       "int[] code, float scale, str group) -> Tensor[]",
+      {at::Tag::pt2_compliant_tag});
+
+  // Random numbers of a piece: see rules/ops/counter_numbers.h.
+  m.def(
+      "counter_numbers(Tensor key, int[] sizes, ScalarType dtype, int kind, "
+      "float[] parameters, int[] integers, int[] index_sizes, "
+      "int[] index_strides, int index_offset) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "counter_poisson(Tensor rates, Tensor key, int[] index_sizes, "
+      "int[] index_strides, int index_offset) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 
   // Values that a plan knows, as a tensor on like's device.

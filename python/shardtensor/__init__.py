@@ -48,7 +48,9 @@ from shardtensor.modes import (
     get_check_mode,
     get_fallback_mode,
     get_gradient_policy,
+    get_random_policy,
     gradient_policy,
+    random_policy,
     reset_comm_stats,
     reset_fallback_counts,
     set_attention_transport,
@@ -56,6 +58,7 @@ from shardtensor.modes import (
     set_communication_timeout,
     set_fallback_mode,
     set_gradient_policy,
+    set_random_policy,
 )
 from shardtensor.patch_core import MissingShardPatch, UndeterminedShardingError
 from shardtensor.ring import (
@@ -106,6 +109,7 @@ __all__ = [
     "get_fallback_mode",
     "get_attention_transport",
     "get_gradient_policy",
+    "get_random_policy",
     "gradient_policy",
     "halo_exchange",
     "halo_padding",
@@ -119,6 +123,7 @@ __all__ = [
     "perform_ring_iteration_async",
     "rand",
     "randn",
+    "random_policy",
     "register_custom_ops",
     "reset_comm_stats",
     "reset_fallback_counts",
@@ -128,6 +133,7 @@ __all__ = [
     "set_fallback_mode",
     "set_attention_transport",
     "set_gradient_policy",
+    "set_random_policy",
     "sync_module_over_mesh",
     "tensordot",
     "transpose",

@@ -101,6 +101,26 @@ def attention_transport(transport: str):
         yield
 
 
+def get_random_policy() -> str:
+    """Which numbers dropout, rand_like, normal_ and the like draw: "one_device"
+    (those of one device with the same seed, at the price of drawing for the whole
+    tensor on every rank: the default) or "counter" (numbers of the element's place
+    in the whole tensor, drawn for the own piece alone)."""
+    return _C.random_policy()
+
+
+def set_random_policy(policy: str) -> None:
+    _C.set_random_policy(policy)
+
+
+@contextlib.contextmanager
+def random_policy(policy: str):
+    """set_random_policy within a with-block; around backward, too, where that
+    draws again."""
+    with _restored(_C.random_policy, _C.set_random_policy, policy):
+        yield
+
+
 def get_check_mode() -> bool:
     """Whether ranks compare what they are about to do before each collective,
     and promoted tensors' values."""

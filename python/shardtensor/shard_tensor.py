@@ -266,7 +266,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         told = (
             *(repr(core), mesh.position, mesh.group, self.stride()),
             *(self.dtype, local.stride(), local.device, self.requires_grad),
-            library_digest(),
+            *(_C.random_policy(), library_digest()),
         )
         return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 

@@ -5,6 +5,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/attention/transport.h"
 #include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/random.h"
 
 namespace shardtensor::python {
 
@@ -49,6 +50,13 @@ void bind_modes(py::module_& module) {
         set_attention_transport(parse_attention_transport(transport));
       },
       py::arg("transport"));
+  module.def("random_policy", [] { return to_string(random_policy()); });
+  module.def(
+      "set_random_policy",
+      [](const std::string& policy) {
+        set_random_policy(parse_random_policy(policy));
+      },
+      py::arg("policy"));
 }
 
 } // namespace shardtensor::python

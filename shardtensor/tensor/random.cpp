@@ -1,5 +1,7 @@
 #include "shardtensor/tensor/random.h"
 
+#include <atomic>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -7,6 +9,8 @@
 
 namespace shardtensor {
 namespace {
+
+std::atomic<RandomPolicy> policy_of_process{RandomPolicy::OneDevice};
 
 at::Tensor empty(
     const char* op,
@@ -21,6 +25,37 @@ at::Tensor empty(
 }
 
 } // namespace
+
+RandomPolicy random_policy() {
+  return policy_of_process;
+}
+
+void set_random_policy(RandomPolicy policy) {
+  policy_of_process = policy;
+}
+
+const char* to_string(RandomPolicy policy) {
+  switch (policy) {
+    case RandomPolicy::OneDevice:
+      return "one_device";
+    case RandomPolicy::Counter:
+      return "counter";
+  }
+  return "unknown";
+}
+
+RandomPolicy parse_random_policy(const std::string& name) {
+  for (auto policy : {RandomPolicy::OneDevice, RandomPolicy::Counter}) {
+    if (name == to_string(policy)) {
+      return policy;
+    }
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "random policy: expected 'one_device' or 'counter', got '",
+      name,
+      "'");
+}
 
 at::Tensor rand(const SpecPtr& spec, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;

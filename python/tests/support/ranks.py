@@ -469,6 +469,7 @@ def _restore_settings():
     st.set_attention_transport("auto")
     st.set_gradient_policy("coalesced")
     st.set_check_mode(False)
+    st.set_random_policy("one_device")
     st.set_communication_timeout(0)
     st.distributed.DistributedManager._shared_state = {}
 

@@ -125,7 +125,6 @@ constexpr const char* kUntagged[] = {
     "aten::complex",
     "aten::lerp.Scalar",
     "aten::lerp.Tensor",
-    "aten::_fused_dropout",
 };
 
 /// Tagged, too, but not pointwise: equal gives one bool, renorm scales rows by

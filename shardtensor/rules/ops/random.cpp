@@ -1,137 +1,71 @@
-#include <ATen/Context.h>
-#include <ATen/ExpandUtils.h>
-#include <ATen/OpMathType.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/bernoulli.h>
-#include <ATen/ops/cumsum.h>
+#include <limits>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/native/DistributionTemplates.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/leaky_relu.h>
-#include <ATen/ops/min.h>
-#include <ATen/ops/native_dropout.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/rrelu_with_noise.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/util/hash.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/dispatch/nominal_strides.h"
+#include "shardtensor/rules/ops/counter_numbers.h"
+#include "shardtensor/rules/ops/random_whole.h"
+#include "shardtensor/tensor/random.h"
 
 // Note [Random numbers]
-// Random numbers are those of one device with the same seed, in any layout:
-// every rank, whose generator is in the same state, draws for the whole tensor
-// and keeps its own part. All generators advance alike and nothing is sent. The
-// price is the time to draw the whole tensor, and memory for it meanwhile.
-// Drawing only the own part would not give the same numbers: PyTorch's kernels
-// draw in blocks (normal_), seed a stream per call (bernoulli_) or deal the
-// numbers out by the launch's size (CUDA).
+// By default random numbers are those of one device with the same seed, in any
+// layout: every rank, whose generator is in the same state, draws for the whole
+// tensor and keeps its own part. All generators advance alike and nothing is
+// sent. The price is the time to draw the whole tensor, and memory for it
+// meanwhile. Drawing only the own part would not give the same numbers:
+// PyTorch's kernels draw in blocks (normal_), seed a stream per call
+// (bernoulli_) or deal the numbers out by the launch's size (CUDA). The policy
+// "counter" gives these numbers up: see Note [Counter numbers].
 //
 // Generators start alike in every process and stay so until a rank draws alone;
 // torch.manual_seed on all ranks makes them alike again. The check mode
 // compares them.
+//
+// Here are the operators that do not read what they are given, and one loop
+// over all of them; random_elements.cpp has the others.
 
 namespace shardtensor::detail {
 namespace {
 
 using c10::OperatorHandle;
 using torch::jit::Stack;
+using Kind = Distribution::Kind;
 
-/// This rank's part of a tensor that every rank has; without the rest.
-at::Tensor own_part(const at::Tensor& whole, const SpecPtr& spec) {
-  const auto part = local_of(whole, spec).tensor;
-  return spec->is_sharded() ? part.clone() : part;
-}
-
-/// A plain tensor of the global sizes, laid out in memory like `self` would be
-/// on one device: numbers are drawn in the order of memory.
-at::Tensor empty_whole(const at::Tensor& self) {
-  return at::empty_strided(
-      self.sizes(), self.strides(), impl_of(self)->local().options());
-}
-
-/// Brings the local tensor to where its rows stand in a tensor of the global
-/// sizes; all else in there stays.
-void write_own_part(at::Tensor whole, at::Tensor local, const ShardSpec& spec) {
-  const auto dims = spec.sharded_dims();
-  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
-    const auto& partition = spec.partition(*dim);
-    const auto rows = spec.interval(*dim);
-    whole = whole.unflatten(*dim, {partition.repeat(), partition.period()})
-                .narrow(*dim + 1, rows.begin, rows.extent());
-    local = local.unflatten(*dim, {partition.repeat(), rows.extent()});
-  }
-  whole.copy_(local);
-}
-
-// ---- the check mode ---------------------------------------------------------
-
-at::Generator generator_or_default(
-    const std::optional<at::Generator>& generator,
-    at::Device device) {
-  return generator && generator->defined()
-      ? *generator
-      : at::globalContext().defaultGenerator(device);
-}
-
-int64_t hash_of_state(const at::Generator& generator) {
-  const auto state = generator.get_state();
-  size_t hash = 0;
-  for (const uint8_t byte :
-       at::ArrayRef<uint8_t>(state.const_data_ptr<uint8_t>(), state.numel())) {
-    hash = c10::hash_combine(hash, byte);
-  }
-  return static_cast<int64_t>(hash);
-}
-
-/// Raises on all ranks when their generators differ. Communication: two
-/// all-reduces of a number, in the check mode only.
-void check_generators(
-    const std::string& op,
-    const std::optional<at::Generator>& generator,
-    const at::Tensor& self) {
-  const auto& mesh = *spec(self)->mesh();
-  if (!check_mode() || !mesh.contains_this_rank()) {
-    return;
-  }
-  const auto& local = impl_of(self)->local();
-  const auto hash = at::full(
-      {1},
-      hash_of_state(generator_or_default(generator, local.device())),
-      local.options().dtype(at::kLong));
-  TORCH_CHECK_VALUE(
-      all_reduce(hash, Reduce::Max, mesh.group())
-          .equal(all_reduce(hash, Reduce::Min, mesh.group())),
-      op,
-      ": expected random generators in the same state on all ranks, but they "
-      "differ: seed them alike, and draw alike on every rank");
-}
-
-// ---- operators that do not read what they are given -------------------------
+/// An operator and what it draws; its first arguments but the tensor are the
+/// distribution's parameters.
+struct RandomOperator {
+  const char* name;
+  Kind kind;
+  size_t parameters;
+};
 
 /// A boxed call's arguments.
 class Arguments {
  public:
   Arguments(const OperatorHandle& op, Stack& stack)
-      : stack_(stack),
+      : op_(op),
+        stack_(stack),
         base_(stack.size() - op.schema().arguments().size()),
         count_(op.schema().arguments().size()) {}
 
   c10::IValue& operator[](size_t index) const {
     return stack_[base_ + index];
   }
+  /// Null where the operator has no such argument.
+  c10::IValue* find(const char* name) const {
+    const auto index = op_.schema().argumentIndexWithName(name);
+    return index ? &(*this)[*index] : nullptr;
+  }
   std::optional<at::Generator> generator() const {
-    for (size_t i = 0; i < count_; ++i) {
-      if ((*this)[i].isGenerator()) {
-        return (*this)[i].toGenerator();
-      }
-    }
-    return {};
+    const auto* value = find("generator");
+    return value && value->isGenerator() ? std::optional(value->toGenerator())
+                                         : std::nullopt;
   }
   /// randint_like's high is a number in a tensor.
   void make_numbers_plain() const {
@@ -145,347 +79,243 @@ class Arguments {
   }
 
  private:
+  const OperatorHandle& op_;
   Stack& stack_;
   size_t base_;
   size_t count_;
 };
 
-/// What is drawn into `self`; a Partial becomes what it was drawn as.
-void keep_own_part(const at::Tensor& self, const at::Tensor& whole) {
-  const auto target = without_partial(spec(self));
-  write_local(self, own_part(whole, target), target);
+// ---- distributions ----------------------------------------------------------
+
+/// The largest integer that random_ draws into this dtype.
+int64_t largest_integer(at::ScalarType dtype) {
+  if (at::isFloatingType(dtype)) {
+    int64_t digits = 0;
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, dtype, "random_", [&] {
+          digits = std::numeric_limits<scalar_t>::digits;
+        });
+    return int64_t{1} << digits;
+  }
+  int64_t largest = 1;
+  AT_DISPATCH_V2(
+      dtype,
+      "random_",
+      AT_WRAP([&] {
+        largest = static_cast<int64_t>(std::numeric_limits<scalar_t>::max());
+      }),
+      at::kBool,
+      AT_EXPAND(AT_INTEGRAL_TYPES_V2));
+  return largest;
 }
 
-void random_in_place_kernel(
+/// Floats cannot tell all integers apart: within the bounds after rounding.
+void round_bounds(at::ScalarType dtype, int64_t& from, int64_t& to) {
+  if (at::isFloatingType(dtype)) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, dtype, "random_", [&] {
+          from = at::native::templates::update_from<scalar_t>(from);
+          to = at::native::templates::update_to<scalar_t>(to);
+        });
+  }
+}
+
+int64_t integer_of(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toInt();
+}
+
+/// In [from, to); without `to` up to the largest. The number of integers wraps
+/// to 0 where it is 2^64.
+Distribution integers(
+    const Arguments& arguments,
+    size_t parameters,
+    at::ScalarType dtype) {
+  Distribution drawn{Kind::Integer};
+  const auto& last = arguments[parameters];
+  if (parameters == 2) {
+    drawn.from = integer_of(arguments[1]);
+  }
+  if (parameters == 0 || last.isNone()) {
+    drawn.range = static_cast<uint64_t>(largest_integer(dtype)) -
+        static_cast<uint64_t>(drawn.from) + 1;
+    return drawn;
+  }
+  auto to = integer_of(last);
+  round_bounds(dtype, drawn.from, to);
+  drawn.range = static_cast<uint64_t>(to) - static_cast<uint64_t>(drawn.from);
+  return drawn;
+}
+
+Distribution distribution_of(
+    const RandomOperator& random,
+    const Arguments& arguments,
+    at::ScalarType dtype) {
+  if (random.kind == Kind::Integer) {
+    return integers(arguments, random.parameters, dtype);
+  }
+  Distribution drawn{random.kind};
+  if (random.parameters > 0) {
+    drawn.a = arguments[1].toDouble();
+  }
+  if (random.parameters > 1) {
+    drawn.b = arguments[2].toDouble();
+  }
+  return drawn;
+}
+
+/// The operator on no elements, in PyTorch's kernel: its checks of the
+/// arguments, and the result's dtype. Nobody else's generator is touched.
+at::ScalarType check_arguments(
     const OperatorHandle& op,
-    c10::DispatchKeySet,
-    Stack* stack) {
-  const Arguments arguments(op, *stack);
-  const auto self = arguments[0].toTensor();
-  check_generators(
-      c10::toString(op.operator_name()), arguments.generator(), self);
-  const auto whole = empty_whole(self);
-  arguments[0] = whole;
-  op.callBoxed(stack);
-  keep_own_part(self, whole);
-  stack->back() = self;
-}
-
-void random_like_kernel(
-    const OperatorHandle& op,
-    c10::DispatchKeySet,
-    Stack* stack) {
-  const Arguments arguments(op, *stack);
-  const auto self = arguments[0].toTensor();
-  check_generators(
-      c10::toString(op.operator_name()), arguments.generator(), self);
-  arguments.make_numbers_plain();
-  arguments[0] = empty_whole(self);
-  op.callBoxed(stack);
-  const auto whole = stack->back().toTensor();
-  const auto target = without_partial(spec(self));
-  stack->back() = wrap(own_part(whole, target), target, whole.strides());
-}
-
-// ---- operators whose arguments vary from element to element -----------------
-
-/// Each element takes one number, whatever its probability: the probabilities
-/// of the other ranks need not be known.
-at::Tensor& bernoulli_tensor_kernel(
-    at::Tensor& self,
-    const at::Tensor& probabilities,
-    std::optional<at::Generator> generator) {
-  TORCH_CHECK_TYPE(
-      is_shard_tensor(self),
-      "bernoulli_: cannot write a sharded result into a plain tensor of sizes ",
-      self.sizes(),
-      "; write into a ShardTensor or use full_tensor()");
-  check_generators("aten::bernoulli_", generator, self);
-  const auto whole = empty_whole(self);
-  if (is_shard_tensor(probabilities)) {
-    const auto given = probabilities.expand(self.sizes());
-    const auto own = without_partial(spec(self));
-    const auto p =
-        at::full(self.sizes(), 0.5, impl_of(probabilities)->local().options());
-    write_own_part(p, local_of(given, own).tensor, *own);
-    whole.bernoulli_(p, generator);
-  } else {
-    whole.bernoulli_(probabilities, generator);
-  }
-  keep_own_part(self, whole);
-  return self;
-}
-
-at::Tensor bernoulli_kernel(
-    const at::Tensor& self,
-    std::optional<at::Generator> generator) {
-  return at::empty_like(self, self.options(), at::MemoryFormat::Contiguous)
-      .bernoulli_(self, std::move(generator));
-}
-
-void check_deviation(const at::Tensor& std) {
-  TORCH_CHECK(
-      std.numel() == 0 || at::min(std).item<double>() >= 0,
-      "normal: expected standard deviations of at least 0, got ",
-      at::min(std).item<double>());
-}
-
-/// Numbers of mean 0 and deviation 1, scaled and moved, as ATen does it.
-at::Tensor standard_normal(
-    const at::Tensor& like,
-    at::IntArrayRef sizes,
-    at::ScalarType dtype,
-    const std::optional<at::Generator>& generator) {
-  return at::empty_like(
-             like.expand(sizes),
-             like.options().dtype(dtype),
-             at::MemoryFormat::Contiguous)
-      .normal_(0, 1, generator);
-}
-
-at::Tensor normal_kernel(
-    const at::Tensor& mean,
-    const at::Tensor& std,
-    std::optional<at::Generator> generator) {
-  check_deviation(std);
-  const auto sizes = at::infer_size(mean.sizes(), std.sizes());
-  const auto& like = is_shard_tensor(mean) && mean.sizes().equals(sizes) ? mean
-      : is_shard_tensor(std)                                             ? std
-                                                                         : mean;
-  return standard_normal(like, sizes, mean.scalar_type(), generator)
-      .mul_(std)
-      .add_(mean);
-}
-
-at::Tensor normal_of_mean_kernel(
-    const at::Tensor& mean,
-    double std,
-    std::optional<at::Generator> generator) {
-  return at::empty_like(mean, mean.options(), at::MemoryFormat::Contiguous)
-      .normal_(0, std, std::move(generator))
-      .add_(mean);
-}
-
-at::Tensor normal_of_deviation_kernel(
-    double mean,
-    const at::Tensor& std,
-    std::optional<at::Generator> generator) {
-  check_deviation(std);
-  return standard_normal(std, std.sizes(), std.scalar_type(), generator)
-      .mul_(std)
-      .add_(mean);
-}
-
-std::tuple<at::Tensor, at::Tensor> native_dropout_kernel(
-    const at::Tensor& input,
-    double p,
-    std::optional<bool> train) {
-  check_generators("aten::native_dropout", {}, input);
-  const auto [local, own] = local_of(input);
-  if (!train.value_or(true)) {
-    const auto [output, mask] = at::native_dropout(local, p, train);
-    return {
-        wrap(output, own, input.strides()), wrap(mask, own, input.strides())};
-  }
-  const auto whole =
-      std::get<1>(at::native_dropout(empty_whole(input).fill_(1), p, train));
-  const auto mask = own_part(whole, own);
-  const double scale = p == 1 ? 0 : 1 / (1 - p);
-  return {
-      wrap(local.mul(mask).mul_(scale), own, whole.strides()),
-      wrap(mask, own, whole.strides())};
-}
-
-// ---- rrelu ------------------------------------------------------------------
-
-/// Elements in the order of one device.
-struct Numbered {
-  at::Tensor before; // how many of the chosen stand before each element
-  int64_t count; // of the chosen on all ranks
-};
-
-/// `counts` along dim: what stands before each row, and the sum over the dim.
-/// Communication: one all-reduce where the dim is cut.
-std::pair<at::Tensor, at::Tensor> count_along(
-    const at::Tensor& counts,
-    int64_t dim,
-    const ShardSpec& spec) {
-  const auto before = counts.cumsum(dim) - counts;
-  const auto own = counts.sum(dim);
-  if (!spec.is_sharded(dim)) {
-    return {before, own};
-  }
-  const auto piece = spec.piece(dim, spec.mesh()->position());
-  auto sizes = own.sizes().vec();
-  sizes.insert(sizes.begin(), spec.partition(dim).pieces());
-  auto pieces = at::zeros(sizes, own.options());
-  pieces.select(0, piece).copy_(own);
-  const auto all =
-      all_reduce(pieces, Reduce::Sum, *spec.mesh(), spec.axes(dim));
-  return {before + all.narrow(0, 0, piece).sum(0).unsqueeze(dim), all.sum(0)};
-}
-
-Numbered number_elements(const at::Tensor& chosen, const ShardSpec& spec) {
-  auto counts = chosen.to(at::kLong);
-  auto before = at::zeros_like(counts);
-  for (int64_t dim = chosen.dim() - 1; dim >= 0; --dim) {
-    auto [rows, total] = count_along(counts, dim, spec);
-    for (int64_t inner = dim + 1; inner < chosen.dim(); ++inner) {
-      rows = rows.unsqueeze(-1);
+    const Stack& stack,
+    const at::Tensor& local) {
+  static const at::Generator unused = at::detail::createCPUGenerator();
+  const c10::impl::ExcludeDispatchKeyGuard untraced(
+      c10::DispatchKeySet(
+          {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  const auto count = op.schema().arguments().size();
+  Stack copy(stack.end() - static_cast<int64_t>(count), stack.end());
+  const Arguments arguments(op, copy);
+  arguments[0] = at::empty({0}, at::TensorOptions(local.dtype()));
+  for (const char* name : {"device", "pin_memory", "memory_format"}) {
+    if (auto* value = arguments.find(name)) {
+      *value = c10::IValue();
     }
-    before += rows;
-    counts = total;
   }
-  return {before, counts.item<int64_t>()};
-}
-
-/// What each element of x is multiplied with, in the type of the product.
-at::Tensor rrelu_slopes(
-    const Local& x,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    const std::optional<at::Generator>& generator) {
-  const auto negative = x.tensor.le(0);
-  const auto type = at::toOpMathType(x.tensor.scalar_type());
-  const auto options = x.tensor.options().dtype(type);
-  auto slopes = at::ones(x.tensor.sizes(), options);
-  if (!x.tensor.is_cpu()) {
-    // A number for every element, whatever its value.
-    const auto whole = at::full(x.spec->sizes(), -1, options);
-    auto noise = at::empty_like(whole);
-    at::rrelu_with_noise(whole, noise, lower, upper, true, generator);
-    return at::where(negative, own_part(noise, x.spec), slopes);
+  if (auto* generator = arguments.find("generator")) {
+    *generator = unused;
   }
-  // A number for every element that is not positive, one after the other.
-  const auto numbered = number_elements(negative, *x.spec);
-  const auto drawn = at::empty({numbered.count}, options.dtype(at::kDouble))
-                         .uniform_(
-                             at::ones({}, options).mul_(lower).item<double>(),
-                             at::ones({}, options).mul_(upper).item<double>(),
-                             generator)
-                         .to(type);
-  return slopes.masked_scatter_(
-      negative, drawn.index_select(0, numbered.before.masked_select(negative)));
+  op.callBoxed(&copy);
+  return copy.back().toTensor().scalar_type();
 }
 
-struct Rectified {
-  at::Tensor output;
-  at::Tensor noise;
-};
+// ---- kernels ----------------------------------------------------------------
 
-Rectified rrelu(
-    const at::Tensor& self,
-    const at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    const std::optional<at::Generator>& generator) {
-  const CommScope scope("aten::rrelu_with_noise");
-  if (!training) {
-    const auto slope = (lower.toDouble() + upper.toDouble()) / 2;
-    return {at::leaky_relu(self, slope), noise};
+class RandomKernel : public c10::OperatorKernel {
+ public:
+  explicit RandomKernel(RandomOperator random) : random_(random) {}
+
+  void operator()(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    const Arguments arguments(op, *stack);
+    const auto self = arguments[0].toTensor();
+    const auto name = c10::toString(op.operator_name());
+    check_generators(name, arguments.generator(), self);
+    arguments.make_numbers_plain();
+    const bool is_in_place = op.schema().arguments()[0].alias_info();
+    if (random_policy() == RandomPolicy::OneDevice) {
+      note_whole_draw(name, self, *spec(self));
+      is_in_place ? draw_whole_in_place(op, stack, self)
+                  : draw_whole(op, stack, self);
+    } else {
+      is_in_place ? draw_own_in_place(op, stack, self)
+                  : draw_own(op, stack, self);
+    }
   }
-  check_generators("aten::rrelu_with_noise", generator, self);
-  const auto x = local_of(self, contiguous(without_partial(spec(self))));
-  const auto slopes = rrelu_slopes(x, lower, upper, generator);
-  const auto dtype = self.scalar_type();
-  return {
-      wrap(x.tensor.to(slopes.scalar_type()).mul(slopes).to(dtype), x.spec),
-      wrap(slopes.to(dtype), x.spec)};
-}
 
-at::Tensor rrelu_kernel(
-    const at::Tensor& self,
-    at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    std::optional<at::Generator> generator) {
-  const auto result = rrelu(self, noise, lower, upper, training, generator);
-  noise.copy_(result.noise);
-  return result.output;
-}
+ private:
+  void draw_whole_in_place(
+      const OperatorHandle& op,
+      Stack* stack,
+      const at::Tensor& self) const {
+    const auto whole = empty_whole(self);
+    Arguments(op, *stack)[0] = whole;
+    op.callBoxed(stack);
+    keep_own_part(self, whole);
+    stack->back() = self;
+  }
 
-at::Tensor& rrelu_in_place_kernel(
-    at::Tensor& self,
-    at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    std::optional<at::Generator> generator) {
-  return self.copy_(
-      rrelu_kernel(self, noise, lower, upper, training, generator));
-}
+  void draw_whole(
+      const OperatorHandle& op,
+      Stack* stack,
+      const at::Tensor& self) const {
+    Arguments(op, *stack)[0] = empty_whole(self);
+    op.callBoxed(stack);
+    const auto whole = stack->back().toTensor();
+    const auto target = without_partial(spec(self));
+    stack->back() = wrap(own_part(whole, target), target, whole.strides());
+  }
 
-std::tuple<at::Tensor, at::Tensor> rrelu_functional_kernel(
-    const at::Tensor& self,
-    const at::Tensor& noise,
-    const at::Scalar& lower,
-    const at::Scalar& upper,
-    bool training,
-    std::optional<at::Generator> generator) {
-  const auto result = rrelu(self, noise, lower, upper, training, generator);
-  return {result.output, result.noise};
-}
+  void draw_own_in_place(
+      const OperatorHandle& op,
+      Stack* stack,
+      const at::Tensor& self) const {
+    const Arguments arguments(op, *stack);
+    const auto dtype = check_arguments(op, *stack, impl_of(self)->local());
+    const auto drawn = distribution_of(random_, arguments, dtype);
+    const auto key = draw_key(impl_of(self)->local(), arguments.generator());
+    fill_own_part(self, key, drawn);
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    stack->emplace_back(self);
+  }
 
-constexpr const char* kInPlace[] = {
-    "bernoulli_.float",
-    "cauchy_",
-    "exponential_",
-    "geometric_",
-    "log_normal_",
-    "normal_",
-    "random_",
-    "random_.from",
-    "random_.to",
-    "uniform_",
+  void draw_own(const OperatorHandle& op, Stack* stack, const at::Tensor& self)
+      const {
+    const Arguments arguments(op, *stack);
+    const auto& local = impl_of(self)->local();
+    const auto dtype = check_arguments(op, *stack, local);
+    const auto drawn = distribution_of(random_, arguments, dtype);
+    const auto target = without_partial(spec(self));
+    // bernoulli.p alone gives a contiguous result, whatever self is.
+    const auto strides = random_.kind == Kind::Bernoulli
+        ? std::vector<int64_t>()
+        : nominal_strides(Call(op, *stack), true, target->sizes());
+    const auto key = draw_key(local, arguments.generator());
+    auto own = counter_numbers(
+        target->local_sizes(), dtype, key, drawn, global_index(*target));
+    if (const auto* device = arguments.find("device");
+        device && device->isDevice()) {
+      own = own.to(device->toDevice());
+    }
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    stack->emplace_back(wrap(own, target, strides));
+  }
+
+  RandomOperator random_;
 };
 
 /// Functional in-place operators among them: what torch.compile makes of those.
-constexpr const char* kLike[] = {
-    "rand_like",
-    "rand_like.generator",
-    "randn_like",
-    "randn_like.generator",
-    "randint_like",
-    "randint_like.generator",
-    "randint_like.low_dtype",
-    "randint_like.low_generator_dtype",
-    "randint_like.Tensor",
-    "randint_like.Tensor_generator",
-    "bernoulli.p",
-    "cauchy",
-    "exponential",
-    "geometric",
-    "log_normal",
-    "normal_functional",
-    "random",
-    "random.from",
-    "random.to",
-    "uniform",
+constexpr RandomOperator kRandomOperators[] = {
+    {"bernoulli_.float", Kind::Bernoulli, 1},
+    {"bernoulli.p", Kind::Bernoulli, 1},
+    {"cauchy_", Kind::Cauchy, 2},
+    {"cauchy", Kind::Cauchy, 2},
+    {"exponential_", Kind::Exponential, 1},
+    {"exponential", Kind::Exponential, 1},
+    {"geometric_", Kind::Geometric, 1},
+    {"geometric", Kind::Geometric, 1},
+    {"log_normal_", Kind::LogNormal, 2},
+    {"log_normal", Kind::LogNormal, 2},
+    {"normal_", Kind::Normal, 2},
+    {"normal_functional", Kind::Normal, 2},
+    {"random_", Kind::Integer, 0},
+    {"random_.from", Kind::Integer, 2},
+    {"random_.to", Kind::Integer, 1},
+    {"random", Kind::Integer, 0},
+    {"random.from", Kind::Integer, 2},
+    {"random.to", Kind::Integer, 1},
+    {"uniform_", Kind::Uniform, 2},
+    {"uniform", Kind::Uniform, 2},
+    {"rand_like", Kind::Uniform, 0},
+    {"rand_like.generator", Kind::Uniform, 0},
+    {"randn_like", Kind::Normal, 0},
+    {"randn_like.generator", Kind::Normal, 0},
+    {"randint_like", Kind::Integer, 1},
+    {"randint_like.generator", Kind::Integer, 1},
+    {"randint_like.low_dtype", Kind::Integer, 2},
+    {"randint_like.low_generator_dtype", Kind::Integer, 2},
+    {"randint_like.Tensor", Kind::Integer, 1},
+    {"randint_like.Tensor_generator", Kind::Integer, 1},
 };
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  for (const char* name : kInPlace) {
+  for (const auto& random : kRandomOperators) {
     m.impl(
-        name,
-        torch::CppFunction::makeFromBoxedFunction<&random_in_place_kernel>());
+        random.name,
+        torch::CppFunction::makeFromBoxedFunctor(
+            std::make_unique<RandomKernel>(random)));
   }
-  for (const char* name : kLike) {
-    m.impl(
-        name, torch::CppFunction::makeFromBoxedFunction<&random_like_kernel>());
-  }
-  m.impl("bernoulli", bernoulli_kernel);
-  m.impl("bernoulli_.Tensor", bernoulli_tensor_kernel);
-  m.impl("native_dropout", native_dropout_kernel);
-  m.impl("rrelu_with_noise", rrelu_kernel);
-  m.impl("rrelu_with_noise_", rrelu_in_place_kernel);
-  m.impl("rrelu_with_noise_functional", rrelu_functional_kernel);
-  m.impl("normal.Tensor_Tensor", normal_kernel);
-  m.impl("normal.Tensor_float", normal_of_mean_kernel);
-  m.impl("normal.float_Tensor", normal_of_deviation_kernel);
 }
 
 } // namespace shardtensor::detail
