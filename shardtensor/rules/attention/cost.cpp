@@ -25,7 +25,8 @@ class Model {
     const double hidden = work / ranks_;
     const double stop = std::max(block - hidden, 0.0) + kMessage + kCall +
         output_bytes() / kPassing;
-    return work + (ranks_ - 1) * stop + balancing();
+    const double packing = 2 * key_bytes(static_cast<double>(s_.most_keys));
+    return work + packing / kPassing + (ranks_ - 1) * stop + balancing();
   }
   double all_gather() const {
     const double block = key_bytes(static_cast<double>(s_.keys));
@@ -75,9 +76,11 @@ class Model {
         static_cast<double>(s_.value_features) +
         output_bytes() + key_bytes(static_cast<double>(s_.most_keys));
   }
-  /// Rows in zigzag, and back.
+  /// Rows in zigzag, and back: half of them to another rank.
   double balancing() const {
-    return is_balanced() ? moved_bytes() / 2 / kBytes + 4 * kMessage : 0;
+    return is_balanced()
+        ? moved_bytes() * (0.5 / kBytes + 2 / kPassing) + 4 * kMessage
+        : 0;
   }
 
   const AttentionSizes& s_;
