@@ -1,6 +1,6 @@
 """The C++ core. `tools/check_stubs.py` compares this file with the extension.
 
-Tensors are wrapped or plain torch.Tensors; layouts are the C++ values of
+Tensors are wrapped or plain Tensors; layouts are the C++ values of
 shardtensor/layout. The package's own functions are the ones to use.
 """
 
@@ -253,6 +253,14 @@ class CommStats:
     def seconds(self) -> float: ...
 
 def all_reduce(x: Tensor, reduce: str, group: str) -> Tensor: ...
+def ring_tour(
+    block: Tensor,
+    sizes: Sequence[Sequence[int]],
+    group: str,
+    own: Callable[[], None],
+    other: Callable[[int, Tensor], Tensor | None],
+    returned: Callable[[Tensor], None] | None,
+) -> None: ...
 def check_mode() -> bool: ...
 def set_check_mode(on: bool) -> None: ...
 def set_communication_timeout(seconds: float) -> None: ...

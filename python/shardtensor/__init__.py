@@ -65,6 +65,8 @@ from shardtensor.ring import (
     RingPassingConfig,
     perform_ring_iteration,
     perform_ring_iteration_async,
+    ring_sum,
+    ring_tour,
 )
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import (
@@ -127,6 +129,8 @@ __all__ = [
     "register_custom_ops",
     "reset_comm_stats",
     "reset_fallback_counts",
+    "ring_sum",
+    "ring_tour",
     "scatter_tensor",
     "set_check_mode",
     "set_communication_timeout",

@@ -7,16 +7,21 @@ passes it on, and computes with what came, one step fewer than there are ranks:
     for _ in range(mesh.size(0)):
         best = merge(best, search(piece))
         piece = perform_ring_iteration(piece, mesh, config)
+
+ring_tour does so while the next piece is on its way, ring_sum adds up what a
+function makes of each piece and differentiates it:
+
+    forces = ring_sum(attraction, bodies, own, mesh=mesh)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor import _ops
+from shardtensor import _C, _ops
 
 _DIRECTIONS = {"forward": 1, "backward": -1}
 
@@ -92,6 +97,93 @@ def perform_ring_iteration_async(
         if buffer.numel() > 0
     ]
     return received, dist.batch_isend_irecv(messages) if messages else []
+
+
+def ring_tour(
+    block: torch.Tensor,
+    visit: Callable[[int, torch.Tensor], None],
+    mesh: DeviceMesh,
+    mesh_dim: int = 0,
+    shapes: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """visit(owner, piece) with every rank's `block`, a local tensor: the own one
+    first, then those of the ranks before, nearest first, each while the next is
+    on its way. `shapes` are those of all ranks' blocks, where they differ. Not
+    differentiable. Communication: one message to and from each other rank."""
+    rank = mesh.get_local_rank(mesh_dim)
+    with torch.no_grad():
+        _C.ring_tour(
+            block,
+            _shapes(block, shapes, mesh.size(mesh_dim)),
+            mesh.get_group(mesh_dim).group_name,
+            lambda: visit(rank, block.detach()),
+            visit,
+            None,
+        )
+
+
+def ring_sum(
+    fn: Callable[..., torch.Tensor],
+    block: torch.Tensor,
+    *own: torch.Tensor,
+    mesh: DeviceMesh,
+    mesh_dim: int = 0,
+    shapes: Sequence[Sequence[int]] | None = None,
+) -> torch.Tensor:
+    """The sum of fn(piece, *own) over every rank's `block`, a local tensor, in
+    the order of ring_tour. Differentiable once, also where fn is: backward is
+    a tour on which fn runs again, and the gradient of each piece travels to its
+    owner. `own` are local tensors that stay here; what else fn uses gets no
+    gradient."""
+    sizes = _shapes(block, shapes, mesh.size(mesh_dim))
+    group = mesh.get_group(mesh_dim).group_name
+    return _RingSum.apply(fn, sizes, group, block, *own)
+
+
+class _RingSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fn, sizes, group, block, *own):
+        ctx.tour = fn, sizes, group
+        ctx.save_for_backward(block, *own)
+        terms = []
+
+        def visit(_owner, piece):
+            term = fn(piece, *own)
+            terms[:] = [terms[0] + term] if terms else [term]
+
+        _C.ring_tour(block, sizes, group, lambda: visit(None, block), visit, None)
+        return terms[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        fn, sizes, group = ctx.tour
+        block, *own = ctx.saved_tensors
+        sums = [torch.zeros_like(x) for x in (block, *own)]
+
+        def gradient(_owner, piece):
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in (piece, *own)]
+                output = fn(*inputs)
+                grads = torch.autograd.grad(output, inputs, grad, allow_unused=True)
+            for total, part in zip(sums[1:], grads[1:], strict=True):
+                if part is not None:
+                    total += part
+            return torch.zeros_like(piece) if grads[0] is None else grads[0]
+
+        _C.ring_tour(
+            block,
+            sizes,
+            group,
+            lambda: sums[0].add_(gradient(None, block)),
+            gradient,
+            sums[0].add_,
+        )
+        return None, None, None, *sums
+
+
+def _shapes(block, shapes, ranks):
+    return [list(block.shape)] * ranks if shapes is None else [list(s) for s in shapes]
 
 
 def _check_choice(name, value, expected):

@@ -1,7 +1,12 @@
+#include <functional>
+#include <optional>
 #include <string>
+
+#include <pybind11/functional.h>
 
 #include "bindings.h"
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/ring.h"
 
 namespace shardtensor::python {
 
@@ -19,6 +24,26 @@ void take_gil_back(void* state) {
   }
 }
 
+using Visit = std::function<std::optional<at::Tensor>(int64_t, at::Tensor)>;
+using Take = std::function<void(at::Tensor)>;
+
+/// Each function takes the GIL for itself; `returned` may be empty.
+void tour(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const std::function<void()>& own,
+    const Visit& other,
+    const Take& returned) {
+  RingStops stops;
+  stops.own = own;
+  stops.other = [&](int64_t owner, const at::Tensor& piece) {
+    return other(owner, piece).value_or(at::Tensor());
+  };
+  stops.returned = returned;
+  ring_tour(block, sizes, group, stops);
+}
+
 } // namespace
 
 void bind_comm(py::module_& module) {
@@ -34,6 +59,16 @@ void bind_comm(py::module_& module) {
       py::arg("x"),
       py::arg("reduce"),
       py::arg("group"));
+  module.def(
+      "ring_tour",
+      &tour,
+      ReleaseGil(),
+      py::arg("block"),
+      py::arg("sizes"),
+      py::arg("group"),
+      py::arg("own"),
+      py::arg("other"),
+      py::arg("returned"));
   module.def("check_mode", &check_mode);
   module.def("set_check_mode", &set_check_mode, py::arg("on"));
   module.def(

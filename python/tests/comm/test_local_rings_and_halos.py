@@ -16,6 +16,8 @@ from shardtensor import (
     make_spec,
     perform_ring_iteration,
     perform_ring_iteration_async,
+    ring_sum,
+    ring_tour,
     unhalo_padding,
 )
 
@@ -74,6 +76,51 @@ def test_all_around_the_ring_everything_comes_by(mesh):
         held = perform_ring_iteration(held, mesh, config, piece(source).shape)
     assert total == sum(piece(r).sum() for r in range(size))
     assert torch.equal(held, piece(rank))
+
+
+@ranks(1, 2, 3, "2x2")
+def test_a_tour_meets_every_piece(mesh):
+    for axis in range(mesh.ndim):
+        rank, size = mesh.get_local_rank(axis), mesh.size(axis)
+        shapes = [piece(r).shape for r in range(size)]
+        met = []
+        ring_tour(piece(rank), lambda *stop: met.append(stop), mesh, axis, shapes)  # noqa: B023
+        assert [owner for owner, _ in met] == [(rank - i) % size for i in range(size)]
+        assert all(torch.equal(block, piece(owner)) for owner, block in met)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_a_ring_sum_is_that_of_all_pieces_together(mesh):
+    def pull(block, own):
+        return torch.exp(-torch.cdist(own, block)) @ block
+
+    axis = mesh.ndim - 1
+    rank, size = mesh.get_local_rank(axis), mesh.size(axis)
+    rows = [r + 1 for r in range(size)]
+    every = torch.randn(sum(rows), 3, dtype=torch.float64)
+    pieces = every.split(rows)
+    block, own = pieces[rank].clone().requires_grad_(), pieces[rank] * 2
+    shapes = [p.shape for p in pieces]
+    out = ring_sum(
+        pull, block, own.requires_grad_(), mesh=mesh, mesh_dim=axis, shapes=shapes
+    )
+    whole = every.clone().requires_grad_(), (every * 2).requires_grad_()
+    expected = pull(*whole)
+    torch.testing.assert_close(out, expected.split(rows)[rank])
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(block.grad, whole[0].grad.split(rows)[rank])
+    torch.testing.assert_close(own.grad, whole[1].grad.split(rows)[rank])
+
+
+@ranks(2)
+def test_what_a_visit_raises_comes_after_the_messages(mesh):
+    def refuse(owner, block):
+        raise LookupError("no such block")
+
+    with pytest.raises(LookupError, match="no such block"):
+        ring_tour(torch.ones(3), refuse, mesh)
+    ring_tour(torch.ones(3), lambda owner, block: None, mesh)
 
 
 @ranks(1, 2, 3, "2x2")
