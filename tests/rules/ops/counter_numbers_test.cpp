@@ -1,0 +1,153 @@
+#include "shardtensor/rules/ops/counter_numbers.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include "../../layout/parts.h"
+#include "shardtensor/rules/ops/philox.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using namespace testing;
+using Kind = Distribution::Kind;
+
+TEST(Philox, GivesPyTorchsWords) {
+  const uint64_t key = 0x123456789ABCDEF;
+  const Philox philox(key);
+  Philox::Words words{};
+  for (int64_t lane = 0; lane < Philox::kLanes; ++lane) {
+    words[0][lane] = static_cast<uint32_t>(lane * 7);
+  }
+  philox(words);
+  for (int64_t lane = 0; lane < Philox::kLanes; ++lane) {
+    at::Philox4_32 expected(key, 0, lane * 7);
+    const auto alone = philox({static_cast<uint32_t>(lane * 7), 0, 0, 0});
+    for (int word = 0; word < 4; ++word) {
+      const auto value = expected();
+      EXPECT_EQ(words[word][lane], value);
+      EXPECT_EQ(alone[word], value);
+    }
+  }
+}
+
+TEST(GlobalIndex, NumbersThePartsOfAnyLayout) {
+  std::mt19937 random(1);
+  const auto whole = at::arange(6 * 10 * 4).view({6, 10, 4});
+  for (const auto& shape : mesh_shapes()) {
+    for (int trial = 0; trial < 20; ++trial) {
+      const auto spec = random_spec(
+          random,
+          mesh_of(shape),
+          {6, 10, 4},
+          random_placements(random, shape.size(), 3),
+          true);
+      for (int64_t position = 0; position < spec->mesh()->ranks(); ++position) {
+        const auto index = global_index(*seen_from(spec, position));
+        const auto part = part_of(whole, *spec, position);
+        EXPECT_EQ(index.numel(), part.numel());
+        if (part.numel() > 0) {
+          const auto numbers =
+              at::arange(6 * 10 * 4)
+                  .as_strided(index.sizes, index.strides, index.offset);
+          EXPECT_TRUE(numbers.reshape(part.sizes()).equal(part));
+        }
+      }
+    }
+  }
+}
+
+const Distribution kDistributions[] = {
+    {Kind::Uniform, -1, 2},
+    {Kind::Normal, 1, 3},
+    {Kind::LogNormal, 0.5, 0.25},
+    {Kind::Cauchy, 1, 2},
+    {Kind::Exponential, 2},
+    {Kind::Geometric, 0.3},
+    {Kind::Bernoulli, 0.3},
+    {Kind::Bernoulli, 0},
+    {Kind::Bernoulli, 1},
+    {Kind::Integer, 0, 1, -3, 10},
+    {Kind::Integer, 0, 1, 0, uint64_t{1} << 31},
+    {Kind::Integer, 0, 1, 5, (uint64_t{1} << 40) + 7},
+    {Kind::Integer, 0, 1, 0, uint64_t{1} << 63},
+    {Kind::Integer, 0, 1, -9, (uint64_t{1} << 63) + 12345},
+    {Kind::Integer, 0, 1, std::numeric_limits<int64_t>::min(), 0},
+};
+
+/// Columns [3, 8) of rows [0, 4) of 11.
+const GlobalIndex kIndex{{4, 5}, {11, 1}, 3};
+
+/// What other devices do, on the CPU.
+TEST(CounterNumbers, TensorsGiveWhatLoopsGive) {
+  const auto key = at::tensor({int64_t{0x3243F6A8885A308D}});
+  for (const auto& distribution : kDistributions) {
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong}) {
+      if ((distribution.kind == Kind::Integer) != (dtype == at::kLong)) {
+        continue;
+      }
+      const auto loops = at::empty({20}, dtype);
+      fill_by_loops(loops, key.item<int64_t>(), distribution, kIndex);
+      const auto tensors = numbers_by_tensors(dtype, key, distribution, kIndex);
+      if (dtype == at::kLong || distribution.kind == Kind::Bernoulli) {
+        EXPECT_TRUE(tensors.equal(loops))
+            << static_cast<int>(distribution.kind) << tensors << loops;
+        continue;
+      }
+      const double rtol = dtype == at::kDouble ? 1e-12
+          : dtype == at::kFloat                ? 1e-5
+                                               : 1e-2;
+      EXPECT_TRUE(tensors.allclose(loops, rtol, rtol))
+          << static_cast<int>(distribution.kind) << tensors << loops;
+    }
+  }
+}
+
+TEST(CounterNumbers, SmallPiecesAreCutFromTheWhole) {
+  const GlobalIndex whole{{1000}, {1}, 0};
+  for (const auto& distribution : kDistributions) {
+    const auto dtype =
+        distribution.kind == Kind::Integer ? at::kLong : at::kFloat;
+    const auto all = at::empty({1000}, dtype);
+    fill_by_loops(all, 42, distribution, whole);
+    for (const int64_t begin : {0, 1, 2, 3, 255, 257, 998}) {
+      for (const int64_t count : {0, 1, 2, 5, 300}) {
+        if (begin + count <= 1000) {
+          const auto part = at::empty({count}, dtype);
+          fill_by_loops(part, 42, distribution, {{count}, {1}, begin});
+          EXPECT_TRUE(part.equal(all.narrow(0, begin, count)));
+        }
+      }
+    }
+  }
+}
+
+TEST(CounterNumbers, CountersReachBeyond32Bits) {
+  const int64_t far = (int64_t{1} << 35) + 5;
+  const auto key = at::tensor({int64_t{7}});
+  for (const auto& distribution : kDistributions) {
+    const auto dtype =
+        distribution.kind == Kind::Integer ? at::kLong : at::kDouble;
+    const GlobalIndex index{{9}, {1}, far};
+    const auto loops = at::empty({9}, dtype);
+    const auto near = at::empty({9}, dtype);
+    fill_by_loops(loops, 7, distribution, index);
+    fill_by_loops(near, 7, distribution, {{9}, {1}, 5});
+    EXPECT_TRUE(numbers_by_tensors(dtype, key, distribution, index)
+                    .allclose(loops, 1e-12));
+    if (distribution.kind == Kind::Normal) {
+      EXPECT_FALSE(loops.equal(near));
+    }
+  }
+}
+
+} // namespace
+} // namespace shardtensor::detail
