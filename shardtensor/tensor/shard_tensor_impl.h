@@ -18,12 +18,12 @@ namespace shardtensor {
 /// Note [Nominal strides]
 /// Strides are those that PyTorch would give the global tensor: contiguous for
 /// new tensors (channels_last where an operand or a memory_format argument says
-/// so; the operands' order of dims where the operator works element by element),
-/// permuted and sliced by view operators. They never come from the local
-/// memory: where a shard has one row, or none, its strides are arbitrary, and
-/// what PyTorch decides by strides (view or copy, steal a gradient or clone it)
-/// has to be decided alike on every rank. The local tensor may be laid out in
-/// any way; kernels look at its own strides.
+/// so; the operands' order of dims where the operator works element by
+/// element), permuted and sliced by view operators. They never come from the
+/// local memory: where a shard has one row, or none, its strides are arbitrary,
+/// and what PyTorch decides by strides (view or copy, steal a gradient or clone
+/// it) has to be decided alike on every rank. The local tensor may be laid out
+/// in any way; kernels look at its own strides.
 class ShardTensorImpl final : public c10::TensorImpl {
  public:
   ShardTensorImpl(at::Tensor local, SpecPtr spec, at::IntArrayRef strides);
