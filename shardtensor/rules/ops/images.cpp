@@ -1,4 +1,5 @@
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/im2col_shape_check.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
@@ -33,11 +34,91 @@ Decision kept_dims_rule(Call& call, int64_t kept, Linearity linearity) {
   return decision;
 }
 
+// im2col's and col2im's Meta kernels are Python's, see Note [Meta kernels in
+// Python]; their checks are these.
+
+struct Windows {
+  explicit Windows(const Call& call)
+      : kernel(call.argument("kernel_size").toIntVector()),
+        dilation(call.argument("dilation").toIntVector()),
+        padding(call.argument("padding").toIntVector()),
+        stride(call.argument("stride").toIntVector()) {}
+
+  bool are_of_images() const {
+    return kernel.size() == 2 && dilation.size() == 2 && padding.size() == 2 &&
+        stride.size() == 2;
+  }
+  int64_t count(int64_t extent, size_t i) const {
+    const int64_t last =
+        extent + 2 * padding[i] - dilation[i] * (kernel[i] - 1);
+    return (last - 1) / stride[i] + 1;
+  }
+
+  std::vector<int64_t> kernel;
+  std::vector<int64_t> dilation;
+  std::vector<int64_t> padding;
+  std::vector<int64_t> stride;
+};
+
+void set_im2col_sizes(Call& call) {
+  const Windows w(call);
+  if (!w.are_of_images()) {
+    return;
+  }
+  const auto& image = call.operand(0).tensor;
+  at::native::im2col_shape_check(
+      image,
+      at::Tensor(),
+      w.kernel[0],
+      w.kernel[1],
+      w.dilation[0],
+      w.dilation[1],
+      w.padding[0],
+      w.padding[1],
+      w.stride[0],
+      w.stride[1]);
+  auto sizes = image.sizes().vec();
+  const auto columns = w.count(image.size(-2), 0) * w.count(image.size(-1), 1);
+  sizes.pop_back();
+  sizes.back() = columns;
+  sizes[sizes.size() - 2] *= w.kernel[0] * w.kernel[1];
+  call.set_output_sizes({std::move(sizes)});
+}
+
+void set_col2im_sizes(Call& call) {
+  const Windows w(call);
+  const auto image = call.argument("output_size").toIntVector();
+  if (!w.are_of_images() || image.size() != 2) {
+    return;
+  }
+  const auto& columns = call.operand(0).tensor;
+  at::native::col2im_shape_check(
+      columns,
+      at::Tensor(),
+      image[0],
+      image[1],
+      w.kernel[0],
+      w.kernel[1],
+      w.dilation[0],
+      w.dilation[1],
+      w.padding[0],
+      w.padding[1],
+      w.stride[0],
+      w.stride[1]);
+  auto sizes = columns.sizes().vec();
+  sizes.back() = image[0];
+  sizes.push_back(image[1]);
+  sizes[sizes.size() - 3] /= w.kernel[0] * w.kernel[1];
+  call.set_output_sizes({std::move(sizes)});
+}
+
 Decision im2col_rule(Call& call) {
+  set_im2col_sizes(call);
   return kept_dims_rule(call, call.operand(0).dim() - 3, Linearity::Unary);
 }
 
 Decision col2im_rule(Call& call) {
+  set_col2im_sizes(call);
   return kept_dims_rule(call, call.operand(0).dim() - 2, Linearity::Unary);
 }
 

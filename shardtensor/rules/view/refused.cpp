@@ -24,6 +24,19 @@ void refuse_sparse(
       kWaysOut);
 }
 
+/// Of nn.TransformerEncoder in eval mode, whose padded rows it drops.
+void refuse_nested(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      c10::toString(op.operator_name()),
+      ": the rows of a nested tensor cannot be cut like a ShardTensor's; "
+      "nn.TransformerEncoder(..., enable_nested_tensor=False) computes padded "
+      "rows, too");
+}
+
 /// Other sizes would cut the elements in memory order anew. Without elements
 /// there is nothing to keep: what PyTorch does to an empty out=.
 const at::Tensor& resize_kernel(
@@ -73,6 +86,9 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : kSparse) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
   }
+  m.impl(
+      "_nested_tensor_from_mask",
+      torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
 }
 
 } // namespace shardtensor::detail

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from compiled import Compiled
 from layouts import placements_of
-from ranks import check_op, ranks, sharded, uneven
+from ranks import check_op, ranks, shard, sharded, uneven
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -173,3 +173,17 @@ def test_transports_and_masks_compile_whole(mesh, transport):
     with shardtensor.attention_transport(transport):
         options = {"backend": "aot_eager", "fullgraph": True}
         check(mesh, Compiled(Both(), **options), sharded(q, [Shard(2)]))
+
+
+@ranks(2)
+def test_eval_mode_does_not_drop_padded_rows(mesh):
+    x = torch.randn(3, 7, FEATURES, dtype=torch.float64)
+    padding = torch.arange(7) >= torch.tensor([[7], [4], [2]])
+    one = layer(nn.TransformerEncoderLayer, batch_first=True)
+    model = nn.TransformerEncoder(one, 2, enable_nested_tensor=False).eval()
+    nested = nn.TransformerEncoder(one, 2).eval()
+    with torch.no_grad():
+        check(mesh, lambda x: model(x, None, padding), rows_cut(mesh, x, 1))
+        part = shard(x, mesh, placements_of(mesh, 1))
+        with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
+            nested(part, None, padding)
