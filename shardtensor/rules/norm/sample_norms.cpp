@@ -89,6 +89,27 @@ Tensor sharded_group_norm(
       .flatten(1, 2);
 }
 
+/// Of a tensor without elements: nobody has anything to say.
+Tensor empty_group_norm(
+    const Tensor& local,
+    int64_t per_group,
+    const Affine& affine,
+    double eps) {
+  const auto groups = local.size(1) / per_group;
+  if (groups > 0) {
+    return at::group_norm(local, groups, affine.weight, affine.bias, eps);
+  }
+  // PyTorch has no norm of no groups. Weight and bias get gradients, too.
+  auto result = local.clone();
+  if (affine.weight.defined()) {
+    result = result * per_channel(affine.weight, local.dim());
+  }
+  if (affine.bias.defined()) {
+    result = result + per_channel(affine.bias, local.dim());
+  }
+  return result;
+}
+
 Tensor group_norm_function(
     const Tensor& input,
     int64_t groups,
@@ -122,18 +143,20 @@ Tensor group_norm_function(
   const auto affine = local_affine(op, weight, bias, *layout, 1);
   const auto local = to_local(x);
   const auto per_group = x.size(1) / groups;
+  if (x.numel() == 0) {
+    return from_local(empty_group_norm(local, per_group, affine, eps), layout);
+  }
   const bool is_local =
       axes_of_dims(*layout, dims_from(2, x.dim())).empty() && local.numel() > 0;
   return from_local(
-      is_local || x.numel() == 0
-          ? at::group_norm(
-                local,
-                local.size(1) / per_group,
-                affine.weight,
-                affine.bias,
-                eps,
-                cudnn_enabled)
-          : sharded_group_norm(local, layout, groups, affine, eps),
+      is_local ? at::group_norm(
+                     local,
+                     local.size(1) / per_group,
+                     affine.weight,
+                     affine.bias,
+                     eps,
+                     cudnn_enabled)
+               : sharded_group_norm(local, layout, groups, affine, eps),
       layout);
 }
 

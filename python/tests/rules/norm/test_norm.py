@@ -547,3 +547,10 @@ def test_no_elements_at_all(mesh):
         x = torch.randn(0, 4, 6, 5, dtype=torch.float64, requires_grad=True)
         for dim in (0, 2):
             check_op(make(kind), sharded(x, [Shard(dim)]), mesh=mesh)
+
+
+@ranks(3)
+@pytest.mark.parametrize("affine", [False, True])
+def test_group_norm_of_no_samples_where_pieces_have_no_channels(mesh, affine):
+    x = sharded(torch.randn(0, 1, 2, requires_grad=True), [Shard(1)])
+    check_op(nn.GroupNorm(1, 1, affine=affine), x, mesh=mesh)
