@@ -1,17 +1,16 @@
 #include "shardtensor/rules/attention/attention.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/attention/work_op.h"
 #include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/tensor/saved_inputs_node.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -19,8 +18,6 @@ namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using LayoutsPtr = std::shared_ptr<const AttentionLayouts>;
 
@@ -113,19 +110,21 @@ Tensor mask_gradient(const Tensor& local, const AttentionLayouts& layouts) {
       layouts.mask);
 }
 
-struct AttentionBackward : Node {
+struct AttentionBackward : SavedInputsNode {
+  /// `output` and `log_sum` are local.
   AttentionBackward(
       const AttentionOperands& operands,
       const Tensor& output,
       const Tensor& log_sum,
       LayoutsPtr layouts,
       double scale)
-      : query_(operands.query, false),
-        key_(operands.key, false),
-        value_(operands.value, false),
-        mask_(operands.mask, false),
-        output_(output, false),
-        log_sum_(log_sum, false),
+      : SavedInputsNode(
+            {operands.query,
+             operands.key,
+             operands.value,
+             operands.mask,
+             output,
+             log_sum}),
         scope_(current_comm_scope()),
         layouts_(std::move(layouts)),
         scale_(scale) {}
@@ -133,35 +132,27 @@ struct AttentionBackward : Node {
   std::string name() const override {
     return "ShardTensorAttentionBackward";
   }
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto* saved : {&query_, &key_, &value_, &mask_, &output_, &log_sum_}) {
-      saved->reset_data();
-    }
-  }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return variable_list(4);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
+  variable_list gradients(
+      const Tensor& given,
+      const variable_list& inputs,
+      bool differentiable) override {
     const CommScope scope(backward_of(scope_));
     const AttentionOperands operands{
-        query_.unpack(), key_.unpack(), value_.unpack(), mask_.unpack()};
-    const bool wants_mask =
-        operands.mask.defined() && task_should_compute_output(3);
-    const bool differentiable =
-        at::GradMode::is_enabled() || has_tangent({grads[0]});
-    const auto grad = tangent_as(grads[0], layouts_->output);
+        inputs[0], inputs[1], inputs[2], inputs[3]};
+    const bool wants_mask = operands.mask.defined() && wants(3);
+    const auto grad = tangent_as(given, layouts_->output);
     const auto result = differentiable
         ? attention_gradients_by_scores(
               grad, operands, wants_mask, layouts_->work.causal, scale_)
-        : by_blocks(grad, operands, wants_mask);
+        : by_blocks(
+              grad, operands, {in_four_dims(inputs[4]), inputs[5]}, wants_mask);
     return {result.query, result.key, result.value, result.mask};
   }
 
   AttentionOperands by_blocks(
       const Tensor& grad,
       const AttentionOperands& operands,
+      const Attended& attended,
       bool wants_mask) {
     const auto& all = *layouts_;
     AttentionGradients local;
@@ -173,7 +164,7 @@ struct AttentionBackward : Node {
           local_part(operands.key),
           local_part(operands.value),
           local_mask(operands.mask, *all.query),
-          {in_four_dims(output_.unpack()), log_sum_.unpack()},
+          attended,
           wants_mask,
           with_scale(all.work, scale_));
     }
@@ -184,12 +175,6 @@ struct AttentionBackward : Node {
         wants_mask ? mask_gradient(local.mask, all) : Tensor()};
   }
 
-  SavedVariable query_;
-  SavedVariable key_;
-  SavedVariable value_;
-  SavedVariable mask_;
-  SavedVariable output_; // local
-  SavedVariable log_sum_; // local
   std::string scope_;
   LayoutsPtr layouts_;
   double scale_;

@@ -160,11 +160,7 @@ Optional optional(const Tensor& mask) {
   return mask.defined() ? Optional(mask) : std::nullopt;
 }
 
-TORCH_LIBRARY_IMPL(shardtensor, CPU, m) {
-  m.impl("attention", forward_kernel);
-  m.impl("attention_backward", backward_kernel);
-}
-TORCH_LIBRARY_IMPL(shardtensor, CUDA, m) {
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("attention", forward_kernel);
   m.impl("attention_backward", backward_kernel);
 }
