@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/own_operator.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -149,13 +150,6 @@ Tensors backward_meta(
   return results;
 }
 
-template <class Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<Signature>();
-}
-
 Optional optional(const Tensor& mask) {
   return mask.defined() ? Optional(mask) : std::nullopt;
 }
@@ -181,7 +175,7 @@ Attended run_attention(
     return attend_all(query, key, value, mask, work);
   }
   static const auto op =
-      find_operator<decltype(forward_kernel)>("shardtensor::attention");
+      find_own_operator<decltype(forward_kernel)>("shardtensor::attention");
   const auto result = op.call(
       query, key, value, optional(mask), encode(work), work.scale, work.group);
   return {result[0], result[1]};
@@ -200,7 +194,7 @@ AttentionGradients run_attention_backward(
     return attend_all_backward(
         grad, query, key, value, mask, all, wants_mask, work);
   }
-  static const auto op = find_operator<decltype(backward_kernel)>(
+  static const auto op = find_own_operator<decltype(backward_kernel)>(
       "shardtensor::attention_backward");
   const auto result = op.call(
       grad,

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/own_operator.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -87,13 +88,6 @@ at::Tensor poisson_meta(
     at::IntArrayRef,
     int64_t) {
   return at::empty(rates.sizes(), rates.options());
-}
-
-template <class Signature>
-auto find_own_operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<Signature>();
 }
 
 } // namespace

@@ -11,6 +11,7 @@
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/own_operator.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -270,13 +271,6 @@ Tensors backward_meta(
   return results;
 }
 
-template <class Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<Signature>();
-}
-
 TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("conv_overlap", forward_kernel);
   m.impl("conv_overlap_backward", backward_kernel);
@@ -320,7 +314,7 @@ OverlapOutput convolve_overlapped(
     return compute(x, weight, bias, work);
   }
   static const auto op =
-      find_operator<decltype(forward_kernel)>("shardtensor::conv_overlap");
+      find_own_operator<decltype(forward_kernel)>("shardtensor::conv_overlap");
   const auto& [code, group] = work.slab.bring;
   const auto result = op.call(
       x,
@@ -342,7 +336,7 @@ OverlapGradients convolve_overlapped_backward(
   if (!is_traced(grad)) {
     return compute_backward(grad, x, slab, weight, wanted, work);
   }
-  static const auto op = find_operator<decltype(backward_kernel)>(
+  static const auto op = find_own_operator<decltype(backward_kernel)>(
       "shardtensor::conv_overlap_backward");
   const auto& [code, group] = work.slab.bring_back;
   auto results =
