@@ -113,9 +113,9 @@ lint: setup-lint  ## formatting, Python lint, layer order
 	@$(BIN)/python tools/check_names.py
 	@echo 'lint: ok'
 
-check-headers: build-tests  ## compile every header alone
-	@$(BIN)/cmake --build --preset dev \
-	  --target all_verify_interface_header_sets
+check-headers: setup-test  ## compile every header and file alone
+	@$(BIN)/cmake --preset alone
+	@$(BIN)/cmake --build --preset alone
 
 format: setup-lint  ## format C++ and Python in place
 	@$(BIN)/clang-format -i $(CXX_FILES)

@@ -1,6 +1,6 @@
 # Torch's headers take most of a file's compile time: they are parsed once per
-# target, and a few files of the library are compiled together. asan goes
-# without, so that every file still names what it needs.
+# target, and a few files of the library are compiled together. `make
+# check-headers` goes without: every file still names what it needs.
 function(precompile target)
   if(SHARDTENSOR_FAST_COMPILE)
     target_precompile_headers(${target} PRIVATE ${ARGN})

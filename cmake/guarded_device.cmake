@@ -10,4 +10,6 @@ target_compile_definitions(_guarded PRIVATE USE_DISTRIBUTED USE_C10D AT_PER_OPER
 target_link_libraries(_guarded PRIVATE torch ${TORCH_PYTHON})
 target_compile_features(_guarded PRIVATE cxx_std_20)
 precompile(_guarded <ATen/core/Tensor.h> <torch/library.h>)
-set_target_properties(_guarded PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${guarded_folder})
+if(NOT CMAKE_LIBRARY_OUTPUT_DIRECTORY)
+  set_target_properties(_guarded PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${guarded_folder})
+endif()
