@@ -28,7 +28,7 @@ TINY = ("--channels=4", "--levels=2", "--steps=3")
     [
         (2, (), 1e-4),
         (4, ("--mesh=2x2", "--norm=batch", "--up=transpose", "--down=pool"), 1e-4),
-        (2, ("--bf16", "--checkpoint", "--activation=relu"), 2e-2),
+        (2, ("--bf16", "--checkpoint", "--activation=relu", "--steps=2"), 2e-2),
     ],
     ids=["default", "2x2", "bf16"],
 )

@@ -8,6 +8,7 @@ fails the test when ranks disagree about them.
 
 import copy
 import dataclasses
+import os
 
 import rig
 import torch
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 # str(spec) of every comparison in this test body, see ranks.py.
 layouts = []
+# `make test-all` sweeps more of what is alike; see conftest.py.
+WHOLE = os.environ.get("SWEEP") == "whole"
 
 
 def uneven(extent, ranks):
@@ -38,21 +41,20 @@ class Repeated(list):
 
 
 def partitions(extent, ranks, repeated=True):
-    """Piece sizes to sweep: torch.chunk's split, an uneven one, its reverse,
-    an empty first piece, an empty last one, everything on one rank, and, where
-    the extent has a divisor, an uneven one repeated."""
+    """Piece sizes to sweep: torch.chunk's split, an uneven one, an empty first
+    piece, an empty last one, everything on one rank, and, where the extent has a
+    divisor, an uneven one repeated. In a whole sweep the uneven one's reverse and
+    a second empty last piece, too."""
     step = -(-extent // ranks)
     chunk = [max(0, min(step, extent - r * step)) for r in range(ranks)]
     if ranks == 1:
         return [chunk]
     fewer = uneven(extent, ranks - 1)
-    several = [
-        chunk,
-        uneven(extent, ranks),
-        uneven(extent, ranks)[::-1],
-        [0, *fewer],
-        [*fewer, 0],
-    ]
+    several = [chunk, uneven(extent, ranks)[::-1], [0, *fewer]]
+    if WHOLE:
+        several.append(uneven(extent, ranks))
+    if WHOLE or chunk[-1] > 0:
+        several.append([*fewer, 0])
     repeat = next((n for n in (2, 3) if extent % n == 0 and extent > n), None)
     if repeated and repeat:
         several.append(Repeated(uneven(extent // repeat, ranks)[::-1], repeat))
@@ -161,9 +163,10 @@ def check_op(
     fn, *inputs, mesh, second_order=False, backward=True, rtol=None, atol=None
 ):
     """`fn` gives the same on shards as on whole tensors: values, gradients of
-    every input that requires grad and, if fn is a module, of its parameters
-    (by autograd.grad and by backward), its buffers, and second-order gradients
-    when asked. Returns the sharded outputs.
+    every input that requires grad and, if fn is a module, of its parameters,
+    its buffers, and second-order gradients when asked. First order alone goes by
+    backward, second order by autograd.grad, a whole sweep both ways. Returns the
+    sharded outputs.
 
     Inputs made by sharded(tensor, placements, sizes) are ShardTensors in the
     sharded run; plain tensors stay plain (the same on every rank), everything
@@ -224,20 +227,26 @@ def _check_gradients(expected, actual, leaves, second_order, tolerance):
     if not outputs[0]:
         return
     cotangents = _cotangents(*outputs, requires_grad=second_order)
-    grads = [
-        torch.autograd.grad(
-            out,
-            at,
-            cot,
-            create_graph=second_order,
-            retain_graph=True,
-            allow_unused=True,
-        )
-        for out, at, cot in zip(outputs, leaves, cotangents, strict=True)
-    ]
-    _compare_gradients(grads, leaves, "gradient", tolerance)
+    if second_order or WHOLE:
+        grads = [
+            torch.autograd.grad(
+                out,
+                at,
+                cot,
+                create_graph=second_order,
+                retain_graph=True,
+                allow_unused=True,
+            )
+            for out, at, cot in zip(outputs, leaves, cotangents, strict=True)
+        ]
+        _compare_gradients(grads, leaves, "gradient", tolerance)
     if second_order:
         _check_second_order(grads, leaves, cotangents, tolerance)
+    if not second_order or WHOLE:
+        _check_accumulated(outputs, leaves, cotangents, tolerance)
+
+
+def _check_accumulated(outputs, leaves, cotangents, tolerance):
     for out, at, cot in zip(outputs, leaves, cotangents, strict=True):
         for leaf in at:
             leaf.grad = None
