@@ -13,6 +13,7 @@
 #include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -161,6 +162,15 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
     const std::optional<at::Tensor> mask = given.get(*place);
     if (fits_mask(own, *place, *mask)) {
       return masked_rows(local, own, *place, *mask);
+    }
+  }
+  if (const auto dim = only_rows(given)) {
+    const auto rows = contiguous_dim(own, *dim);
+    const std::optional<at::Tensor> index = given.get(*dim);
+    if (const auto exchange =
+            row_exchange("aten::index", *index, rows, *dim, true)) {
+      const auto part = redistribute_local(local, own, rows);
+      return read_rows(*exchange, part, rows, *dim);
     }
   }
   if (indexes_whole_dims(own, given)) {

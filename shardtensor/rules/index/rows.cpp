@@ -180,6 +180,21 @@ std::optional<int64_t> only_mask(const Indices& indices) {
   return found;
 }
 
+std::optional<int64_t> only_rows(const Indices& indices) {
+  std::optional<int64_t> found;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (index && index->defined()) {
+      if (found || is_mask(*index) ||
+          !at::isIntegralType(index->scalar_type(), false)) {
+        return {};
+      }
+      found = static_cast<int64_t>(i);
+    }
+  }
+  return found;
+}
+
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
   for (size_t dim = 0; dim < indices.size(); ++dim) {
     const std::optional<at::Tensor> index = indices.get(dim);

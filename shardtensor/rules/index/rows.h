@@ -83,6 +83,9 @@ std::optional<Indices> without_scalar_mask(const Indices& indices);
 /// Where the mask stands, when it is the only index.
 std::optional<int64_t> only_mask(const Indices& indices);
 
+/// Where the index stands, when it is the only one and no mask.
+std::optional<int64_t> only_rows(const Indices& indices);
+
 /// No masks, and no indexed dim is cut.
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices);
 

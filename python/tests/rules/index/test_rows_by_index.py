@@ -1,0 +1,173 @@
+"""Rows named by an index that is cut as the rows are: the edges of a graph."""
+
+import pytest
+import torch
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
+
+NODES, EDGES = 6, 9
+
+
+def graph(channels=3):
+    x = torch.randn(NODES, channels, dtype=torch.float64, requires_grad=True)
+    return x, torch.randint(NODES, (2, EDGES))
+
+
+def wide(index, like):
+    """As graph libraries make an index as wide as what it names rows of."""
+    return index.view(-1, 1).expand(-1, like.size(1))
+
+
+def messages(x, edges):
+    source, target = edges
+    return (x[source] - x.index_select(0, target)).sin()
+
+
+def softmax(x, edges):
+    source, target = edges
+    scores = (x[source] * x[target]).sum(-1)
+    highest = x.new_zeros(NODES).scatter_reduce(
+        0, target, scores.detach(), "amax", include_self=False
+    )
+    weights = (scores - highest[target]).exp()
+    total = x.new_zeros(NODES).index_add(0, target, weights)
+    return weights / total[target]
+
+
+def reduced(name, include_self):
+    def reduce(x, edges):
+        rows = messages(x, edges)
+        return torch.ones_like(x).scatter_reduce(
+            0, wide(edges[1], rows), rows, name, include_self=include_self
+        )
+
+    return reduce
+
+
+def written(x, edges):
+    rows = messages(x, edges)
+    out = torch.zeros_like(x)
+    out.index_add_(0, edges[1], rows, alpha=2)
+    out.scatter_add_(0, wide(edges[0], rows), rows)
+    out.scatter_reduce_(0, wide(edges[0], rows), rows, "amin")
+    return out
+
+
+OPERATORS = {
+    "messages": messages,
+    "negative": lambda x, edges: x[edges[0] - NODES],
+    "table": lambda x, edges: x[edges.t()],
+    "columns": lambda x, edges: x.t()[:, edges[0]],
+    "gather": lambda x, edges: x.gather(0, wide(edges[0], x)),
+    "index_add": lambda x, edges: x.index_add(0, edges[1], messages(x, edges)),
+    "scatter_add": lambda x, edges: torch.zeros_like(x).scatter_add(
+        0, wide(edges[1], x), messages(x, edges)
+    ),
+    "index_reduce": lambda x, edges: x.index_reduce(
+        0, edges[1], messages(x, edges), "mean", include_self=False
+    ),
+    "softmax": softmax,
+    "written": written,
+    **{
+        f"{name}_{include}": reduced(name, include)
+        for name in ("sum", "mean", "amax", "amin", "prod")
+        for include in (True, False)
+    },
+}
+
+
+@ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rows_and_edges_in_any_pieces(mesh, name):
+    x, edges = graph()
+    cuts = partitions(NODES, mesh.size())
+    others = partitions(EDGES, mesh.size())
+    with shardtensor.fallback_mode("error"):
+        for i, sizes in enumerate(cuts):
+            check_op(
+                OPERATORS[name],
+                sharded(x, [Shard(0)], {0: sizes}),
+                sharded(edges, [Shard(1)], {1: others[i % len(others)]}),
+                mesh=mesh, second_order=True,
+            )  # fmt: skip
+
+
+LAYOUTS = {
+    "both_axes": ([Shard(0), Shard(0)], [Shard(1), Shard(1)]),
+    "channels": ([Shard(0), Shard(1)], [Shard(1), Replicate()]),
+    "copies": ([Replicate(), Shard(0)], [Replicate(), Shard(1)]),
+    "copies_of_rows": ([Replicate(), Shard(0)], [Shard(1), Shard(1)]),
+}
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["messages", "scatter_add", "softmax", "amax_False"])
+def test_on_a_grid_of_ranks(mesh, name, layout):
+    x, edges = graph()
+    nodes, cut = LAYOUTS[layout]
+    check_op(
+        OPERATORS[name], sharded(x, nodes), sharded(edges, cut),
+        mesh=mesh, second_order=True,
+    )  # fmt: skip
+
+
+@ranks(2, 3)
+def test_sums_into_rows_that_all_ranks_have(mesh):
+    x, edges = graph()
+    rows = torch.randn(EDGES, 3, dtype=torch.float64, requires_grad=True)
+    with shardtensor.fallback_mode("error"):
+        for add in (
+            lambda x, i, rows: x.index_add(0, i, rows, alpha=0.5),
+            lambda x, i, rows: x.scatter_add(0, wide(i, rows), rows),
+        ):
+            check_op(
+                add, sharded(x, [Replicate()]), sharded(edges[0], [Shard(0)]),
+                sharded(rows, [Shard(0)]), mesh=mesh, second_order=True,
+            )  # fmt: skip
+
+
+@ranks(2, 3)
+def test_a_static_graph_is_planned_once(mesh):
+    """From the second step on a layer sends rows alone, once each way."""
+    nodes = 8 * mesh.size()
+    x = torch.randn(nodes, 4)
+    ring = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
+    rows = shard(x, mesh, [Shard(0)])
+    edges = shard(ring, mesh, [Shard(1)])
+
+    def sent(layer):
+        shardtensor.reset_comm_stats()
+        layer()
+        stats = shardtensor.comm_stats()
+        return stats.exchanges, stats.all_reduces, stats.messages, stats.bytes
+
+    def step():
+        _, target = edges  # new views in each step
+        return torch.zeros_like(rows).index_add(0, target, rows[target].sin())
+
+    first, second, third = sent(step), sent(step), sent(step)
+    assert first[1] > 0  # who names what, and within which bounds
+    # One row goes to the next piece, one message there and one back.
+    assert second == third == (2, 0, 2, 2 * 4 * x.element_size())
+    assert_close(step(), torch.zeros_like(x).index_add(0, ring[1], x[ring[1]].sin()))
+    edges.add_(1).remainder_(nodes)
+    moved = (ring + 1) % nodes
+    assert_close(step(), torch.zeros_like(x).index_add(0, moved[1], x[moved[1]].sin()))
+
+
+@ranks(2, 3)
+def test_an_index_out_of_bounds_is_the_same_error_everywhere(mesh):
+    x, edges = graph()
+    edges[0, -1] = NODES
+    rows, cut = shard(x, mesh, [Shard(0)]), shard(edges, mesh, [Shard(1)])
+    for call in (
+        lambda: rows[cut[0]],
+        lambda: rows.index_select(0, cut[0]),
+        lambda: rows.gather(0, wide(cut[0], rows)),
+        lambda: rows.index_add(0, cut[0], rows[cut[1]]),
+    ):
+        with pytest.raises(IndexError, match=f"index {NODES} is out of bounds"):
+            call()

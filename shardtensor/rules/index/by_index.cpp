@@ -1,0 +1,367 @@
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/dispatch/along_dim.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/row_exchange.h"
+#include "shardtensor/tensor/redistribute.h"
+
+// Operators that read, or reduce into, the rows of one dim that an index names:
+// gather, scatter and their kin. Where rows and index are cut along the same
+// mesh axes, rows travel (Note [Rows by a cut index]); otherwise the dim is
+// made whole.
+
+namespace shardtensor::detail {
+namespace {
+
+/// PyTorch's own check sees the sizes of one rank.
+Decision index_add_rule(Call& call) {
+  const auto& self = call.operand(0).tensor;
+  const auto& source = call.argument("source").toTensor();
+  auto expected = self.sizes().vec();
+  if (self.dim() > 0 && self.dim() == source.dim()) {
+    const auto dim =
+        at::maybe_wrap_dim(call.argument("dim").toInt(), self.dim());
+    expected[dim] = source.size(dim);
+  }
+  TORCH_CHECK(
+      self.dim() < 2 || source.sizes() == expected,
+      call.name(),
+      ": source tensor shape must match self tensor shape, excluding the "
+      "specified dimension, got self of sizes ",
+      self.sizes(),
+      ", source of sizes ",
+      source.sizes());
+  return along_dim_rule(call);
+}
+
+// ---- the call ---------------------------------------------------------------
+
+/// One call of any of these operators.
+class ByIndex {
+ public:
+  ByIndex(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+      : schema_(op.schema()),
+        first_(stack->size() - schema_.arguments().size()),
+        stack_(*stack),
+        name_(c10::toString(op.operator_name())) {}
+
+  const std::string& name() const {
+    return name_;
+  }
+  const at::Tensor& self() const {
+    return at("self").toTensor();
+  }
+  const at::Tensor& index() const {
+    return at("index").toTensor();
+  }
+  int64_t dim() const {
+    return at::maybe_wrap_dim(
+        at("dim").toInt(), std::max<int64_t>(self().dim(), 1));
+  }
+  bool reads() const {
+    return !has("src") && !has("source");
+  }
+  const at::Tensor& source() const {
+    return at(has("src") ? "src" : "source").toTensor();
+  }
+  std::string reduce() const {
+    return has("reduce") ? at("reduce").toStringRef() : "sum";
+  }
+  bool includes_self() const {
+    return !has("include_self") || at("include_self").toBool();
+  }
+  at::Scalar alpha() const {
+    return has("alpha") ? at("alpha").toScalar() : at::Scalar(1);
+  }
+  bool in_place() const {
+    const auto* alias = schema_.arguments().front().alias_info();
+    return alias != nullptr && alias->isWrite();
+  }
+  /// index_select and its kin: one dim, whatever the dims of self. gather's has
+  /// those of self.
+  bool index_is_of_rows() const {
+    return name_.starts_with("aten::index_");
+  }
+  void finish(const at::Tensor& result) {
+    torch::jit::drop(stack_, schema_.arguments().size());
+    torch::jit::push(stack_, result);
+  }
+
+ private:
+  bool has(const char* argument) const {
+    return schema_.argumentIndexWithName(argument).has_value();
+  }
+  const c10::IValue& at(const char* argument) const {
+    return stack_.at(first_ + *schema_.argumentIndexWithName(argument));
+  }
+
+  const c10::FunctionSchema& schema_;
+  size_t first_;
+  torch::jit::Stack& stack_;
+  std::string name_;
+};
+
+/// The index as one of rows, if it is: of one dim, or the same along all others
+/// as graph libraries expand it.
+std::optional<at::Tensor> index_of_rows(const ByIndex& call) {
+  const auto& self = call.self();
+  auto index = call.index();
+  const auto dim = call.dim();
+  if (self.dim() == 0 || !is_shard_tensor(index)) {
+    return {};
+  }
+  if (call.index_is_of_rows() || self.dim() == 1) {
+    return index.dim() == 1 ? std::optional(index) : std::nullopt;
+  }
+  if (index.dim() != self.dim() || index.numel() == 0) {
+    return {};
+  }
+  for (int64_t other = 0; other < index.dim(); ++other) {
+    if (other != dim &&
+        (index.size(other) != self.size(other) ||
+         (index.size(other) > 1 && index.stride(other) != 0) ||
+         spec(index)->is_sharded(other))) {
+      return {};
+    }
+  }
+  for (int64_t other = index.dim() - 1; other >= 0; --other) {
+    if (other != dim) {
+      index = index.select(other, 0);
+    }
+  }
+  return index;
+}
+
+/// gather and scatter take small integers, too.
+bool is_index_type(const ByIndex& call, at::ScalarType type) {
+  return type == at::kLong || type == at::kInt ||
+      (!call.index_is_of_rows() && at::isIntegralType(type, false));
+}
+
+bool source_has_a_row_for_each(const ByIndex& call, const at::Tensor& index) {
+  auto sizes = call.self().sizes().vec();
+  sizes.at(call.dim()) = index.size(0);
+  return call.source().sizes() == sizes &&
+      call.source().scalar_type() == call.self().scalar_type();
+}
+
+// ---- by an exchange of rows -------------------------------------------------
+
+/// The reduction of self's own rows with what the source adds to them.
+at::Tensor reduced(
+    const ByIndex& call,
+    const RowExchange& exchange,
+    const at::Tensor& self,
+    const at::Tensor& source) {
+  const auto dim = call.dim();
+  const auto reduce = call.reduce();
+  const bool is_mean = reduce == "mean";
+  const auto rows =
+      reduce_rows_by_index(exchange, source, dim, is_mean ? "sum" : reduce);
+  if (reduce == "sum" && call.includes_self()) {
+    return at::add(self, rows, call.alpha());
+  }
+  std::vector<int64_t> sizes(self.dim(), 1);
+  sizes[dim] = self.size(dim);
+  const auto counts = exchange.counts().view(sizes);
+  const auto joined = [&] {
+    if (!call.includes_self()) {
+      return at::where(counts.gt(0), rows, self);
+    }
+    return reduce == "prod" ? self * rows
+        : reduce == "amax"  ? at::maximum(self, rows)
+        : reduce == "amin"  ? at::minimum(self, rows)
+                            : self + rows;
+  }();
+  if (!is_mean) {
+    return joined;
+  }
+  const auto terms = (counts + (call.includes_self() ? 1 : 0)).clamp_min(1);
+  return at::isFloatingType(self.scalar_type())
+      ? at::div(joined, terms.to(self.scalar_type()))
+      : at::div(joined, terms, "floor").to(self.scalar_type());
+}
+
+/// Raises nothing, does nothing and says so where another way is needed.
+bool runs_by_exchange(ByIndex& call, const at::Tensor& index) {
+  const auto& self = call.self();
+  const auto dim = call.dim();
+  const auto wanted = contiguous_dim(without_partial(spec(self)), dim);
+  const auto exchange = row_exchange(
+      call.name().c_str(), index, wanted, dim, /*may_be_negative=*/false);
+  if (!exchange) {
+    return false;
+  }
+  const CommScope scope(call.name().c_str());
+  if (call.reads()) {
+    call.finish(
+        read_rows(*exchange, local_of(self, wanted).tensor, wanted, dim));
+    return true;
+  }
+  const auto source =
+      local_of(call.source(), rows_spec(*exchange, wanted, dim)).tensor;
+  if (!call.in_place()) {
+    const auto local = local_of(self, wanted).tensor;
+    call.finish(wrap(reduced(call, *exchange, local, source), wanted));
+    return true;
+  }
+  const LocalToWrite target(self, wanted);
+  target.local().copy_(reduced(call, *exchange, target.local(), source));
+  target.finish();
+  call.finish(at::Tensor(self));
+  return true;
+}
+
+// ---- sums into rows that every rank has -------------------------------------
+
+/// Each rank adds its part of the source to zeros; the sum of all is added.
+bool runs_as_sums(ByIndex& call, const at::Tensor& index) {
+  const auto& self = call.self();
+  const auto dim = call.dim();
+  const auto own = spec(self);
+  const auto index_spec = without_partial(spec(index));
+  if (call.reads() || call.reduce() != "sum" || !call.includes_self() ||
+      own->is_sharded(dim) || own->has_partial() || !index_spec->is_sharded() ||
+      index_spec->mesh() != own->mesh() || is_traced(impl_of(index)->local())) {
+    return false;
+  }
+  auto placements = own->placements();
+  auto partials = placements;
+  auto sizes = own->sizes();
+  auto partitions = own->partitions();
+  for (const auto axis : index_spec->axes(0)) {
+    if (!placements[axis].is_replicate()) {
+      return false;
+    }
+    placements[axis] = Placement::shard(dim);
+    partials[axis] = Placement::partial();
+  }
+  check_index(call.name(), index, dim, self.size(dim));
+  sizes[dim] = index.size(0);
+  partitions[dim] = index_spec->partition(0);
+  const CommScope scope(call.name().c_str());
+  const auto wanted =
+      make_spec(own->mesh(), sizes, placements, std::move(partitions));
+  const auto source = local_of(call.source(), wanted).tensor;
+  const auto rows = at::zeros(own->local_sizes(), source.options());
+  rows.index_add_(
+      dim,
+      local_of(index, index_spec).tensor.to(at::kLong),
+      source,
+      call.alpha());
+  const auto total =
+      redistribute_local(rows, with_placements(own, partials), own);
+  if (!call.in_place()) {
+    call.finish(wrap(impl_of(self)->local() + total, own));
+    return true;
+  }
+  const LocalToWrite target(self, own);
+  target.local().add_(total);
+  target.finish();
+  call.finish(at::Tensor(self));
+  return true;
+}
+
+// ---- kernels ----------------------------------------------------------------
+
+bool runs_by_rows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  ByIndex call(op, stack);
+  if (!is_shard_tensor(call.self())) {
+    return false;
+  }
+  const auto index = index_of_rows(call);
+  if (!index || !is_index_type(call, index->scalar_type()) ||
+      (!call.reads() && !source_has_a_row_for_each(call, *index))) {
+    return false;
+  }
+  return runs_by_exchange(call, *index) || runs_as_sums(call, *index);
+}
+
+/// gather and scatter. See Note [Indices out of bounds].
+void gather_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  const ByIndex call(op, stack);
+  const auto& self = call.self();
+  check_index(
+      call.name(),
+      call.index(),
+      call.dim(),
+      self.dim() > 0 ? self.size(call.dim()) : 1);
+  run_rule(op, along_dim_rule, stack);
+}
+
+template <Rule rule>
+void by_rows_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  if (!runs_by_rows(op, stack)) {
+    run_rule(op, rule, stack);
+  }
+}
+
+void gather_rows_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  if (!runs_by_rows(op, stack)) {
+    gather_kernel(op, keys, stack);
+  }
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  for (const char* op :
+       {"scatter.src",
+        "scatter.value",
+        "scatter.reduce",
+        "scatter.value_reduce",
+        "scatter_.src",
+        "scatter_.value",
+        "scatter_.reduce",
+        "scatter_.value_reduce"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&gather_kernel>());
+  }
+  for (const char* op :
+       {"gather",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce.two",
+        "scatter_reduce_.two"}) {
+    m.impl(
+        op, torch::CppFunction::makeFromBoxedFunction<&gather_rows_kernel>());
+  }
+  for (const char* op : {"index_select", "index_reduce", "index_reduce_"}) {
+    m.impl(
+        op,
+        torch::CppFunction::makeFromBoxedFunction<
+            &by_rows_kernel<along_dim_rule>>());
+  }
+  for (const char* op : {"index_add", "index_add_"}) {
+    m.impl(
+        op,
+        torch::CppFunction::makeFromBoxedFunction<
+            &by_rows_kernel<index_add_rule>>());
+  }
+}
+
+} // namespace shardtensor::detail

@@ -1,0 +1,344 @@
+#include "shardtensor/rules/index/row_exchange.h"
+
+#include <array>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include <ATen/Dispatch.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_unique2.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/kernel.h"
+
+namespace shardtensor::detail {
+namespace {
+
+/// The process group in which ranks are ordered as the pieces that `axes` cut;
+/// none for some of several axes.
+std::optional<std::string> group_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (axes.size() == 1) {
+    return mesh.group(axes.front());
+  }
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    return mesh.group();
+  }
+  return {};
+}
+
+std::vector<int64_t> to_vector(const at::Tensor& numbers) {
+  const auto host = numbers.cpu().contiguous();
+  const auto* data = host.const_data_ptr<int64_t>();
+  return {data, data + host.numel()};
+}
+
+/// How many of the sorted rows belong to each piece.
+std::vector<int64_t> count_by_piece(
+    const at::Tensor& rows,
+    const Partition& partition) {
+  const auto offsets = at::tensor(partition.offsets(), rows.options());
+  auto counts = to_vector(at::searchsorted(rows, offsets.slice(0, 1)));
+  std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
+  return counts;
+}
+
+at::Scalar neutral(c10::string_view reduce, at::ScalarType dtype) {
+  if (reduce == "sum") {
+    return 0;
+  }
+  if (reduce == "prod") {
+    return 1;
+  }
+  const bool lowest = reduce == "amax";
+  if (at::isFloatingType(dtype)) {
+    const auto infinity = std::numeric_limits<double>::infinity();
+    return lowest ? -infinity : infinity;
+  }
+  return AT_DISPATCH_INTEGRAL_TYPES(dtype, "scatter_reduce", [&] {
+    using Limits = std::numeric_limits<scalar_t>;
+    return at::Scalar(
+        static_cast<int64_t>(lowest ? Limits::lowest() : Limits::max()));
+  });
+}
+
+void reduce_into(
+    const at::Tensor& rows,
+    int64_t dim,
+    const at::Tensor& places,
+    const at::Tensor& source,
+    c10::string_view reduce) {
+  if (reduce == "sum") {
+    rows.index_add_(dim, places, source);
+    return;
+  }
+  std::vector<int64_t> ones(source.dim(), 1);
+  ones[dim] = -1;
+  rows.scatter_reduce_(
+      dim, places.view(ones).expand_as(source), source, reduce);
+}
+
+} // namespace
+
+RowExchange::RowExchange(
+    const char* op,
+    const at::Tensor& index,
+    SpecPtr index_spec,
+    const SpecPtr& rows,
+    bool may_be_negative)
+    : index_spec_(std::move(index_spec)),
+      group_(*group_of(*rows->mesh(), rows->axes(0))) {
+  const auto extent = rows->size(0);
+  check_index(op, index, 0, extent, may_be_negative);
+  const CommScope scope(op);
+  auto wanted = local_of(index, index_spec_).tensor.flatten().to(at::kLong);
+  wanted = at::where(wanted.lt(0), wanted + extent, wanted);
+  const auto own = rows->interval(0);
+  own_rows_ = own.end - own.begin;
+
+  const auto is_other = wanted.lt(own.begin).logical_or_(wanted.ge(own.end));
+  const auto others = is_other.nonzero().select(1, 0);
+  const auto named = wanted.index_select(0, others);
+  const auto [unique, inverse, counts] =
+      at::_unique2(named, /*sorted=*/true, /*return_inverse=*/true);
+  other_rows_ = unique.numel();
+  places_ = wanted.sub_(own.begin);
+  places_.index_copy_(0, others, inverse + own_rows_);
+
+  received_ = count_by_piece(unique, rows->partition(0));
+  const std::vector<int64_t> ones(received_.size(), 1);
+  sent_ = to_vector(all_to_all_v(
+      at::tensor(received_, unique.options()), 0, ones, ones, group_));
+  sent_rows_ = all_to_all_v(unique, 0, received_, sent_, group_) - own.begin;
+  const auto most = at::full({1}, other_rows_, unique.options());
+  silent_ = all_reduce(most, Reduce::Max, *rows->mesh(), rows->axes(0))
+                .item<int64_t>() == 0;
+}
+
+at::Tensor RowExchange::all_to_all(const at::Tensor& x, int64_t dim, bool back)
+    const {
+  return back ? all_to_all_v(x, dim, received_, sent_, group_)
+              : all_to_all_v(x, dim, sent_, received_, group_);
+}
+
+at::Tensor RowExchange::table(const at::Tensor& own, int64_t dim) const {
+  if (silent_) {
+    return own;
+  }
+  const auto others =
+      all_to_all(own.index_select(dim, sent_rows_), dim, /*back=*/false);
+  return other_rows_ > 0 ? at::cat({own, others}, dim) : own;
+}
+
+at::Tensor RowExchange::own_rows(
+    const at::Tensor& table,
+    int64_t dim,
+    c10::string_view reduce) const {
+  if (silent_) {
+    return table;
+  }
+  auto own = table.narrow(dim, 0, own_rows_);
+  const auto others = table.narrow(dim, own_rows_, other_rows_).contiguous();
+  const auto arrived = all_to_all(others, dim, /*back=*/true);
+  reduce_into(own, dim, sent_rows_, arrived, reduce);
+  return own;
+}
+
+const at::Tensor& RowExchange::counts() const {
+  if (!counts_.defined()) {
+    const auto rows = at::zeros({table_rows()}, places_.options());
+    rows.index_add_(0, places_, at::ones_like(places_));
+    counts_ = own_rows(rows, 0, "sum");
+  }
+  return counts_;
+}
+
+// ---- keeping them -----------------------------------------------------------
+
+namespace {
+
+/// An index is known by its memory and version: views of it that are made anew
+/// in each step (`source, target = edges`) are the same. All ranks make, look
+/// up and forget in the same order, so that all of them find one or none does.
+struct Key {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  int64_t version = 0;
+  int64_t offset = 0;
+  std::vector<int64_t> strides;
+  SpecPtr index;
+  SpecPtr rows;
+  bool may_be_negative = false;
+
+  Key(const at::Tensor& index_, SpecPtr rows_, bool may_be_negative_)
+      : Key(impl_of(index_)->local(), spec(index_), std::move(rows_)) {
+    may_be_negative = may_be_negative_;
+  }
+  Key(const at::Tensor& local, SpecPtr index_, SpecPtr rows_)
+      : storage(local.storage().getWeakStorageImpl()),
+        version(local.is_inference() ? -1 : local._version()),
+        offset(local.storage_offset()),
+        strides(local.strides().vec()),
+        index(std::move(index_)),
+        rows(std::move(rows_)) {}
+
+  bool operator==(const Key& other) const {
+    return version >= 0 && !storage.expired() && storage == other.storage &&
+        version == other.version && offset == other.offset &&
+        strides == other.strides && index == other.index &&
+        rows == other.rows && may_be_negative == other.may_be_negative;
+  }
+};
+
+class Known {
+ public:
+  std::shared_ptr<const RowExchange> find(const Key& key) const {
+    for (const auto& known : known_) {
+      if (known && known->first == key) {
+        return known->second;
+      }
+    }
+    return nullptr;
+  }
+  void add(Key key, std::shared_ptr<const RowExchange> exchange) {
+    for (auto& known : known_) { // what no index needs any more
+      if (known && known->first.storage.expired()) {
+        known->second.reset();
+      }
+    }
+    known_[next_++ % known_.size()] = {std::move(key), std::move(exchange)};
+  }
+
+ private:
+  std::array<
+      std::optional<std::pair<Key, std::shared_ptr<const RowExchange>>>,
+      32>
+      known_;
+  size_t next_ = 0;
+};
+
+/// The layout of `dim` alone.
+SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
+  std::vector<Placement> placements(spec->mesh()->axes());
+  for (const auto axis : spec->axes(dim)) {
+    placements[axis] = Placement::shard(0);
+  }
+  return make_spec(
+      spec->mesh(), {spec->size(dim)}, placements, {spec->partition(dim)});
+}
+
+/// The index cut along the axes of the rows alone; null where one of those does
+/// not cut it.
+SpecPtr layout_of_index(
+    const SpecPtr& index,
+    const std::vector<int64_t>& axes) {
+  std::vector<Placement> placements(index->mesh()->axes());
+  for (const auto axis : axes) {
+    if (!index->placement(axis).is_shard()) {
+      return nullptr;
+    }
+    placements[axis] = index->placement(axis);
+  }
+  return with_placements(index, std::move(placements));
+}
+
+} // namespace
+
+std::shared_ptr<const RowExchange> row_exchange(
+    const char* op,
+    const at::Tensor& index,
+    const SpecPtr& spec,
+    int64_t dim,
+    bool may_be_negative) {
+  if (!is_shard_tensor(index) || !spec->is_sharded(dim) ||
+      !spec->partition(dim).is_contiguous() ||
+      shardtensor::spec(index)->mesh() != spec->mesh() ||
+      is_traced(impl_of(index)->local()) ||
+      !group_of(*spec->mesh(), spec->axes(dim))) {
+    return nullptr;
+  }
+  auto wanted = layout_of_index(shardtensor::spec(index), spec->axes(dim));
+  if (!wanted) {
+    return nullptr;
+  }
+  thread_local Known known;
+  Key key(index, layout_of_dim(spec, dim), may_be_negative);
+  auto found = known.find(key);
+  if (!found) {
+    found = std::make_shared<const RowExchange>(
+        op, index, std::move(wanted), key.rows, may_be_negative);
+    known.add(std::move(key), found);
+  }
+  return found;
+}
+
+// ---- reading and reducing ---------------------------------------------------
+
+SpecPtr rows_spec(
+    const RowExchange& exchange,
+    const SpecPtr& spec,
+    int64_t dim) {
+  const auto& index = exchange.index_spec();
+  auto sizes = spec->sizes();
+  auto partitions = spec->partitions();
+  auto placements = spec->placements();
+  sizes.erase(sizes.begin() + dim);
+  partitions.erase(partitions.begin() + dim);
+  sizes.insert(
+      sizes.begin() + dim, index->sizes().begin(), index->sizes().end());
+  partitions.insert(
+      partitions.begin() + dim,
+      index->partitions().begin(),
+      index->partitions().end());
+  for (int64_t axis = 0; axis < spec->mesh()->axes(); ++axis) {
+    if (index->placement(axis).is_shard()) {
+      placements[axis] = Placement::shard(dim + index->placement(axis).dim);
+    } else if (placements[axis].is_shard() && placements[axis].dim > dim) {
+      placements[axis] =
+          Placement::shard(placements[axis].dim + index->dim() - 1);
+    }
+  }
+  return make_spec(
+      spec->mesh(), std::move(sizes), placements, std::move(partitions));
+}
+
+at::Tensor read_rows(
+    const RowExchange& exchange,
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    int64_t dim) {
+  const auto result = rows_spec(exchange, spec, dim);
+  const auto rows =
+      exchange.table(local, dim).index_select(dim, exchange.places());
+  return wrap(rows.view(result->local_sizes()), result);
+}
+
+at::Tensor reduce_rows_by_index(
+    const RowExchange& exchange,
+    const at::Tensor& source,
+    int64_t dim,
+    c10::string_view reduce) {
+  const auto dims = exchange.index_spec()->dim();
+  auto sizes = source.sizes().vec();
+  sizes.erase(sizes.begin() + dim, sizes.begin() + dim + dims);
+  auto flat = sizes;
+  flat.insert(flat.begin() + dim, exchange.places().numel());
+  sizes.insert(sizes.begin() + dim, exchange.table_rows());
+  const auto table =
+      at::full(sizes, neutral(reduce, source.scalar_type()), source.options());
+  reduce_into(table, dim, exchange.places(), source.reshape(flat), reduce);
+  return exchange.own_rows(table, dim, reduce);
+}
+
+} // namespace shardtensor::detail

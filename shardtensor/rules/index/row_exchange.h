@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/string_view.h>
+
+#include "shardtensor/layout/shard_spec.h"
+
+namespace shardtensor::detail {
+
+// Note [Rows by a cut index]
+// In x[index], where ranks hold parts of x's rows and parts of the index (the
+// edges of a graph), each rank lacks the rows that its part names and others
+// own. It asks their owners once, and keeps the answer as long as the index
+// stays what it is: a static graph is planned once, and from then on a call
+// costs one message to each rank whose rows are named, and none where all are
+// its own. Adding to rows is the same way back. Memory: as much as the own part
+// of the index.
+
+/// Which rows go where for one index of rows cut in one way; see the note.
+class RowExchange {
+ public:
+  /// `index`: a ShardTensor of integers, laid out as `index_spec`. `rows`: the
+  /// layout of a tensor of one dim, cut along axes that all cut `index_spec`,
+  /// too. Raises on all ranks for an index out of bounds; negative ones count
+  /// from the end if they may. Communication: two exchanges of numbers, and a
+  /// reduced one.
+  RowExchange(
+      const char* op,
+      const at::Tensor& index,
+      SpecPtr index_spec,
+      const SpecPtr& rows,
+      bool may_be_negative);
+
+  /// The layout in which the index is used.
+  const SpecPtr& index_spec() const {
+    return index_spec_;
+  }
+  /// For each element of the own index, flat: where the row it names is among
+  /// the own rows and, behind them, those of others.
+  const at::Tensor& places() const {
+    return places_;
+  }
+  int64_t table_rows() const {
+    return own_rows_ + other_rows_;
+  }
+
+  /// How many elements of the whole index name each own row. Communication:
+  /// that of own_rows() at the first call.
+  const at::Tensor& counts() const;
+
+  /// The own rows and, behind them along `dim`, those of others. Communication:
+  /// one message to and from each rank concerned.
+  at::Tensor table(const at::Tensor& own, int64_t dim) const;
+
+  /// What `table` holds for rows of others reaches their owners: the own rows,
+  /// joined with what arrives by "sum", "prod", "amax" or "amin".
+  /// Communication: as in table().
+  at::Tensor own_rows(
+      const at::Tensor& table,
+      int64_t dim,
+      c10::string_view reduce) const;
+
+ private:
+  at::Tensor all_to_all(const at::Tensor& x, int64_t dim, bool back) const;
+
+  SpecPtr index_spec_;
+  std::string group_;
+  at::Tensor places_;
+  at::Tensor sent_rows_; // own rows that others name, rank by rank
+  std::vector<int64_t> sent_; // how many, by rank
+  std::vector<int64_t> received_;
+  int64_t own_rows_ = 0;
+  int64_t other_rows_ = 0;
+  mutable at::Tensor counts_;
+  bool silent_ = false; // no rank names rows of others
+};
+
+/// The one for `index` along dim `dim` of tensors laid out as `spec`; null
+/// where another way is needed: the index isn't cut by all axes that cut the
+/// dim, is traced, or they have no common process group. Made anew only when
+/// the index has changed. Communication: that of RowExchange's constructor,
+/// when made.
+std::shared_ptr<const RowExchange> row_exchange(
+    const char* op,
+    const at::Tensor& index,
+    const SpecPtr& spec,
+    int64_t dim,
+    bool may_be_negative);
+
+/// `spec` with the dim `dim` replaced by those of the index.
+SpecPtr rows_spec(
+    const RowExchange& exchange,
+    const SpecPtr& spec,
+    int64_t dim);
+
+/// self[:, index, :] by an exchange of rows.
+at::Tensor read_rows(
+    const RowExchange& exchange,
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    int64_t dim);
+
+/// What `source`, laid out as rows_spec, gives the own rows: each element of
+/// the index reduces its row of the source into the row that it names, starting
+/// from the reduction's neutral element.
+at::Tensor reduce_rows_by_index(
+    const RowExchange& exchange,
+    const at::Tensor& source,
+    int64_t dim,
+    c10::string_view reduce);
+
+} // namespace shardtensor::detail
