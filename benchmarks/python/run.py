@@ -27,6 +27,7 @@ TIMED = (
     "steps",
     "redistribute",
     "attention",
+    "graphs",
     "unet",
     "unet3d",
     "unet_profile",
