@@ -27,6 +27,7 @@ endforeach()
 set_source_files_properties(
   shardtensor/distributed/gloo.cpp
   shardtensor/distributed/nccl.cpp
+  shardtensor/points/search.cpp
   shardtensor/rules/norm/cells.cpp
   shardtensor/rules/ops/counter_loops.cpp
   PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)

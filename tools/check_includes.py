@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # family is a folder; the later line may use simple families. Nobody includes
 # mpi, a library of its own.
 LAYERS = [
-    {"layout"},
+    {"layout", "points"},
     {"comm"},
     {"tensor", "distributed"},
     {"halo", "mpi"},
     {"dispatch"},
     {"rules/ops", "rules/view", "rules/reduce", "rules/index", "rules/order"},
-    {"rules/norm", "rules/stencil", "rules/attention"},
+    {"rules/norm", "rules/stencil", "rules/attention", "rules/points"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 # Exported for the Python package and not installed.

@@ -1,0 +1,219 @@
+#include "shardtensor/points/tree.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+namespace shardtensor::detail {
+namespace {
+
+constexpr int64_t kLeafPoints = 32; // at most
+constexpr int64_t kLanes = 8; // what leaves are filled up to
+// Nodes down to this depth are sorted one depth after the other, since few
+// threads could work on the first ones; below, each with all that it contains.
+constexpr int64_t kBroadDepth = 6;
+
+int64_t depth_of(int64_t points) {
+  int64_t depth = 0;
+  while (((points - 1) >> depth) + 1 > kLeafPoints) {
+    ++depth;
+  }
+  return depth;
+}
+
+/// Sorts points into the tree's order, node by node.
+template <class T>
+class Sorter {
+ public:
+  Sorter(T* points, int32_t* rows, int64_t count, int64_t dims)
+      : points_(points),
+        rows_(rows),
+        count_(count),
+        dims_(dims),
+        depth_(depth_of(count)),
+        keys_(count),
+        moved_points_(count * dims),
+        moved_rows_(count) {}
+
+  void run() {
+    const int64_t broad = std::min(depth_, kBroadDepth);
+    for (int64_t depth = 0; depth < broad; ++depth) {
+      each_node(depth, [&](int64_t node) { halve(depth, node); });
+    }
+    each_node(broad, [&](int64_t node) { halve_all(broad, node); });
+  }
+
+ private:
+  struct Key {
+    T value;
+    int32_t from;
+  };
+
+  template <class Work>
+  static void each_node(int64_t depth, const Work& work) {
+    at::parallel_for(0, int64_t{1} << depth, 1, [&](int64_t b, int64_t e) {
+      for (int64_t node = b; node < e; ++node) {
+        work(node);
+      }
+    });
+  }
+
+  void halve_all(int64_t depth, int64_t node) {
+    if (depth < depth_) {
+      halve(depth, node);
+      halve_all(depth + 1, 2 * node);
+      halve_all(depth + 1, 2 * node + 1);
+    }
+  }
+
+  /// Along the dim in which the node is widest.
+  void halve(int64_t depth, int64_t node) {
+    const int64_t begin = PointTree::begin_of(count_, depth, node);
+    const int64_t end = PointTree::begin_of(count_, depth, node + 1);
+    const int64_t middle = PointTree::begin_of(count_, depth + 1, 2 * node + 1);
+    const int64_t dim = widest_dim(begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      keys_[i] = {points_[i * dims_ + dim], static_cast<int32_t>(i)};
+    }
+    std::nth_element(
+        keys_.begin() + begin,
+        keys_.begin() + middle,
+        keys_.begin() + end,
+        [](const Key& a, const Key& b) { return a.value < b.value; });
+    move(begin, end);
+  }
+
+  int64_t widest_dim(int64_t begin, int64_t end) const {
+    int64_t widest = 0;
+    T width = -1;
+    for (int64_t dim = 0; dim < dims_; ++dim) {
+      T low = std::numeric_limits<T>::infinity();
+      T high = -low;
+      for (int64_t i = begin; i < end; ++i) {
+        low = std::min(low, points_[i * dims_ + dim]);
+        high = std::max(high, points_[i * dims_ + dim]);
+      }
+      if (high - low > width) {
+        width = high - low;
+        widest = dim;
+      }
+    }
+    return widest;
+  }
+
+  /// As the keys stand.
+  void move(int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t from = keys_[i].from;
+      std::copy_n(
+          points_ + from * dims_, dims_, moved_points_.begin() + i * dims_);
+      moved_rows_[i] = rows_[from];
+    }
+    std::copy(
+        moved_points_.begin() + begin * dims_,
+        moved_points_.begin() + end * dims_,
+        points_ + begin * dims_);
+    std::copy(
+        moved_rows_.begin() + begin, moved_rows_.begin() + end, rows_ + begin);
+  }
+
+  T* points_;
+  int32_t* rows_;
+  int64_t count_;
+  int64_t dims_;
+  int64_t depth_;
+  std::vector<Key> keys_;
+  std::vector<T> moved_points_;
+  std::vector<int32_t> moved_rows_;
+};
+
+/// Slots and boxes of the leaves.
+template <class T>
+void fill_leaves(PointTree& tree, const T* points) {
+  const int64_t leaves = int64_t{1} << tree.depth;
+  T* const slots = tree.leaves.mutable_data_ptr<T>();
+  T* const boxes = tree.boxes.mutable_data_ptr<T>();
+  at::parallel_for(0, leaves, 256, [&](int64_t first, int64_t last) {
+    for (int64_t leaf = first; leaf < last; ++leaf) {
+      const int64_t begin = PointTree::begin_of(tree.points, tree.depth, leaf);
+      const int64_t end =
+          PointTree::begin_of(tree.points, tree.depth, leaf + 1);
+      for (int64_t dim = 0; dim < tree.dims; ++dim) {
+        T low = std::numeric_limits<T>::infinity();
+        T high = -low;
+        T* const slot = slots + (leaf * tree.dims + dim) * tree.leaf_stride;
+        for (int64_t i = begin; i < end; ++i) {
+          const T value = points[i * tree.dims + dim];
+          slot[i - begin] = value;
+          low = std::min(low, value);
+          high = std::max(high, value);
+        }
+        boxes[(leaves + leaf) * 2 * tree.dims + dim] = low;
+        boxes[((leaves + leaf) * 2 + 1) * tree.dims + dim] = high;
+      }
+    }
+  });
+}
+
+template <class T>
+void join_boxes(PointTree& tree) {
+  T* const boxes = tree.boxes.mutable_data_ptr<T>();
+  const int64_t dims = tree.dims;
+  for (int64_t node = (int64_t{1} << tree.depth) - 1; node > 0; --node) {
+    T* const box = boxes + node * 2 * dims;
+    const T* const left = boxes + 2 * node * 2 * dims;
+    const T* const right = left + 2 * dims;
+    for (int64_t dim = 0; dim < dims; ++dim) {
+      box[dim] = std::min(left[dim], right[dim]);
+      box[dims + dim] = std::max(left[dims + dim], right[dims + dim]);
+    }
+  }
+}
+
+} // namespace
+
+OrderedPoints order_as_tree(const at::Tensor& points) {
+  OrderedPoints ordered{
+      at::empty(points.sizes(), points.options()),
+      at::empty({points.size(0)}, points.options().dtype(at::kInt))};
+  ordered.points.copy_(points);
+  auto* const rows = ordered.rows.mutable_data_ptr<int32_t>();
+  std::iota(rows, rows + points.size(0), 0);
+  AT_DISPATCH_FLOATING_TYPES(points.scalar_type(), "order_as_tree", [&] {
+    Sorter<scalar_t>(
+        ordered.points.mutable_data_ptr<scalar_t>(),
+        rows,
+        points.size(0),
+        points.size(1))
+        .run();
+  });
+  return ordered;
+}
+
+PointTree::PointTree(const OrderedPoints& ordered, int64_t first)
+    : points(ordered.points.size(0)),
+      dims(ordered.points.size(1)),
+      first_row(first),
+      depth(depth_of(points)),
+      rows(ordered.rows) {
+  const int64_t nodes = int64_t{1} << depth;
+  const int64_t most = points == 0 ? 0 : ((points - 1) >> depth) + 1;
+  leaf_stride = (most + kLanes - 1) / kLanes * kLanes;
+  const auto options = ordered.points.options();
+  boxes = at::empty({2 * nodes, 2, dims}, options);
+  leaves = at::zeros({nodes, dims, leaf_stride}, options);
+  AT_DISPATCH_FLOATING_TYPES(options.dtype().toScalarType(), "PointTree", [&] {
+    fill_leaves(*this, ordered.points.const_data_ptr<scalar_t>());
+    join_boxes<scalar_t>(*this);
+  });
+}
+
+} // namespace shardtensor::detail

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace shardtensor::detail {
+
+// Note [Point tree]
+// A k-d tree whose nodes are halved by number, so that where they begin and end
+// follows from the number of points alone: of depth d, node j holds the points
+// [N * j >> d, N * (j + 1) >> d) of an order, and its halves are the nodes 2j
+// and 2j + 1 of the next depth. Points in that order are the whole tree, and
+// their boxes one pass over them: a cloud is sorted once, where it lies, and
+// travels as it stands.
+
+/// Points (N, D), contiguous, in the order of the tree over them; `rows` (N),
+/// int32, says which row of the given tensor each one was.
+struct OrderedPoints {
+  at::Tensor points;
+  at::Tensor rows;
+};
+
+/// On CPUs, float or double, finite, fewer than 2^31 points. The tree over
+/// equal points is the same on every rank. Threads: at::parallel_for.
+OrderedPoints order_as_tree(const at::Tensor& points);
+
+/// What a search walks through, of points in their tree's order.
+struct PointTree {
+  explicit PointTree(const OrderedPoints& ordered, int64_t first_row = 0);
+
+  int64_t points = 0;
+  int64_t dims = 0;
+  int64_t first_row = 0; // of the cloud that these points are a piece of
+  int64_t depth = 0; // of the leaves
+  int64_t leaf_stride = 0; // slots of a leaf
+  /// Lower and upper corner of each node, (2^(depth + 1), 2, D): the root is
+  /// node 1, its halves 2 and 3.
+  at::Tensor boxes;
+  /// Coordinates leaf by leaf, (2^depth, D, leaf_stride): one dim of a leaf's
+  /// points is contiguous. Slots behind the points are zero.
+  at::Tensor leaves;
+  at::Tensor rows; // OrderedPoints::rows
+
+  /// Where a node's points begin in the order; it ends where the next begins.
+  static int64_t begin_of(int64_t points, int64_t depth, int64_t node) {
+    return (points * node) >> depth;
+  }
+};
+
+} // namespace shardtensor::detail
