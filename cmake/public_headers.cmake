@@ -33,6 +33,8 @@ set(public_headers
   shardtensor/layout/transfer.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
+  shardtensor/rules/points/points.h
+  shardtensor/rules/points/transport.h
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
   shardtensor/tensor/infer_spec.h

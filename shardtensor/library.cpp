@@ -56,6 +56,16 @@ TORCH_LIBRARY(shardtensor, m) {
       "int[] code, float scale, str group) -> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 
+  // Neighbours in clouds of points: see rules/points/points.h. On ShardTensors
+  // these communicate above autograd; a compiler sees what they call there.
+  m.def(
+      "knn(Tensor points, Tensor queries, int k) "
+      "-> (Tensor indices, Tensor distances)");
+  m.def(
+      "radius_search(Tensor points, Tensor queries, float radius, "
+      "int? max_points=None, bool return_dists=False, "
+      "bool return_points=False) -> Tensor[]");
+
   // Random numbers of a piece: see rules/ops/counter_numbers.h.
   m.def(
       "counter_numbers(Tensor key, int[] sizes, ScalarType dtype, int kind, "

@@ -32,6 +32,10 @@
 // How attention communicates.
 #include "shardtensor/rules/attention/transport.h"
 
+// Clouds of points.
+#include "shardtensor/rules/points/points.h"
+#include "shardtensor/rules/points/transport.h"
+
 // Rules for operators of your own.
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"

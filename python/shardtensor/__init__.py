@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: F401  its libraries come before ours
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardtensor import distributed
+from shardtensor import distributed, nn
 from shardtensor._C import is_shard_tensor
 from shardtensor.constants import new_tensors_on
 from shardtensor.contract import einsum, tensordot, transpose
@@ -48,8 +48,10 @@ from shardtensor.modes import (
     get_check_mode,
     get_fallback_mode,
     get_gradient_policy,
+    get_point_transport,
     get_random_policy,
     gradient_policy,
+    point_transport,
     random_policy,
     reset_comm_stats,
     reset_fallback_counts,
@@ -58,6 +60,7 @@ from shardtensor.modes import (
     set_communication_timeout,
     set_fallback_mode,
     set_gradient_policy,
+    set_point_transport,
     set_random_policy,
 )
 from shardtensor.patch_core import MissingShardPatch, UndeterminedShardingError
@@ -111,6 +114,7 @@ __all__ = [
     "get_fallback_mode",
     "get_attention_transport",
     "get_gradient_policy",
+    "get_point_transport",
     "get_random_policy",
     "gradient_policy",
     "halo_exchange",
@@ -121,8 +125,10 @@ __all__ = [
     "make_spec",
     "new_tensors_on",
     "ones",
+    "nn",
     "perform_ring_iteration",
     "perform_ring_iteration_async",
+    "point_transport",
     "rand",
     "randn",
     "random_policy",
@@ -137,6 +143,7 @@ __all__ = [
     "set_fallback_mode",
     "set_attention_transport",
     "set_gradient_policy",
+    "set_point_transport",
     "set_random_policy",
     "sync_module_over_mesh",
     "tensordot",

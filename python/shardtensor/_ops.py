@@ -11,3 +11,5 @@ gather_v = torch.ops.shardtensor.gather_v
 scatter_v = torch.ops.shardtensor.scatter_v
 ring_step = torch.ops.shardtensor.ring_step
 halo_padding = torch.ops.shardtensor.halo_padding
+knn = torch.ops.shardtensor.knn
+radius_search = torch.ops.shardtensor.radius_search

@@ -101,6 +101,24 @@ def attention_transport(transport: str):
         yield
 
 
+def get_point_transport() -> str:
+    """How queries meet points of other ranks: "auto", "ring" or "boxes"."""
+    return _C.point_transport()
+
+
+def set_point_transport(transport: str) -> None:
+    _C.set_point_transport(transport)
+
+
+@contextlib.contextmanager
+def point_transport(transport: str):
+    """set_point_transport within a with-block: "ring" passes pieces of points
+    around while ranks search, "boxes" sends queries to the ranks whose points are
+    near them; "auto" chooses by the boxes of the ranks' pieces."""
+    with _restored(_C.point_transport, _C.set_point_transport, transport):
+        yield
+
+
 def get_random_policy() -> str:
     """Which numbers dropout, rand_like, normal_ and the like draw: "one_device"
     (those of one device with the same seed, at the price of drawing for the whole

@@ -4,6 +4,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/attention/transport.h"
+#include "shardtensor/rules/points/transport.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
 
@@ -48,6 +49,13 @@ void bind_modes(py::module_& module) {
       "set_attention_transport",
       [](const std::string& transport) {
         set_attention_transport(parse_attention_transport(transport));
+      },
+      py::arg("transport"));
+  module.def("point_transport", [] { return to_string(point_transport()); });
+  module.def(
+      "set_point_transport",
+      [](const std::string& transport) {
+        set_point_transport(parse_point_transport(transport));
       },
       py::arg("transport"));
   module.def("random_policy", [] { return to_string(random_policy()); });

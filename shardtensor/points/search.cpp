@@ -150,22 +150,11 @@ SHARDTENSOR_INLINE void walk(
 /// One query's, ascending.
 template <class T>
 struct Best {
-  const TreeView<T>& tree;
   T* squares;
   int64_t* rows;
   int64_t k;
   T bound; // no point further away counts
 
-  SHARDTENSOR_INLINE T limit() const {
-    return bound;
-  }
-  SHARDTENSOR_INLINE void take(const T* found, int64_t begin, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (found[i] <= bound) {
-        insert(found[i], tree.first_row + tree.rows[begin + i]);
-      }
-    }
-  }
   SHARDTENSOR_INLINE void insert(T square, int64_t row) {
     int64_t at = k - 1;
     if (!is_before(square, row, at)) {
@@ -181,6 +170,24 @@ struct Best {
   }
   SHARDTENSOR_INLINE bool is_before(T square, int64_t row, int64_t at) const {
     return square < squares[at] || (square == squares[at] && row < rows[at]);
+  }
+};
+
+/// A query's walk through a tree.
+template <class T>
+struct BestOfTree {
+  const TreeView<T>& tree;
+  Best<T> best;
+
+  SHARDTENSOR_INLINE T limit() const {
+    return best.bound;
+  }
+  SHARDTENSOR_INLINE void take(const T* found, int64_t begin, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (found[i] <= best.bound) {
+        best.insert(found[i], tree.first_row + tree.rows[begin + i]);
+      }
+    }
   }
 };
 
@@ -206,9 +213,9 @@ SHARDTENSOR_INLINE void nearest_of(
     int64_t k) {
   for (int64_t query = queries.begin; query < queries.end; ++query) {
     T* const own = squares + query * k;
-    Best<T> best{tree, own, rows + query * k, k, 0};
-    best.bound = std::min(own[k - 1], queries.limit(query));
-    walk<T, D>(tree, queries.points + query * tree.dims, best);
+    const T bound = std::min(own[k - 1], queries.limit(query));
+    BestOfTree<T> found{tree, {own, rows + query * k, k, bound}};
+    walk<T, D>(tree, queries.points + query * tree.dims, found);
   }
 }
 
@@ -415,6 +422,31 @@ void search_nearest(
     auto* const rows = best.rows.mutable_data_ptr<int64_t>();
     at::parallel_for(0, queries.size(0), kGrain, [&](int64_t b, int64_t e) {
       nearest(view, task_of<scalar_t>(queries, limits, b, e), squares, rows, k);
+    });
+  });
+}
+
+void merge_nearest(
+    const Nearest& best,
+    const at::Tensor& places,
+    const Nearest& found) {
+  const int64_t k = best.rows.size(1);
+  const auto* const from_rows = found.rows.const_data_ptr<int64_t>();
+  auto* const rows = best.rows.mutable_data_ptr<int64_t>();
+  const auto* const to = places.const_data_ptr<int64_t>();
+  AT_DISPATCH_FLOATING_TYPES(best.squares.scalar_type(), "merge_nearest", [&] {
+    const auto* const from = found.squares.const_data_ptr<scalar_t>();
+    auto* const squares = best.squares.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, places.numel(), kGrain, [&](int64_t b, int64_t e) {
+      for (int64_t i = b; i < e; ++i) {
+        scalar_t* const own = squares + to[i] * k;
+        Best<scalar_t> merged{own, rows + to[i] * k, k, own[k - 1]};
+        for (int64_t j = i * k; j < (i + 1) * k; ++j) {
+          if (from_rows[j] != Nearest::kNoRow) {
+            merged.insert(from[j], from_rows[j]);
+          }
+        }
+      }
     });
   });
 }

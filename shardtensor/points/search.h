@@ -38,6 +38,13 @@ void search_nearest(
     const at::Tensor& limits,
     const Nearest& best);
 
+/// Takes what was found for the queries `places` (n) of `best`, elsewhere and
+/// among other points, (n, k) each and ascending, into it.
+void merge_nearest(
+    const Nearest& best,
+    const at::Tensor& places,
+    const Nearest& found);
+
 /// All pairs of a query and a point within its limit, query by query,
 /// unordered within a query.
 struct Pairs {

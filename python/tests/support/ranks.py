@@ -467,6 +467,7 @@ def _restore_settings():
     st.ShardTensor.set_promotion_mode(st.TensorPromotionMode.SILENT)
     st.set_fallback_mode("warn")
     st.set_attention_transport("auto")
+    st.set_point_transport("auto")
     st.set_gradient_policy("coalesced")
     st.set_check_mode(False)
     st.set_random_policy("one_device")

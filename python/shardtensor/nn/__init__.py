@@ -1,0 +1,5 @@
+"""Functions beside torch.nn's, of plain tensors and ShardTensors."""
+
+from shardtensor.nn import functional
+
+__all__ = ["functional"]

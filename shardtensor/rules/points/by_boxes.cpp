@@ -1,0 +1,300 @@
+#include "shardtensor/rules/points/by_boxes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/rules/points/query_set.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+using Numbers = std::vector<int64_t>;
+
+Tensor box_of(const Tensor& points) {
+  const auto rows = points.flatten(0, 1);
+  if (rows.size(0) == 0) {
+    const double none = std::numeric_limits<double>::infinity();
+    const auto low = at::full({points.size(2)}, none, points.options());
+    return at::stack({low, low.neg()});
+  }
+  return at::stack({at::amin(rows, {0}), at::amax(rows, {0})});
+}
+
+// ---- whether it pays --------------------------------------------------------
+
+/// Which share of the queries in a box is within `reach` of another box.
+double share_near(
+    const double* queries,
+    const double* points,
+    int64_t dims,
+    double reach) {
+  double share = 1;
+  for (int64_t dim = 0; dim < dims; ++dim) {
+    const double low = queries[dim];
+    const double high = queries[dims + dim];
+    const double begin = std::max(low, points[dim] - reach);
+    const double end = std::min(high, points[dims + dim] + reach);
+    if (!(begin <= end)) {
+      return 0;
+    }
+    share *= high > low ? (end - begin) / (high - low) : 1;
+  }
+  return share;
+}
+
+/// How far neighbours are, if points are spread evenly in their box.
+double typical_reach(
+    const Tensor& boxes,
+    const Wanted& wanted,
+    int64_t points) {
+  if (wanted.radius) {
+    return *wanted.radius;
+  }
+  const auto low = at::amin(boxes.select(1, 0), {0});
+  const auto extents = at::amax(boxes.select(1, 1), {0}).sub(low);
+  const auto* const extent = extents.const_data_ptr<double>();
+  double volume = 1;
+  int64_t dims = 0;
+  for (int64_t dim = 0; dim < extents.numel(); ++dim) {
+    if (extent[dim] > 0) {
+      volume *= extent[dim];
+      ++dims;
+    }
+  }
+  const auto share = static_cast<double>(*wanted.most) /
+      static_cast<double>(std::max<int64_t>(points, 1));
+  return dims == 0 ? 0
+                   : std::pow(volume * share, 1.0 / static_cast<double>(dims));
+}
+
+// ---- queries on the way -----------------------------------------------------
+
+/// Rows for each rank and batch entry, rank by rank.
+struct Mail {
+  std::vector<std::vector<Tensor>> places; // of each rank, of each entry
+  Numbers splits; // rows for each rank
+};
+
+/// Which queries reach which rank's points.
+Mail address(
+    const QuerySet& set,
+    int64_t batch,
+    const Tensor& boxes,
+    const CloudPieces& cloud) {
+  Mail mail;
+  for (int64_t rank = 0; rank < boxes.size(0); ++rank) {
+    int64_t rows = 0;
+    std::vector<Tensor> places;
+    for (int64_t entry = 0; entry < batch; ++entry) {
+      const auto box = boxes.select(0, rank);
+      places.push_back(
+          rank == cloud.rank || cloud.rows[rank].empty()
+              ? at::empty({0}, box.options().dtype(at::kLong))
+              : set.places_near(entry, box.select(0, 0), box.select(0, 1)));
+      rows += places.back().numel();
+    }
+    mail.places.push_back(std::move(places));
+    mail.splits.push_back(rows);
+  }
+  return mail;
+}
+
+/// One number for each rank and batch entry goes there: (ranks, B).
+Tensor swap_counts(const Tensor& counts, const CloudPieces& cloud) {
+  const Numbers one(cloud.rows.size(), 1);
+  return all_to_all_v(counts, 0, one, one, cloud.group);
+}
+
+Numbers row_sums(const Tensor& counts) {
+  const auto sums = counts.sum(1);
+  const auto* const values = sums.const_data_ptr<int64_t>();
+  return {values, values + sums.numel()};
+}
+
+class ByBoxes {
+ public:
+  ByBoxes(
+      const Tensor& points,
+      const Tensor& queries,
+      const Wanted& wanted,
+      const CloudPieces& cloud)
+      : wanted_(wanted),
+        cloud_(cloud),
+        batch_(points.size(0)),
+        dims_(points.size(2)),
+        options_(points.options()),
+        set_(queries, wanted),
+        trees_(make_trees(points, cloud.own().begin)) {}
+
+  Neighbours run(const Tensor& boxes) {
+    set_.meet(trees_);
+    mail_ = address(set_, batch_, boxes, cloud_);
+    send_queries();
+    if (wanted_.most) {
+      answer_nearest();
+    } else {
+      answer_pairs();
+    }
+    return set_.neighbours();
+  }
+
+ private:
+  /// Calls work(rank, entry, begin, rows) for each part of some mail, in the
+  /// order in which it stands.
+  template <class Work>
+  static void each_part(const Tensor& counts, const Work& work) {
+    const auto* const values = counts.const_data_ptr<int64_t>();
+    int64_t begin = 0;
+    for (int64_t i = 0; i < counts.numel(); ++i) {
+      work(i / counts.size(1), i % counts.size(1), begin, values[i]);
+      begin += values[i];
+    }
+  }
+
+  void send_queries() {
+    std::vector<Tensor> rows{at::empty({0, dims_ + 1}, options_)};
+    sent_ = at::empty(
+        {static_cast<int64_t>(cloud_.rows.size()), batch_},
+        options_.dtype(at::kLong));
+    auto* count = sent_.mutable_data_ptr<int64_t>();
+    for (const auto& places : mail_.places) {
+      for (int64_t entry = 0; entry < batch_; ++entry) {
+        rows.push_back(set_.with_limits(entry, places[entry]));
+        *count++ = places[entry].numel();
+      }
+    }
+    came_ = swap_counts(sent_, cloud_);
+    guests_ = all_to_all_v(
+        at::cat(rows), 0, mail_.splits, row_sums(came_), cloud_.group);
+  }
+
+  Tensor send_back(const Tensor& rows) {
+    return all_to_all_v(rows, 0, row_sums(came_), mail_.splits, cloud_.group);
+  }
+
+  void answer_nearest() {
+    const int64_t most = *wanted_.most;
+    std::vector<Tensor> squares{at::empty({0, most}, options_)};
+    std::vector<Tensor> rows{at::empty({0, most}, options_.dtype(at::kLong))};
+    each_part(came_, [&](int64_t, int64_t entry, int64_t begin, int64_t count) {
+      const auto found =
+          nearest_in(trees_[entry], guests_.narrow(0, begin, count), most);
+      squares.push_back(found.squares);
+      rows.push_back(found.rows);
+    });
+    const auto all_squares = send_back(at::cat(squares));
+    const auto all_rows = send_back(at::cat(rows));
+    each_part(sent_, [&](int64_t rank, int64_t entry, int64_t b, int64_t n) {
+      set_.take(
+          entry,
+          mail_.places[rank][entry],
+          Nearest{all_squares.narrow(0, b, n), all_rows.narrow(0, b, n)});
+    });
+  }
+
+  void answer_pairs() {
+    std::vector<Tensor> counts{at::empty({0}, options_.dtype(at::kLong))};
+    std::vector<Tensor> squares{at::empty({0}, options_)};
+    std::vector<Tensor> rows{at::empty({0}, options_.dtype(at::kLong))};
+    auto own = came_.clone(); // pairs for each rank and entry
+    auto* pairs = own.mutable_data_ptr<int64_t>();
+    each_part(came_, [&](int64_t, int64_t entry, int64_t begin, int64_t count) {
+      const auto found =
+          pairs_in(trees_[entry], guests_.narrow(0, begin, count));
+      counts.push_back(found.counts);
+      squares.push_back(found.squares);
+      rows.push_back(found.rows);
+      *pairs++ = found.rows.numel();
+    });
+    const auto theirs = swap_counts(own, cloud_);
+    const auto give = row_sums(own);
+    const auto get = row_sums(theirs);
+    const auto all_counts = send_back(at::cat(counts));
+    const auto all_squares =
+        all_to_all_v(at::cat(squares), 0, give, get, cloud_.group);
+    const auto all_rows =
+        all_to_all_v(at::cat(rows), 0, give, get, cloud_.group);
+    int64_t query = 0;
+    each_part(theirs, [&](int64_t rank, int64_t entry, int64_t b, int64_t n) {
+      const auto& places = mail_.places[rank][entry];
+      set_.take(
+          entry,
+          places,
+          Pairs{
+              all_counts.narrow(0, query, places.numel()),
+              all_rows.narrow(0, b, n),
+              all_squares.narrow(0, b, n)});
+      query += places.numel();
+    });
+  }
+
+  Wanted wanted_;
+  const CloudPieces& cloud_;
+  int64_t batch_;
+  int64_t dims_;
+  at::TensorOptions options_;
+  QuerySet set_;
+  Trees trees_;
+  Mail mail_;
+  Tensor sent_; // queries to each rank, of each entry
+  Tensor came_; // and from it
+  Tensor guests_; // those queries
+};
+
+} // namespace
+
+RankBoxes gather_boxes(
+    const Tensor& points,
+    const Tensor& queries,
+    const CloudPieces& cloud) {
+  const Numbers one(cloud.rows.size(), 1);
+  const auto own = at::stack({box_of(points), box_of(queries)});
+  const auto all = all_gather_v(own.unsqueeze(0), 0, one, cloud.group);
+  return {all.select(1, 0).contiguous(), all.select(1, 1).contiguous()};
+}
+
+bool are_apart(
+    const RankBoxes& boxes,
+    const Wanted& wanted,
+    const CloudPieces& cloud) {
+  const auto points = boxes.points.to(at::kDouble);
+  const auto queries = boxes.queries.to(at::kDouble);
+  const int64_t ranks = points.size(0);
+  const int64_t dims = points.size(2);
+  const double reach = typical_reach(points, wanted, cloud.points());
+  const auto* const to = points.const_data_ptr<double>();
+  const auto* const from = queries.const_data_ptr<double>();
+  double leaving = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    for (int64_t other = 0; other < ranks; ++other) {
+      if (rank != other) {
+        leaving += share_near(
+            from + rank * 2 * dims, to + other * 2 * dims, dims, reach);
+      }
+    }
+  }
+  // A ring searches all other pieces. To send a query and its answer costs
+  // about as much as to search.
+  return leaving < 0.5 * static_cast<double>(ranks * (ranks - 1));
+}
+
+Neighbours find_by_boxes(
+    const Tensor& points,
+    const Tensor& queries,
+    const Wanted& wanted,
+    const CloudPieces& cloud,
+    const RankBoxes& boxes) {
+  return ByBoxes(points, queries, wanted, cloud).run(boxes.points);
+}
+
+} // namespace shardtensor::detail

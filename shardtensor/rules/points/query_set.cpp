@@ -1,0 +1,231 @@
+#include "shardtensor/rules/points/query_set.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "shardtensor/points/curve.h"
+
+namespace shardtensor::detail {
+namespace {
+
+/// A radius is compared by its square, in the points' dtype.
+at::Tensor limits_of(const at::Tensor& queries, std::optional<double> radius) {
+  if (!radius) {
+    return {};
+  }
+  const auto limit = at::full({queries.size(0)}, *radius, queries.options());
+  return limit.square();
+}
+
+at::Tensor inverse(const at::Tensor& order) {
+  const auto places = at::arange(order.numel(), order.options());
+  return at::empty_like(order).index_copy_(0, order, places);
+}
+
+/// The squared distances to a box, added up as a tree's bounds are.
+at::Tensor gaps(
+    const at::Tensor& queries,
+    const at::Tensor& low,
+    const at::Tensor& high) {
+  auto sum = at::zeros({queries.size(0)}, queries.options());
+  for (int64_t dim = 0; dim < queries.size(1); ++dim) {
+    const auto x = queries.select(1, dim);
+    const auto below = low.select(0, dim).sub(x);
+    const auto outside = at::maximum(below, x.sub(high.select(0, dim)));
+    sum.add_(outside.clamp_min(0).square());
+  }
+  return sum;
+}
+
+at::Tensor bytes_of(const at::Tensor& x) {
+  return x.view({-1}).view(at::kByte);
+}
+
+} // namespace
+
+QuerySet::QuerySet(const at::Tensor& queries, const Wanted& wanted)
+    : given_(queries), wanted_(wanted) {
+  for (const auto& given : queries.unbind(0)) {
+    Entry entry;
+    entry.order = hilbert_order(given);
+    entry.queries = given.index_select(0, entry.order);
+    entry.limits = limits_of(entry.queries, wanted.radius);
+    if (wanted.most) {
+      entry.nearest = Nearest::none(entry.queries, *wanted.most);
+    }
+    entries_.push_back(std::move(entry));
+  }
+}
+
+void QuerySet::meet(const Trees& trees) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    auto& entry = entries_[i];
+    if (wanted_.most) {
+      search_nearest(trees[i], entry.queries, entry.limits, entry.nearest);
+    } else {
+      entry.pairs.push_back(
+          search_within(trees[i], entry.queries, entry.limits));
+    }
+  }
+}
+
+at::Tensor QuerySet::current_limits(const Entry& entry) const {
+  if (!wanted_.most || *wanted_.most == 0) {
+    return entry.limits;
+  }
+  const auto last = entry.nearest.squares.select(1, *wanted_.most - 1);
+  return entry.limits.defined() ? at::minimum(last, entry.limits) : last;
+}
+
+at::Tensor QuerySet::places_near(
+    int64_t entry,
+    const at::Tensor& low,
+    const at::Tensor& high) const {
+  const auto& own = entries_[entry];
+  const auto near = gaps(own.queries, low, high).le(current_limits(own));
+  return near.nonzero().squeeze(1);
+}
+
+at::Tensor QuerySet::with_limits(int64_t entry, const at::Tensor& places)
+    const {
+  const auto& own = entries_[entry];
+  const auto limits = current_limits(own).index_select(0, places);
+  return at::cat({own.queries.index_select(0, places), limits.unsqueeze(1)}, 1);
+}
+
+void QuerySet::take(
+    int64_t entry,
+    const at::Tensor& places,
+    const Nearest& found) {
+  merge_nearest(entries_[entry].nearest, places, found);
+}
+
+void QuerySet::take(
+    int64_t entry,
+    const at::Tensor& places,
+    const Pairs& found) {
+  auto& pairs = entries_[entry].pairs;
+  auto all = found;
+  all.counts =
+      at::zeros_like(pairs.front().counts).index_copy_(0, places, found.counts);
+  pairs.push_back(std::move(all));
+}
+
+Neighbours QuerySet::neighbours() const {
+  Neighbours result;
+  if (wanted_.most) {
+    result.nearest = nearest();
+    return result;
+  }
+  for (const auto& entry : entries_) {
+    result.pairs.push_back(pairs(entry));
+  }
+  return result;
+}
+
+Nearest QuerySet::nearest() const {
+  const std::vector<int64_t> sizes{
+      given_.size(0), given_.size(1), *wanted_.most};
+  const Nearest all{
+      at::empty(sizes, given_.options()),
+      at::empty(sizes, given_.options().dtype(at::kLong))};
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto& [order, queries, limits, found, pairs] = entries_[i];
+    const auto place = static_cast<int64_t>(i);
+    all.squares.select(0, place).index_copy_(0, order, found.squares);
+    all.rows.select(0, place).index_copy_(0, order, found.rows);
+  }
+  return all;
+}
+
+Pairs QuerySet::pairs(const Entry& entry) {
+  const auto joined = join_pairs(entry.pairs);
+  const auto begins = joined.counts.cumsum(0).sub(joined.counts);
+  const auto from = inverse(entry.order);
+  const auto counts = joined.counts.index_select(0, from);
+  // Pair i of the queries in their own order is pair i + shift.
+  const auto shift =
+      begins.index_select(0, from).sub(counts.cumsum(0).sub(counts));
+  const auto places = at::repeat_interleave(shift, counts)
+                          .add(at::arange(joined.rows.numel(), from.options()));
+  return {
+      counts,
+      joined.rows.index_select(0, places),
+      joined.squares.index_select(0, places)};
+}
+
+Trees make_trees(const at::Tensor& points, int64_t first_row) {
+  Trees trees;
+  for (const auto& entry : points.unbind(0)) {
+    trees.emplace_back(order_as_tree(entry), first_row);
+  }
+  return trees;
+}
+
+at::Tensor pack_trees(const at::Tensor& points) {
+  std::vector<at::Tensor> parts{
+      at::empty({0}, points.options().dtype(at::kByte))};
+  std::vector<at::Tensor> rows;
+  for (const auto& entry : points.unbind(0)) {
+    const auto ordered = order_as_tree(entry);
+    parts.push_back(bytes_of(ordered.points));
+    rows.push_back(bytes_of(ordered.rows));
+  }
+  parts.insert(parts.end(), rows.begin(), rows.end());
+  return at::cat(parts);
+}
+
+int64_t packed_bytes(const at::Tensor& like, int64_t points) {
+  const auto row_bytes = static_cast<int64_t>(sizeof(int32_t));
+  return like.size(0) * points *
+      (like.size(2) * like.element_size() + row_bytes);
+}
+
+Trees unpack_trees(
+    const at::Tensor& bytes,
+    const at::Tensor& like,
+    int64_t points,
+    int64_t first_row) {
+  const int64_t batch = like.size(0);
+  const auto coordinates =
+      at::empty({batch, points, like.size(2)}, like.options());
+  const auto rows = at::empty({batch, points}, like.options().dtype(at::kInt));
+  const int64_t middle = coordinates.numel() * coordinates.element_size();
+  bytes_of(coordinates).copy_(bytes.narrow(0, 0, middle));
+  bytes_of(rows).copy_(bytes.narrow(0, middle, bytes.numel() - middle));
+  Trees trees;
+  for (int64_t entry = 0; entry < batch; ++entry) {
+    trees.emplace_back(
+        OrderedPoints{coordinates.select(0, entry), rows.select(0, entry)},
+        first_row);
+  }
+  return trees;
+}
+
+Nearest nearest_in(
+    const PointTree& tree,
+    const at::Tensor& with_limits,
+    int64_t most) {
+  const auto queries =
+      with_limits.narrow(1, 0, with_limits.size(1) - 1).contiguous();
+  const auto found = Nearest::none(queries, most);
+  search_nearest(tree, queries, with_limits.select(1, -1).contiguous(), found);
+  return found;
+}
+
+Pairs pairs_in(const PointTree& tree, const at::Tensor& with_limits) {
+  return search_within(
+      tree,
+      with_limits.narrow(1, 0, with_limits.size(1) - 1).contiguous(),
+      with_limits.select(1, -1).contiguous());
+}
+
+} // namespace shardtensor::detail

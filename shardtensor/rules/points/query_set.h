@@ -1,0 +1,78 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/rules/points/neighbours.h"
+
+namespace shardtensor::detail {
+
+/// A piece of a cloud, one tree for each batch entry.
+using Trees = std::vector<PointTree>;
+
+/// A rank's queries (B, M, D) while they meet piece after piece.
+class QuerySet {
+ public:
+  QuerySet(const at::Tensor& queries, const Wanted& wanted);
+
+  void meet(const Trees& trees);
+
+  // For queries that are sent to other ranks. They are named by their places in
+  // a batch entry along a curve, in which neighbours are near each other.
+
+  /// The places of those that a point in the box from `low` to `high` (D, each)
+  /// could serve better than what they have.
+  at::Tensor places_near(
+      int64_t entry,
+      const at::Tensor& low,
+      const at::Tensor& high) const;
+  /// Coordinates, and the squared distance from which on nothing counts: (n, D
+  /// + 1).
+  at::Tensor with_limits(int64_t entry, const at::Tensor& places) const;
+  /// What others found for queries at these places, ascending.
+  void take(int64_t entry, const at::Tensor& places, const Nearest& found);
+  void take(int64_t entry, const at::Tensor& places, const Pairs& found);
+
+  /// Of the queries in their own order.
+  Neighbours neighbours() const;
+
+ private:
+  struct Entry {
+    at::Tensor order; // along the curve
+    at::Tensor queries; // in that order
+    at::Tensor limits; // squared; undefined without a radius
+    Nearest nearest;
+    std::vector<Pairs> pairs; // of each piece
+  };
+  at::Tensor current_limits(const Entry& entry) const;
+  Nearest nearest() const;
+  static Pairs pairs(const Entry& entry);
+
+  at::Tensor given_;
+  Wanted wanted_;
+  std::vector<Entry> entries_; // of the batch
+};
+
+/// The trees of a rank's piece (B, N, D).
+Trees make_trees(const at::Tensor& points, int64_t first_row);
+
+/// The piece in the order of its trees, as bytes that travel.
+at::Tensor pack_trees(const at::Tensor& points);
+/// Of a piece of `points` points per batch entry, of which the first is row
+/// `first_row`; `like` has its batch, dims and dtype.
+Trees unpack_trees(
+    const at::Tensor& bytes,
+    const at::Tensor& like,
+    int64_t points,
+    int64_t first_row);
+int64_t packed_bytes(const at::Tensor& like, int64_t points);
+
+/// What queries find in a piece alone: they came with_limits() from elsewhere.
+Nearest nearest_in(
+    const PointTree& tree,
+    const at::Tensor& with_limits,
+    int64_t most);
+Pairs pairs_in(const PointTree& tree, const at::Tensor& with_limits);
+
+} // namespace shardtensor::detail
