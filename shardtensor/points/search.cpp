@@ -13,6 +13,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/points/sorted_list.h"
+
 // The loops are compiled for two sets of instructions. No fused multiply-add in
 // either: the same bits from both.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -28,7 +30,7 @@ namespace {
 
 constexpr int64_t kGrain = 256; // queries per task
 constexpr int64_t kLeafSlots = 32; // at most
-constexpr int64_t kMostDepth = 32;
+constexpr int64_t kMostBranches = 96; // 11 levels of at most 8
 
 /// A tree as the loops see it.
 template <class T>
@@ -37,8 +39,10 @@ struct TreeView {
       : points(tree.points),
         dims(tree.dims),
         first_row(tree.first_row),
-        depth(tree.depth),
         stride(tree.leaf_stride),
+        levels(static_cast<int64_t>(tree.depths.size())),
+        depths(tree.depths.data()),
+        first_groups(tree.first_groups.data()),
         boxes(tree.boxes.const_data_ptr<T>()),
         leaves(tree.leaves.const_data_ptr<T>()),
         rows(tree.rows.const_data_ptr<int32_t>()) {}
@@ -46,29 +50,40 @@ struct TreeView {
   int64_t points;
   int64_t dims;
   int64_t first_row;
-  int64_t depth;
   int64_t stride;
+  int64_t levels;
+  const int64_t* depths;
+  const int64_t* first_groups;
   const T* boxes;
   const T* leaves;
   const int32_t* rows;
 };
 
-/// The squared distance to a node's box; D is 0 where known at run time only.
+constexpr int64_t kLanes = PointTree::kLanes;
+template <class T>
+using Lanes = std::array<T, kLanes>;
+
+/// The squared distances to a group's boxes; D is 0 where known at run time
+/// only.
 template <class T, int D>
-SHARDTENSOR_INLINE T
-gap(const TreeView<T>& tree, int64_t node, const T* query) {
+SHARDTENSOR_INLINE Lanes<T> gaps(
+    const TreeView<T>& tree,
+    int64_t group,
+    const T* query) {
   const int64_t dims = D > 0 ? D : tree.dims;
-  const T* const low = tree.boxes + node * 2 * dims;
-  const T* const high = low + dims;
-  T sum = 0;
+  const T* const low = tree.boxes + group * 2 * dims * kLanes;
+  const T* const high = low + dims * kLanes;
+  Lanes<T> sums{};
   for (int64_t dim = 0; dim < dims; ++dim) {
-    const T below = low[dim] - query[dim];
-    const T above = query[dim] - high[dim];
-    const T outside = below > above ? below : above;
-    const T clipped = outside > 0 ? outside : 0;
-    sum += clipped * clipped;
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const T below = low[dim * kLanes + lane] - query[dim];
+      const T above = query[dim] - high[dim * kLanes + lane];
+      const T outside = below > above ? below : above;
+      const T clipped = outside > 0 ? outside : 0;
+      sums[lane] += clipped * clipped;
+    }
   }
-  return sum;
+  return sums;
 }
 
 template <class T, int D>
@@ -78,144 +93,181 @@ SHARDTENSOR_INLINE void squares_of(
     const T* query,
     T* squares) {
   const int64_t dims = D > 0 ? D : tree.dims;
-  const T* slots = tree.leaves + leaf * dims * tree.stride;
-  for (int64_t slot = 0; slot < tree.stride; ++slot) {
-    const T away = slots[slot] - query[0];
-    squares[slot] = away * away;
-  }
-  for (int64_t dim = 1; dim < dims; ++dim) {
-    slots += tree.stride;
-    for (int64_t slot = 0; slot < tree.stride; ++slot) {
-      const T away = slots[slot] - query[dim];
-      squares[slot] += away * away;
+  const T* const slots = tree.leaves + leaf * dims * tree.stride;
+  for (int64_t first = 0; first < tree.stride; first += kLanes) {
+    Lanes<T> sums{};
+    for (int64_t dim = 0; dim < dims; ++dim) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const T away = slots[dim * tree.stride + first + lane] - query[dim];
+        sums[lane] += away * away;
+      }
+    }
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      squares[first + lane] = sums[lane];
     }
   }
 }
 
 template <class T>
-SHARDTENSOR_INLINE bool any_within(const T* squares, int64_t slots, T limit) {
+SHARDTENSOR_INLINE bool any_within(const T* squares, T limit) {
   using Mask = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   Mask any = 0;
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    any |= squares[slot] <= limit ? Mask{-1} : Mask{0};
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    any |= squares[lane] <= limit ? Mask{-1} : Mask{0};
   }
   return any != 0;
 }
 
-/// Shows each leaf that may have a point within found.limit() to
-/// found.take(squares, leaf's first point, number of points), near ones first.
+/// Shows the points of a leaf that are within found.limit() to
+/// found.take(squared distance, row).
+template <class T, int D, class Found>
+SHARDTENSOR_INLINE void scan(
+    const TreeView<T>& tree,
+    int64_t leaf,
+    const T* query,
+    Found& found) {
+  alignas(32) std::array<T, kLeafSlots> squares;
+  squares_of<T, D>(tree, leaf, query, squares.data());
+  const int64_t depth = tree.depths[tree.levels - 1];
+  const int64_t begin = PointTree::begin_of(tree.points, depth, leaf);
+  const int64_t count =
+      PointTree::begin_of(tree.points, depth, leaf + 1) - begin;
+  for (int64_t first = 0; first < count; first += kLanes) {
+    if (!any_within(squares.data() + first, found.limit())) {
+      continue;
+    }
+    const int64_t end = std::min(first + kLanes, count);
+    for (int64_t i = first; i < end; ++i) {
+      if (squares[i] <= found.limit()) {
+        found.take(squares[i], tree.first_row + tree.rows[begin + i]);
+      }
+    }
+  }
+}
+
+template <class T>
+struct Branch {
+  T bound;
+  int64_t level;
+  int64_t node;
+};
+
+/// Puts those children of a node that are within `limit` on a stack, the
+/// nearest on top. Returns its new height.
+template <class T, int D>
+SHARDTENSOR_INLINE int64_t open_node(
+    const TreeView<T>& tree,
+    const Branch<T>& parent,
+    const T* query,
+    T limit,
+    Branch<T>* stack,
+    int64_t height) {
+  const int64_t level = parent.level + 1;
+  const int64_t shift = tree.depths[level] - tree.depths[parent.level];
+  const auto bounds =
+      gaps<T, D>(tree, tree.first_groups[level] + parent.node, query);
+  const int64_t bottom = height;
+  for (int64_t lane = 0; lane < (int64_t{1} << shift); ++lane) {
+    if (bounds[lane] > limit) {
+      continue;
+    }
+    int64_t at = height++;
+    for (; at > bottom && stack[at - 1].bound < bounds[lane]; --at) {
+      stack[at] = stack[at - 1];
+    }
+    stack[at] = {bounds[lane], level, (parent.node << shift) + lane};
+  }
+  return height;
+}
+
+/// Scans the leaves that may have a point within found.limit(), near ones
+/// first.
 template <class T, int D, class Found>
 SHARDTENSOR_INLINE void walk(
     const TreeView<T>& tree,
     const T* query,
     Found& found) {
-  struct Branch {
-    int64_t node;
-    T bound;
-  };
-  std::array<Branch, kMostDepth> later;
-  alignas(32) std::array<T, kLeafSlots> squares;
-  const int64_t first_leaf = int64_t{1} << tree.depth;
-  int64_t waiting = 0;
-  later[waiting++] = {1, gap<T, D>(tree, 1, query)};
-  while (waiting > 0) {
-    auto [node, bound] = later[--waiting];
-    while (node < first_leaf && bound <= found.limit()) {
-      const T left = gap<T, D>(tree, 2 * node, query);
-      const T right = gap<T, D>(tree, 2 * node + 1, query);
-      const bool is_left = left <= right;
-      const T far = is_left ? right : left;
-      if (far <= found.limit()) {
-        later[waiting++] = {2 * node + (is_left ? 1 : 0), far};
-      }
-      node = 2 * node + (is_left ? 0 : 1);
-      bound = is_left ? left : right;
-    }
-    if (bound > found.limit()) {
+  std::array<Branch<T>, kMostBranches> stack;
+  stack[0] = {0, 0, 0};
+  int64_t height = 1;
+  while (height > 0) {
+    const auto next = stack[--height];
+    if (next.bound > found.limit()) {
       continue;
     }
-    const int64_t leaf = node - first_leaf;
-    squares_of<T, D>(tree, leaf, query, squares.data());
-    if (any_within(squares.data(), tree.stride, found.limit())) {
-      const int64_t begin = PointTree::begin_of(tree.points, tree.depth, leaf);
-      const int64_t end =
-          PointTree::begin_of(tree.points, tree.depth, leaf + 1);
-      found.take(squares.data(), begin, end - begin);
+    if (next.level == tree.levels - 1) {
+      scan<T, D>(tree, next.node, query, found);
+    } else {
+      height = open_node<T, D>(
+          tree, next, query, found.limit(), stack.data(), height);
     }
   }
 }
 
 // ---- the k nearest ----------------------------------------------------------
 
-/// One query's, ascending.
-template <class T>
-struct Best {
-  T* squares;
-  int64_t* rows;
-  int64_t k;
-  T bound; // no point further away counts
-
-  SHARDTENSOR_INLINE void insert(T square, int64_t row) {
-    int64_t at = k - 1;
-    if (!is_before(square, row, at)) {
-      return;
-    }
-    for (; at > 0 && is_before(square, row, at - 1); --at) {
-      squares[at] = squares[at - 1];
-      rows[at] = rows[at - 1];
-    }
-    squares[at] = square;
-    rows[at] = row;
-    bound = std::min(bound, squares[k - 1]);
-  }
-  SHARDTENSOR_INLINE bool is_before(T square, int64_t row, int64_t at) const {
-    return square < squares[at] || (square == squares[at] && row < rows[at]);
-  }
-};
-
 /// A query's walk through a tree.
 template <class T>
-struct BestOfTree {
-  const TreeView<T>& tree;
-  Best<T> best;
+struct Best {
+  SortedList<T>& list;
+  T bound; // no point further away counts
 
   SHARDTENSOR_INLINE T limit() const {
-    return best.bound;
+    return bound;
   }
-  SHARDTENSOR_INLINE void take(const T* found, int64_t begin, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (found[i] <= best.bound) {
-        best.insert(found[i], tree.first_row + tree.rows[begin + i]);
-      }
-    }
+  SHARDTENSOR_INLINE void take(T square, int64_t row) {
+    list.take(square, row);
+    bound = std::min(bound, list.last());
   }
 };
 
-/// The queries of a task. A null limit is none.
+/// The queries of a task.
 template <class T>
 struct Queries {
+  Queries(const OrderedQueries& queries, int64_t first, int64_t last)
+      : points(queries.points.const_data_ptr<T>()),
+        order(
+            queries.order.defined() ? queries.order.const_data_ptr<int64_t>()
+                                    : nullptr),
+        limits(
+            queries.limits.defined() ? queries.limits.const_data_ptr<T>()
+                                     : nullptr),
+        begin(first),
+        end(last) {}
+
   const T* points;
+  const int64_t* order;
   const T* limits;
   int64_t begin;
   int64_t end;
 
+  SHARDTENSOR_INLINE int64_t row(int64_t query) const {
+    return order ? order[query] : query;
+  }
   SHARDTENSOR_INLINE T limit(int64_t query) const {
     return limits ? limits[query] : std::numeric_limits<T>::infinity();
   }
+};
+
+template <class T>
+struct BestOfAll {
+  T* squares;
+  int64_t* rows;
+  int64_t k;
 };
 
 template <class T, int D>
 SHARDTENSOR_INLINE void nearest_of(
     const TreeView<T>& tree,
     const Queries<T>& queries,
-    T* squares,
-    int64_t* rows,
-    int64_t k) {
+    const BestOfAll<T>& all,
+    SortedList<T>& list) {
   for (int64_t query = queries.begin; query < queries.end; ++query) {
-    T* const own = squares + query * k;
-    const T bound = std::min(own[k - 1], queries.limit(query));
-    BestOfTree<T> found{tree, {own, rows + query * k, k, bound}};
-    walk<T, D>(tree, queries.points + query * tree.dims, found);
+    const int64_t first = queries.row(query) * all.k;
+    list.load(all.squares + first, all.rows + first);
+    Best<T> best{list, std::min(list.last(), queries.limit(query))};
+    walk<T, D>(tree, queries.points + query * tree.dims, best);
+    list.store(all.squares + first, all.rows + first);
   }
 }
 
@@ -223,36 +275,33 @@ template <class T>
 SHARDTENSOR_INLINE void nearest_of_any(
     const TreeView<T>& tree,
     const Queries<T>& queries,
-    T* squares,
-    int64_t* rows,
-    int64_t k) {
+    const BestOfAll<T>& all,
+    SortedList<T>& list) {
   switch (tree.dims) {
     case 1:
-      return nearest_of<T, 1>(tree, queries, squares, rows, k);
+      return nearest_of<T, 1>(tree, queries, all, list);
     case 2:
-      return nearest_of<T, 2>(tree, queries, squares, rows, k);
+      return nearest_of<T, 2>(tree, queries, all, list);
     case 3:
-      return nearest_of<T, 3>(tree, queries, squares, rows, k);
+      return nearest_of<T, 3>(tree, queries, all, list);
     default:
-      return nearest_of<T, 0>(tree, queries, squares, rows, k);
+      return nearest_of<T, 0>(tree, queries, all, list);
   }
 }
 
 SHARDTENSOR_SIMD void nearest(
     const TreeView<float>& tree,
     const Queries<float>& queries,
-    float* squares,
-    int64_t* rows,
-    int64_t k) {
-  nearest_of_any(tree, queries, squares, rows, k);
+    const BestOfAll<float>& all,
+    SortedList<float>& list) {
+  nearest_of_any(tree, queries, all, list);
 }
 SHARDTENSOR_SIMD void nearest(
     const TreeView<double>& tree,
     const Queries<double>& queries,
-    double* squares,
-    int64_t* rows,
-    int64_t k) {
-  nearest_of_any(tree, queries, squares, rows, k);
+    const BestOfAll<double>& all,
+    SortedList<double>& list) {
+  nearest_of_any(tree, queries, all, list);
 }
 
 // ---- all within a radius ----------------------------------------------------
@@ -267,12 +316,8 @@ struct Found {
   SHARDTENSOR_INLINE T limit() const {
     return bound;
   }
-  SHARDTENSOR_INLINE void take(const T* found, int64_t begin, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (found[i] <= bound) {
-        pairs.emplace_back(found[i], tree.first_row + tree.rows[begin + i]);
-      }
-    }
+  SHARDTENSOR_INLINE void take(T square, int64_t row) {
+    pairs.emplace_back(square, row);
   }
 };
 
@@ -308,35 +353,18 @@ SHARDTENSOR_SIMD void within(
 }
 
 template <class T>
-Queries<T> task_of(
-    const at::Tensor& queries,
-    const at::Tensor& limits,
-    int64_t begin,
-    int64_t end) {
-  return {
-      queries.const_data_ptr<T>(),
-      limits.defined() ? limits.const_data_ptr<T>() : nullptr,
-      begin,
-      end};
-}
-
-template <class T>
-Pairs pairs_within(
-    const PointTree& tree,
-    const at::Tensor& queries,
-    const at::Tensor& limits) {
+Pairs pairs_within(const PointTree& tree, const OrderedQueries& queries) {
   const TreeView<T> view(tree);
-  const int64_t count = queries.size(0);
+  const int64_t count = queries.points.size(0);
   const int64_t tasks = (count + kGrain - 1) / kGrain;
-  const auto indices = queries.options().dtype(at::kLong);
+  const auto indices = queries.points.options().dtype(at::kLong);
   Pairs result{at::zeros({count}, indices), {}, {}};
   auto* const counts = result.counts.template mutable_data_ptr<int64_t>();
   std::vector<Found<T>> found(tasks, Found<T>{view, 0, {}});
   at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t end = std::min((task + 1) * kGrain, count);
-      within(
-          task_of<T>(queries, limits, task * kGrain, end), counts, found[task]);
+      within(Queries<T>(queries, task * kGrain, end), counts, found[task]);
     }
   });
   int64_t pairs = 0;
@@ -344,7 +372,7 @@ Pairs pairs_within(
     pairs += static_cast<int64_t>(part.pairs.size());
   }
   result.rows = at::empty({pairs}, indices);
-  result.squares = at::empty({pairs}, queries.options());
+  result.squares = at::empty({pairs}, queries.points.options());
   auto* row = result.rows.template mutable_data_ptr<int64_t>();
   auto* square = result.squares.template mutable_data_ptr<T>();
   for (const auto& part : found) {
@@ -400,7 +428,8 @@ void join_queries(
 } // namespace
 
 Nearest Nearest::none(const at::Tensor& queries, int64_t k) {
-  const std::vector<int64_t> sizes{queries.size(0), k};
+  auto sizes = queries.sizes().vec();
+  sizes.back() = k;
   return {
       at::full(
           sizes, std::numeric_limits<double>::infinity(), queries.options()),
@@ -409,19 +438,22 @@ Nearest Nearest::none(const at::Tensor& queries, int64_t k) {
 
 void search_nearest(
     const PointTree& tree,
-    const at::Tensor& queries,
-    const at::Tensor& limits,
+    const OrderedQueries& queries,
     const Nearest& best) {
   const int64_t k = best.rows.size(1);
   if (tree.points == 0 || k == 0) {
     return;
   }
-  AT_DISPATCH_FLOATING_TYPES(queries.scalar_type(), "search_nearest", [&] {
+  AT_DISPATCH_FLOATING_TYPES(best.squares.scalar_type(), "search_nearest", [&] {
     const TreeView<scalar_t> view(tree);
-    auto* const squares = best.squares.mutable_data_ptr<scalar_t>();
-    auto* const rows = best.rows.mutable_data_ptr<int64_t>();
-    at::parallel_for(0, queries.size(0), kGrain, [&](int64_t b, int64_t e) {
-      nearest(view, task_of<scalar_t>(queries, limits, b, e), squares, rows, k);
+    const BestOfAll<scalar_t> all{
+        best.squares.mutable_data_ptr<scalar_t>(),
+        best.rows.mutable_data_ptr<int64_t>(),
+        k};
+    const int64_t count = queries.points.size(0);
+    at::parallel_for(0, count, kGrain, [&](int64_t b, int64_t e) {
+      SortedList<scalar_t> list(k);
+      nearest(view, Queries<scalar_t>(queries, b, e), all, list);
     });
   });
 }
@@ -438,26 +470,24 @@ void merge_nearest(
     const auto* const from = found.squares.const_data_ptr<scalar_t>();
     auto* const squares = best.squares.mutable_data_ptr<scalar_t>();
     at::parallel_for(0, places.numel(), kGrain, [&](int64_t b, int64_t e) {
+      SortedList<scalar_t> list(k);
       for (int64_t i = b; i < e; ++i) {
-        scalar_t* const own = squares + to[i] * k;
-        Best<scalar_t> merged{own, rows + to[i] * k, k, own[k - 1]};
+        list.load(squares + to[i] * k, rows + to[i] * k);
         for (int64_t j = i * k; j < (i + 1) * k; ++j) {
           if (from_rows[j] != Nearest::kNoRow) {
-            merged.insert(from[j], from_rows[j]);
+            list.take(from[j], from_rows[j]);
           }
         }
+        list.store(squares + to[i] * k, rows + to[i] * k);
       }
     });
   });
 }
 
-Pairs search_within(
-    const PointTree& tree,
-    const at::Tensor& queries,
-    const at::Tensor& limits) {
+Pairs search_within(const PointTree& tree, const OrderedQueries& queries) {
   return AT_DISPATCH_FLOATING_TYPES(
-      queries.scalar_type(), "search_within", [&] {
-        return pairs_within<scalar_t>(tree, queries, limits);
+      queries.points.scalar_type(), "search_within", [&] {
+        return pairs_within<scalar_t>(tree, queries);
       });
 }
 

@@ -23,22 +23,26 @@ struct Nearest {
   at::Tensor rows; // (M, k), int64; kNoRow where there is none yet
 
   static constexpr int64_t kNoRow = INT64_MAX;
-  /// None yet.
+  /// Of queries ([B,] M, D).
   static Nearest none(const at::Tensor& queries, int64_t k);
 };
 
+/// Queries in an order that leaves neighbours near each other, for speed.
+struct OrderedQueries {
+  at::Tensor points; // (M, D), contiguous, of the cloud's dtype
+  at::Tensor order; // (M), int64: their rows in results; undefined: as they are
+  at::Tensor limits; // (M), squared distances; undefined: none
+};
+
 /// Takes the tree's points into `best` that are nearer than what it has, of
-/// those whose squared distance is at most the query's `limits` (M; undefined:
-/// no limit). Queries (M, D) are contiguous, of the points' dtype, and best
-/// stand in an order that leaves neighbours near each other. Threads:
-/// at::parallel_for over queries.
+/// those no further away than the query's limit. A cloud has fewer than 2^32
+/// points. Threads: at::parallel_for over queries.
 void search_nearest(
     const PointTree& tree,
-    const at::Tensor& queries,
-    const at::Tensor& limits,
+    const OrderedQueries& queries,
     const Nearest& best);
 
-/// Takes what was found for the queries `places` (n) of `best`, elsewhere and
+/// Takes what was found for the rows `places` (n) of `best`, elsewhere and
 /// among other points, (n, k) each and ascending, into it.
 void merge_nearest(
     const Nearest& best,
@@ -52,10 +56,8 @@ struct Pairs {
   at::Tensor rows; // (pairs), int64
   at::Tensor squares; // (pairs)
 };
-Pairs search_within(
-    const PointTree& tree,
-    const at::Tensor& queries,
-    const at::Tensor& limits);
+/// Those have limits; their order counts for nothing.
+Pairs search_within(const PointTree& tree, const OrderedQueries& queries);
 
 /// The pairs of several clouds for the same queries, each query's nearest
 /// first, see Note [Order of neighbours].

@@ -9,14 +9,13 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kLeafPoints = 32; // at most
-constexpr int64_t kLanes = 8; // what leaves are filled up to
+constexpr int64_t kLevelDepth = 3; // a search sees every third depth
 // Nodes down to this depth are sorted one depth after the other, since few
 // threads could work on the first ones; below, each with all that it contains.
 constexpr int64_t kBroadDepth = 6;
@@ -135,46 +134,102 @@ class Sorter {
   std::vector<int32_t> moved_rows_;
 };
 
-/// Slots and boxes of the leaves.
+/// The boxes of one level's nodes.
+template <class T>
+class LevelBoxes {
+ public:
+  LevelBoxes(PointTree& tree, size_t level)
+      : data_(tree.boxes.mutable_data_ptr<T>()),
+        dims_(tree.dims),
+        first_(tree.first_groups[level]),
+        shift_(tree.depths[level] - tree.depths[level - 1]) {}
+
+  T& low(int64_t node, int64_t dim) const {
+    const int64_t group = first_ + (node >> shift_);
+    const int64_t lane = node & ((int64_t{1} << shift_) - 1);
+    return data_[(group * 2 * dims_ + dim) * PointTree::kLanes + lane];
+  }
+  T& high(int64_t node, int64_t dim) const {
+    return (&low(node, dim))[dims_ * PointTree::kLanes];
+  }
+  int64_t shift() const {
+    return shift_;
+  }
+
+ private:
+  T* data_;
+  int64_t dims_;
+  int64_t first_;
+  int64_t shift_;
+};
+
 template <class T>
 void fill_leaves(PointTree& tree, const T* points) {
-  const int64_t leaves = int64_t{1} << tree.depth;
   T* const slots = tree.leaves.mutable_data_ptr<T>();
-  T* const boxes = tree.boxes.mutable_data_ptr<T>();
-  at::parallel_for(0, leaves, 256, [&](int64_t first, int64_t last) {
-    for (int64_t leaf = first; leaf < last; ++leaf) {
-      const int64_t begin = PointTree::begin_of(tree.points, tree.depth, leaf);
+  at::parallel_for(0, tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
+    for (int64_t leaf = b; leaf < e; ++leaf) {
+      const int64_t begin =
+          PointTree::begin_of(tree.points, tree.depth(), leaf);
       const int64_t end =
-          PointTree::begin_of(tree.points, tree.depth, leaf + 1);
+          PointTree::begin_of(tree.points, tree.depth(), leaf + 1);
       for (int64_t dim = 0; dim < tree.dims; ++dim) {
-        T low = std::numeric_limits<T>::infinity();
-        T high = -low;
         T* const slot = slots + (leaf * tree.dims + dim) * tree.leaf_stride;
         for (int64_t i = begin; i < end; ++i) {
-          const T value = points[i * tree.dims + dim];
-          slot[i - begin] = value;
-          low = std::min(low, value);
-          high = std::max(high, value);
+          slot[i - begin] = points[i * tree.dims + dim];
         }
-        boxes[(leaves + leaf) * 2 * tree.dims + dim] = low;
-        boxes[((leaves + leaf) * 2 + 1) * tree.dims + dim] = high;
       }
     }
   });
 }
 
 template <class T>
-void join_boxes(PointTree& tree) {
-  T* const boxes = tree.boxes.mutable_data_ptr<T>();
-  const int64_t dims = tree.dims;
-  for (int64_t node = (int64_t{1} << tree.depth) - 1; node > 0; --node) {
-    T* const box = boxes + node * 2 * dims;
-    const T* const left = boxes + 2 * node * 2 * dims;
-    const T* const right = left + 2 * dims;
-    for (int64_t dim = 0; dim < dims; ++dim) {
-      box[dim] = std::min(left[dim], right[dim]);
-      box[dims + dim] = std::max(left[dims + dim], right[dims + dim]);
+void box_leaves(PointTree& tree, const T* points) {
+  const LevelBoxes<T> boxes(tree, tree.depths.size() - 1);
+  at::parallel_for(0, tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
+    for (int64_t leaf = b; leaf < e; ++leaf) {
+      const int64_t end =
+          PointTree::begin_of(tree.points, tree.depth(), leaf + 1);
+      for (int64_t i = PointTree::begin_of(tree.points, tree.depth(), leaf);
+           i < end;
+           ++i) {
+        for (int64_t dim = 0; dim < tree.dims; ++dim) {
+          const T value = points[i * tree.dims + dim];
+          boxes.low(leaf, dim) = std::min(boxes.low(leaf, dim), value);
+          boxes.high(leaf, dim) = std::max(boxes.high(leaf, dim), value);
+        }
+      }
     }
+  });
+}
+
+/// The boxes of a level's nodes hold those of the next one's.
+template <class T>
+void box_level(PointTree& tree, size_t level) {
+  const LevelBoxes<T> boxes(tree, level);
+  const LevelBoxes<T> inner(tree, level + 1);
+  const int64_t nodes = int64_t{1} << tree.depths[level + 1];
+  for (int64_t node = 0; node < nodes; ++node) {
+    const int64_t parent = node >> inner.shift();
+    for (int64_t dim = 0; dim < tree.dims; ++dim) {
+      T& low = boxes.low(parent, dim);
+      T& high = boxes.high(parent, dim);
+      low = std::min(low, inner.low(node, dim));
+      high = std::max(high, inner.high(node, dim));
+    }
+  }
+}
+
+template <class T>
+void box_nodes(PointTree& tree, const T* points) {
+  constexpr T kNone = std::numeric_limits<T>::infinity();
+  tree.boxes.select(1, 0).fill_(kNone);
+  tree.boxes.select(1, 1).fill_(-kNone);
+  const size_t levels = tree.depths.size();
+  if (levels > 1) {
+    box_leaves(tree, points);
+  }
+  for (size_t level = levels - 1; level > 1; --level) {
+    box_level<T>(tree, level - 1);
   }
 }
 
@@ -202,17 +257,27 @@ PointTree::PointTree(const OrderedPoints& ordered, int64_t first)
     : points(ordered.points.size(0)),
       dims(ordered.points.size(1)),
       first_row(first),
-      depth(depth_of(points)),
+      depths{0},
+      first_groups{0},
       rows(ordered.rows) {
-  const int64_t nodes = int64_t{1} << depth;
-  const int64_t most = points == 0 ? 0 : ((points - 1) >> depth) + 1;
+  const int64_t leaf_depth = depth_of(points);
+  int64_t groups = 0;
+  while (depth() < leaf_depth) {
+    first_groups.push_back(groups);
+    groups += int64_t{1} << depth();
+    // The first level takes what threes leave over.
+    const int64_t rest = (leaf_depth - depth()) % kLevelDepth;
+    depths.push_back(depth() + (rest == 0 ? kLevelDepth : rest));
+  }
+  const int64_t most = points == 0 ? 0 : ((points - 1) >> leaf_depth) + 1;
   leaf_stride = (most + kLanes - 1) / kLanes * kLanes;
   const auto options = ordered.points.options();
-  boxes = at::empty({2 * nodes, 2, dims}, options);
-  leaves = at::zeros({nodes, dims, leaf_stride}, options);
-  AT_DISPATCH_FLOATING_TYPES(options.dtype().toScalarType(), "PointTree", [&] {
-    fill_leaves(*this, ordered.points.const_data_ptr<scalar_t>());
-    join_boxes<scalar_t>(*this);
+  boxes = at::empty({groups, 2, dims, kLanes}, options);
+  leaves = at::zeros({int64_t{1} << leaf_depth, dims, leaf_stride}, options);
+  AT_DISPATCH_FLOATING_TYPES(ordered.points.scalar_type(), "PointTree", [&] {
+    const auto* const data = ordered.points.const_data_ptr<scalar_t>();
+    fill_leaves(*this, data);
+    box_nodes(*this, data);
   });
 }
 

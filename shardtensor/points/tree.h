@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,23 +26,34 @@ struct OrderedPoints {
 /// equal points is the same on every rank. Threads: at::parallel_for.
 OrderedPoints order_as_tree(const at::Tensor& points);
 
-/// What a search walks through, of points in their tree's order.
+/// What a search walks through, of points in their tree's order. It sees every
+/// third depth only, so that it compares a query with the boxes of up to eight
+/// nodes at once.
 struct PointTree {
   explicit PointTree(const OrderedPoints& ordered, int64_t first_row = 0);
+
+  static constexpr int64_t kLanes = 8;
 
   int64_t points = 0;
   int64_t dims = 0;
   int64_t first_row = 0; // of the cloud that these points are a piece of
-  int64_t depth = 0; // of the leaves
   int64_t leaf_stride = 0; // slots of a leaf
-  /// Lower and upper corner of each node, (2^(depth + 1), 2, D): the root is
-  /// node 1, its halves 2 and 3.
+  /// Of the levels that a search sees, from 0, the root, to that of the leaves.
+  std::vector<int64_t> depths;
+  /// Where the boxes of a level begin; the root has none.
+  std::vector<int64_t> first_groups;
+  /// Lower and upper corners, (groups, 2, D, kLanes): a group for the nodes
+  /// that have one parent in the level before, infinite the wrong way round in
+  /// lanes without a node.
   at::Tensor boxes;
-  /// Coordinates leaf by leaf, (2^depth, D, leaf_stride): one dim of a leaf's
+  /// Coordinates leaf by leaf, (leaves, D, leaf_stride): one dim of a leaf's
   /// points is contiguous. Slots behind the points are zero.
   at::Tensor leaves;
   at::Tensor rows; // OrderedPoints::rows
 
+  int64_t depth() const {
+    return depths.back();
+  }
   /// Where a node's points begin in the order; it ends where the next begins.
   static int64_t begin_of(int64_t points, int64_t depth, int64_t node) {
     return (points * node) >> depth;

@@ -56,7 +56,7 @@ TEST_P(Search, FindsTheNearestWithTiesByRow) {
     for (const int64_t k : {int64_t{1}, int64_t{7}, points}) {
       const int64_t some = std::min(k, points);
       const auto best = Nearest::none(queries[i], some);
-      search_nearest(tree_of(all[i]), queries[i], {}, best);
+      search_nearest(tree_of(all[i]), {queries[i], {}, {}}, best);
       EXPECT_TRUE(at::equal(best.squares, squares.narrow(1, 0, some)));
       EXPECT_TRUE(at::equal(best.rows, rows.narrow(1, 0, some)));
     }
@@ -69,12 +69,13 @@ TEST_P(Search, FindsTheSameInPieces) {
   const int64_t k = std::min<int64_t>(6, points);
   for (size_t i = 0; i < all.size(); ++i) {
     const auto whole = Nearest::none(queries[i], k);
-    search_nearest(tree_of(all[i]), queries[i], {}, whole);
+    search_nearest(tree_of(all[i]), {queries[i], {}, {}}, whole);
     const auto best = Nearest::none(queries[i], k);
     const int64_t cut = points / 3;
     const auto rest = all[i].narrow(0, cut, points - cut);
-    search_nearest(tree_of(rest, cut), queries[i], {}, best);
-    search_nearest(tree_of(all[i].narrow(0, 0, cut)), queries[i], {}, best);
+    search_nearest(tree_of(rest, cut), {queries[i], {}, {}}, best);
+    search_nearest(
+        tree_of(all[i].narrow(0, 0, cut)), {queries[i], {}, {}}, best);
     EXPECT_TRUE(at::equal(best.rows, whole.rows));
     EXPECT_TRUE(at::equal(best.squares, whole.squares));
   }
@@ -89,8 +90,9 @@ TEST_P(Search, FindsAllWithinARadius) {
     const int64_t cut = points / 3;
     const auto rest = all[i].narrow(0, cut, points - cut);
     const auto pairs = join_pairs(
-        {search_within(tree_of(rest, cut), queries[i], limits),
-         search_within(tree_of(all[i].narrow(0, 0, cut)), queries[i], limits)});
+        {search_within(tree_of(rest, cut), {queries[i], {}, limits}),
+         search_within(
+             tree_of(all[i].narrow(0, 0, cut)), {queries[i], {}, limits})});
     const auto inside = squares.le(2);
     EXPECT_TRUE(at::equal(pairs.counts, inside.sum(1)));
     EXPECT_TRUE(at::equal(pairs.rows, rows.masked_select(inside)));
@@ -103,7 +105,8 @@ TEST_P(Search, StopsAtALimit) {
   const auto all = clouds(points)[0];
   const int64_t k = std::min<int64_t>(6, points);
   const auto best = Nearest::none(queries, k);
-  search_nearest(tree_of(all), queries, at::full({41}, 2, at::kDouble), best);
+  search_nearest(
+      tree_of(all), {queries, {}, at::full({41}, 2, at::kDouble)}, best);
   const auto [squares, rows] = by_sorting(all, queries);
   const auto beyond = squares.narrow(1, 0, k).gt(2);
   EXPECT_TRUE(

@@ -1,6 +1,7 @@
 #include "shardtensor/rules/points/points.h"
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include <ATen/ops/arange.h>
@@ -44,6 +45,11 @@ void check_operands(
       points.sizes(),
       " and ",
       queries.sizes());
+  TORCH_CHECK_VALUE(
+      points.size(-2) <= std::numeric_limits<int32_t>::max(),
+      op,
+      ": expected fewer than 2^31 points, got ",
+      points.size(-2));
   TORCH_CHECK_TYPE(
       (points.scalar_type() == at::kFloat ||
        points.scalar_type() == at::kDouble) &&

@@ -45,6 +45,15 @@ at::Tensor gaps(
   return sum;
 }
 
+/// Queries that came with their limits.
+OrderedQueries without_order(const at::Tensor& rows) {
+  const int64_t dims = rows.size(1) - 1;
+  return {
+      rows.narrow(1, 0, dims).contiguous(),
+      {},
+      rows.select(1, dims).contiguous()};
+}
+
 at::Tensor bytes_of(const at::Tensor& x) {
   return x.view({-1}).view(at::kByte);
 }
@@ -52,14 +61,19 @@ at::Tensor bytes_of(const at::Tensor& x) {
 } // namespace
 
 QuerySet::QuerySet(const at::Tensor& queries, const Wanted& wanted)
-    : given_(queries), wanted_(wanted) {
-  for (const auto& given : queries.unbind(0)) {
+    : wanted_(wanted) {
+  if (wanted.most) {
+    nearest_ = Nearest::none(queries, *wanted.most);
+  }
+  for (int64_t i = 0; i < queries.size(0); ++i) {
+    const auto given = queries.select(0, i);
+    const auto order = hilbert_order(given);
     Entry entry;
-    entry.order = hilbert_order(given);
-    entry.queries = given.index_select(0, entry.order);
-    entry.limits = limits_of(entry.queries, wanted.radius);
+    entry.queries = {
+        given.index_select(0, order), order, limits_of(given, wanted.radius)};
     if (wanted.most) {
-      entry.nearest = Nearest::none(entry.queries, *wanted.most);
+      entry.nearest = {
+          nearest_.squares.select(0, i), nearest_.rows.select(0, i)};
     }
     entries_.push_back(std::move(entry));
   }
@@ -69,20 +83,21 @@ void QuerySet::meet(const Trees& trees) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     auto& entry = entries_[i];
     if (wanted_.most) {
-      search_nearest(trees[i], entry.queries, entry.limits, entry.nearest);
+      search_nearest(trees[i], entry.queries, entry.nearest);
     } else {
-      entry.pairs.push_back(
-          search_within(trees[i], entry.queries, entry.limits));
+      entry.pairs.push_back(search_within(trees[i], entry.queries));
     }
   }
 }
 
 at::Tensor QuerySet::current_limits(const Entry& entry) const {
-  if (!wanted_.most || *wanted_.most == 0) {
-    return entry.limits;
+  const auto& limits = entry.queries.limits;
+  if (!wanted_.most) {
+    return limits;
   }
-  const auto last = entry.nearest.squares.select(1, *wanted_.most - 1);
-  return entry.limits.defined() ? at::minimum(last, entry.limits) : last;
+  const auto last = entry.nearest.squares.select(1, *wanted_.most - 1)
+                        .index_select(0, entry.queries.order);
+  return limits.defined() ? at::minimum(last, limits) : last;
 }
 
 at::Tensor QuerySet::places_near(
@@ -90,7 +105,7 @@ at::Tensor QuerySet::places_near(
     const at::Tensor& low,
     const at::Tensor& high) const {
   const auto& own = entries_[entry];
-  const auto near = gaps(own.queries, low, high).le(current_limits(own));
+  const auto near = gaps(own.queries.points, low, high).le(current_limits(own));
   return near.nonzero().squeeze(1);
 }
 
@@ -98,14 +113,16 @@ at::Tensor QuerySet::with_limits(int64_t entry, const at::Tensor& places)
     const {
   const auto& own = entries_[entry];
   const auto limits = current_limits(own).index_select(0, places);
-  return at::cat({own.queries.index_select(0, places), limits.unsqueeze(1)}, 1);
+  return at::cat(
+      {own.queries.points.index_select(0, places), limits.unsqueeze(1)}, 1);
 }
 
 void QuerySet::take(
     int64_t entry,
     const at::Tensor& places,
     const Nearest& found) {
-  merge_nearest(entries_[entry].nearest, places, found);
+  const auto& own = entries_[entry];
+  merge_nearest(own.nearest, own.queries.order.index_select(0, places), found);
 }
 
 void QuerySet::take(
@@ -120,36 +137,19 @@ void QuerySet::take(
 }
 
 Neighbours QuerySet::neighbours() const {
-  Neighbours result;
-  if (wanted_.most) {
-    result.nearest = nearest();
-    return result;
-  }
-  for (const auto& entry : entries_) {
-    result.pairs.push_back(pairs(entry));
+  Neighbours result{nearest_, {}};
+  if (!wanted_.most) {
+    for (const auto& entry : entries_) {
+      result.pairs.push_back(pairs(entry));
+    }
   }
   return result;
-}
-
-Nearest QuerySet::nearest() const {
-  const std::vector<int64_t> sizes{
-      given_.size(0), given_.size(1), *wanted_.most};
-  const Nearest all{
-      at::empty(sizes, given_.options()),
-      at::empty(sizes, given_.options().dtype(at::kLong))};
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const auto& [order, queries, limits, found, pairs] = entries_[i];
-    const auto place = static_cast<int64_t>(i);
-    all.squares.select(0, place).index_copy_(0, order, found.squares);
-    all.rows.select(0, place).index_copy_(0, order, found.rows);
-  }
-  return all;
 }
 
 Pairs QuerySet::pairs(const Entry& entry) {
   const auto joined = join_pairs(entry.pairs);
   const auto begins = joined.counts.cumsum(0).sub(joined.counts);
-  const auto from = inverse(entry.order);
+  const auto from = inverse(entry.queries.order);
   const auto counts = joined.counts.index_select(0, from);
   // Pair i of the queries in their own order is pair i + shift.
   const auto shift =
@@ -214,18 +214,14 @@ Nearest nearest_in(
     const PointTree& tree,
     const at::Tensor& with_limits,
     int64_t most) {
-  const auto queries =
-      with_limits.narrow(1, 0, with_limits.size(1) - 1).contiguous();
-  const auto found = Nearest::none(queries, most);
-  search_nearest(tree, queries, with_limits.select(1, -1).contiguous(), found);
+  const auto queries = without_order(with_limits);
+  const auto found = Nearest::none(queries.points, most);
+  search_nearest(tree, queries, found);
   return found;
 }
 
 Pairs pairs_in(const PointTree& tree, const at::Tensor& with_limits) {
-  return search_within(
-      tree,
-      with_limits.narrow(1, 0, with_limits.size(1) - 1).contiguous(),
-      with_limits.select(1, -1).contiguous());
+  return search_within(tree, without_order(with_limits));
 }
 
 } // namespace shardtensor::detail

@@ -39,18 +39,15 @@ class QuerySet {
 
  private:
   struct Entry {
-    at::Tensor order; // along the curve
-    at::Tensor queries; // in that order
-    at::Tensor limits; // squared; undefined without a radius
-    Nearest nearest;
+    OrderedQueries queries; // along the curve
+    Nearest nearest; // of the queries in their own order
     std::vector<Pairs> pairs; // of each piece
   };
   at::Tensor current_limits(const Entry& entry) const;
-  Nearest nearest() const;
   static Pairs pairs(const Entry& entry);
 
-  at::Tensor given_;
   Wanted wanted_;
+  Nearest nearest_; // of all entries
   std::vector<Entry> entries_; // of the batch
 };
 
