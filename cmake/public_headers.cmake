@@ -33,6 +33,7 @@ set(public_headers
   shardtensor/layout/transfer.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
+  shardtensor/rules/points/partition.h
   shardtensor/rules/points/points.h
   shardtensor/rules/points/transport.h
   shardtensor/shardtensor.h

@@ -65,6 +65,10 @@ TORCH_LIBRARY(shardtensor, m) {
       "radius_search(Tensor points, Tensor queries, float radius, "
       "int? max_points=None, bool return_dists=False, "
       "bool return_points=False) -> Tensor[]");
+  // See rules/points/partition.h.
+  m.def(
+      "partition_points(Tensor points, str method, Tensor? weights=None, "
+      "Tensor? owners=None) -> (Tensor points, Tensor permutation)");
 
   // Random numbers of a piece: see rules/ops/counter_numbers.h.
   m.def(

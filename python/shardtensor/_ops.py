@@ -12,4 +12,5 @@ scatter_v = torch.ops.shardtensor.scatter_v
 ring_step = torch.ops.shardtensor.ring_step
 halo_padding = torch.ops.shardtensor.halo_padding
 knn = torch.ops.shardtensor.knn
+partition_points = torch.ops.shardtensor.partition_points
 radius_search = torch.ops.shardtensor.radius_search

@@ -43,6 +43,13 @@ def test_python_code_about_own_operators(mesh, index):
     exec(compile(source, "adding_an_op.md", "exec"), {"mesh": mesh})
 
 
+@ranks(1, 3)
+def test_python_code_about_points(mesh):
+    names = {"mesh": mesh}
+    for source in blocks(DOCS / "points.md", "python"):
+        exec(compile(source, "points.md", "exec"), names)
+
+
 def test_cpp_code_about_own_operators_is_tested():
     tested = (ROOT / "tests" / "dispatch" / "own_operator_test.cpp").read_text()
     quoted = blocks(DOCS / "adding_an_op.md", "cpp")

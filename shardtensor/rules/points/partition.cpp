@@ -1,0 +1,249 @@
+#include "shardtensor/rules/points/partition.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/points/curve.h"
+#include "shardtensor/rules/points/bisection.h"
+#include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+using namespace detail;
+
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Numbers = std::vector<int64_t>;
+
+constexpr auto kPartitionOp = "partition_points";
+
+void check_arguments(
+    const Tensor& points,
+    const std::string& method,
+    const OptionalTensor& weights,
+    const OptionalTensor& owners) {
+  TORCH_CHECK_VALUE(
+      method == "rcb" || method == "hilbert" || method == "given",
+      "partition_points: expected method 'rcb', 'hilbert' or 'given', got '",
+      method,
+      "'");
+  TORCH_CHECK_VALUE(
+      points.dim() == 2 && points.size(1) > 0,
+      "partition_points: expected points (N, D), got ",
+      points.sizes());
+  TORCH_CHECK_TYPE(
+      points.scalar_type() == at::kFloat || points.scalar_type() == at::kDouble,
+      "partition_points: expected points of float32 or float64, got ",
+      points.scalar_type());
+  TORCH_CHECK_VALUE(
+      (method == "given") == owners.has_value(),
+      "partition_points: expected owners with method 'given' and no other, got ",
+      owners ? "some" : "none",
+      " with '",
+      method,
+      "'");
+  for (const auto* each : {&weights, &owners}) {
+    TORCH_CHECK_VALUE(
+        !*each || ((*each)->dim() == 1 && (*each)->size(0) == points.size(0)),
+        "partition_points: expected ",
+        points.size(0),
+        each == &weights ? " weights, got " : " owners, got ",
+        (*each)->sizes());
+  }
+  TORCH_CHECK_TYPE(
+      !owners || owners->scalar_type() == at::kLong,
+      "partition_points: expected owners of int64, got ",
+      owners ? owners->scalar_type() : at::kLong);
+}
+
+/// Cut along dim 0 by all axes of the mesh.
+SpecPtr by_rows(const MeshPtr& mesh, Numbers sizes, const Partition& pieces) {
+  std::vector<Placement> placements(mesh->axes(), Placement::shard(0));
+  ShardSpec::Partitions partitions(sizes.size());
+  partitions[0] = pieces;
+  return make_spec(
+      mesh, std::move(sizes), std::move(placements), std::move(partitions));
+}
+
+/// As the cloud is cut, if all axes cut it so.
+Partition given_pieces(const ShardSpec& points) {
+  const auto axes = static_cast<int64_t>(points.axes(0).size());
+  return axes == points.mesh()->axes() && points.partition(0).is_contiguous()
+      ? points.partition(0)
+      : Partition::chunked(points.size(0), points.mesh()->ranks());
+}
+
+class Partitioner {
+ public:
+  explicit Partitioner(const Tensor& points)
+      : mesh_(spec(points)->mesh()),
+        layout_(
+            by_rows(mesh_, points.sizes().vec(), given_pieces(*spec(points)))),
+        points_(to_local(redistribute(points, layout_))),
+        rows_(
+            at::arange(points_.size(0), at::kLong)
+                .add(layout_->interval(0).begin)),
+        axes_(mesh_->axes()) {
+    std::iota(axes_.begin(), axes_.end(), 0);
+  }
+
+  std::tuple<Tensor, Tensor> run(
+      const std::string& method,
+      const OptionalTensor& weights,
+      const OptionalTensor& owners) {
+    const auto weight = weights_of(weights);
+    const bool is_given = method == "given";
+    const auto given = is_given ? beside(*owners) : Tensor();
+    check_values(weight, given);
+    const auto codes = is_given ? rows_ : hilbert_codes_of_all();
+    return send(is_given ? given : owners_by(method, codes, weight), codes);
+  }
+
+ private:
+  Tensor beside(const Tensor& x) const {
+    const auto layout =
+        by_rows(mesh_, {layout_->size(0)}, layout_->partition(0));
+    const auto whole = promote_operand(x.detach(), mesh_, kPartitionOp);
+    return to_local(redistribute(whole, layout)).contiguous();
+  }
+
+  Tensor weights_of(const OptionalTensor& weights) const {
+    return weights ? beside(*weights).to(at::kDouble)
+                   : at::ones({rows_.numel()}, at::kDouble);
+  }
+
+  /// Raises on every rank if it must on one.
+  void check_values(const Tensor& weights, const Tensor& owners) const {
+    const auto finite = at::isfinite(points_.detach()).all();
+    const auto weighs = at::isfinite(weights).logical_and(weights.ge(0)).all();
+    const auto on_mesh = owners.defined()
+        ? owners.ge(0).logical_and(owners.lt(mesh_->ranks())).all()
+        : at::ones({}, at::kBool);
+    const auto wrong = at::stack({finite, weighs, on_mesh}).logical_not();
+    const auto all = all_reduce(wrong.to(at::kInt), Reduce::Max, *mesh_, axes_);
+    const auto is_right = [&](int64_t i) {
+      return all.select(0, i).item<int64_t>() == 0;
+    };
+    TORCH_CHECK_VALUE(
+        is_right(0),
+        "partition_points: expected finite coordinates, got NaN or infinite "
+        "ones");
+    TORCH_CHECK_VALUE(
+        is_right(1),
+        "partition_points: expected finite weights >= 0, got others");
+    TORCH_CHECK_VALUE(
+        is_right(2),
+        "partition_points: expected owners in [0, ",
+        mesh_->ranks(),
+        "), the positions in the mesh, got others");
+  }
+
+  Tensor hilbert_codes_of_all() const {
+    const auto points = points_.detach().to(at::kDouble);
+    const int64_t dims = points.size(1);
+    const auto lowest = at::full(
+        {1, dims}, -std::numeric_limits<double>::infinity(), at::kDouble);
+    const auto high = at::amax(at::cat({points, lowest}), {0});
+    const auto low = at::amax(at::cat({points.neg(), lowest}), {0});
+    const auto corners =
+        all_reduce(at::stack({low, high}), Reduce::Max, *mesh_, axes_);
+    return hilbert_codes(
+        points,
+        corners.select(0, 0).neg().contiguous(),
+        corners.select(0, 1).contiguous());
+  }
+
+  Tensor owners_by(
+      const std::string& method,
+      const Tensor& codes,
+      const Tensor& weights) const {
+    const auto points = points_.detach().to(at::kDouble).contiguous();
+    return bisect(
+        {points, method == "hilbert" ? codes : Tensor(), rows_, weights},
+        *mesh_);
+  }
+
+  std::tuple<Tensor, Tensor> send(const Tensor& owners, const Tensor& codes) {
+    const auto order = owners.argsort(/*stable=*/true, 0, false);
+    const Numbers one(mesh_->ranks(), 1);
+    const auto counts = at::bincount(owners, {}, mesh_->ranks());
+    const auto& group = mesh_->group();
+    const auto come = all_to_all_v(counts, 0, one, one, group);
+    const auto move = [&](const Tensor& x) {
+      return all_to_all_v(
+          x.index_select(0, order), 0, numbers(counts), numbers(come), group);
+    };
+    const auto places = move(at::stack({codes, rows_}, 1));
+    const auto points = move(points_);
+    const auto own = along(places);
+    const Partition pieces(
+        numbers(all_gather_v(come.sum(0, true), 0, one, group)));
+    auto sizes = layout_->sizes();
+    const auto rows = places.select(1, 1).index_select(0, own);
+    return {
+        from_local(points.index_select(0, own), by_rows(mesh_, sizes, pieces)),
+        from_local(rows, by_rows(mesh_, {sizes[0]}, pieces))};
+  }
+
+  static Numbers numbers(const Tensor& x) {
+    const auto* const data = x.const_data_ptr<int64_t>();
+    return {data, data + x.numel()};
+  }
+
+  /// The order of (code, row).
+  static Tensor along(const Tensor& places) {
+    const auto by_row = places.select(1, 1).argsort(true, 0, false);
+    const auto codes = places.select(1, 0).index_select(0, by_row);
+    return by_row.index_select(0, codes.argsort(true, 0, false));
+  }
+
+  MeshPtr mesh_;
+  SpecPtr layout_;
+  Tensor points_;
+  Tensor rows_; // of the whole cloud
+  Numbers axes_;
+};
+
+std::tuple<Tensor, Tensor> partition_points_function(
+    const Tensor& points,
+    std::string method,
+    const OptionalTensor& weights,
+    const OptionalTensor& owners) {
+  const CommScope scope("shardtensor::partition_points");
+  check_arguments(points, method, weights, owners);
+  return Partitioner(points).run(method, weights, owners);
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("partition_points", partition_points_function);
+}
+
+} // namespace
+
+std::tuple<Tensor, Tensor> partition_points(
+    const Tensor& points,
+    const std::string& method,
+    const OptionalTensor& weights,
+    const OptionalTensor& owners) {
+  return partition_points_function(points, method, weights, owners);
+}
+
+} // namespace shardtensor
