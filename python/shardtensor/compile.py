@@ -1,6 +1,5 @@
 """What torch.compile must know of the communication operators."""
 
-import contextlib
 import functools
 import hashlib
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.fx.traceback
+from torch.fx.node import has_side_effect
 
 _ordered = False
 
@@ -24,15 +24,50 @@ def order_communication() -> None:
     has it join the sums of gradients, see join_sums.py. Called while a
     ShardTensor is traced; cheap."""
     global _ordered
+    _keep_all()
     if "torch._functorch.compile_utils" in sys.modules:
         _keep_apart()
     if not _ordered and "torch._inductor.lowering" in sys.modules:
-        from shardtensor import join_sums
+        from shardtensor import graph_order, join_sums
 
         _ordered = True
+        graph_order.install()
         join_sums.install()
-        for operator in filter(communicates, _operators()):
+        for operator in _communication():
             _lower_as_collective(operator)
+
+
+@functools.cache
+def _keep_all() -> None:
+    """What nobody needs is dropped from a graph. A rank may have no use for what came
+    with a message, where its piece is empty; its peers still wait for it."""
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    for operator in _communication():
+        has_side_effect(operator)
+        torch.library.register_torch_dispatch(
+            operator, ProxyTorchDispatchMode, _trace_in_its_pass
+        )
+
+
+def _trace_in_its_pass(mode, operator, types, args=(), kwargs=None):
+    """Adds a call to the graph that is traced. It runs where it was traced, in
+    forward or in backward. Otherwise what is kept without a use would run in both,
+    and by the sizes of its piece one rank's partitioner would move to forward what
+    needs no gradient, and another's would not. What a checkpoint repeats runs in
+    both, as its other operators do."""
+    meta = torch.fx.traceback.current_meta
+    traced_in = meta.get("partitioner_tag")
+    if traced_in in _STAYING and "recompute" not in meta:
+        meta["partitioner_tag"] = _STAYING[traced_in]
+    try:
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+    finally:
+        if traced_in:
+            meta["partitioner_tag"] = traced_in
+
+
+_STAYING = {"is_forward": "must_be_in_forward", "is_backward": "must_be_in_backward"}
 
 
 @functools.cache
@@ -42,14 +77,18 @@ def _keep_apart() -> None:
     from torch._functorch import compile_utils
 
     random = compile_utils.rand_ops
-    random += [op.overloadpacket for op in filter(communicates, _operators())]
+    random += [operator.overloadpacket for operator in _communication()]
 
 
-def _operators():
+@functools.cache
+def _communication():
+    """The operators of this library that send messages."""
+    operators = []
     for name in torch._C._dispatch_get_all_op_names():
         library, _, operator = name.partition("::")
         if library == "shardtensor":
-            yield getattr(torch.ops.shardtensor, operator).default
+            operators.append(getattr(torch.ops.shardtensor, operator).default)
+    return [operator for operator in operators if communicates(operator)]
 
 
 def _lower_as_collective(operator):
@@ -63,26 +102,11 @@ def _lower_as_collective(operator):
         return ir.TensorBox.create(result)
 
 
-@contextlib.contextmanager
-def staying_in_backward():
-    """What is traced inside, if that is in backward, stays there. By the sizes
-    of its piece one rank's partitioner would otherwise move to forward what
-    needs no gradient, messages included, and another's would not."""
-    meta = torch.fx.traceback.current_meta
-    if meta.get("partitioner_tag") != "is_backward":
-        yield
-        return
-    meta["partitioner_tag"] = "must_be_in_backward"
-    try:
-        yield
-    finally:
-        meta["partitioner_tag"] = "is_backward"
-
-
 @functools.cache
 def library_digest() -> str:
-    """Changes with the library: a compiled graph holds its exchange plans."""
+    """Changes with the library: a compiled graph holds its exchange plans, in the
+    places that this file gives them."""
     digest = hashlib.blake2b(digest_size=16)
-    for library in sorted(Path(__file__).parent.glob("*.so")):
-        digest.update(library.read_bytes())
+    for source in (*sorted(Path(__file__).parent.glob("*.so")), Path(__file__)):
+        digest.update(source.read_bytes())
     return digest.hexdigest()

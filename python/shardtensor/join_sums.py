@@ -5,10 +5,10 @@ from collections import defaultdict
 from math import prod
 
 import torch
-from torch._inductor import config, custom_graph_pass
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from shardtensor.compile import communicates
+from shardtensor.graph_order import add_pass, is_communication
 
 
 class JoinSums(CustomGraphPass):
@@ -32,13 +32,7 @@ class JoinSums(CustomGraphPass):
 
 
 def install():
-    """Adds the pass to those that inductor runs. A user's own are kept."""
-    passes = config.post_grad_custom_post_pass
-    if passes is None:
-        config.post_grad_custom_post_pass = JoinSums()
-    elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several
-        known = custom_graph_pass.get_custom_graph_passes(passes)
-        config.post_grad_custom_post_pass = (*known, JoinSums())
+    add_pass("post_grad_custom_post_pass", JoinSums())
 
 
 def _is_sum(node):
@@ -50,14 +44,7 @@ def _is_sum(node):
 
 
 def _is_last_message(node):
-    return not any(map(_communicates, _what_follows(node)))
-
-
-def _communicates(node):
-    namespace = getattr(node.target, "namespace", None)
-    if namespace == "shardtensor":
-        return communicates(node.target)
-    return namespace in ("_c10d_functional", "c10d_functional", "c10d")
+    return not any(map(is_communication, _what_follows(node)))
 
 
 def _what_follows(node):

@@ -10,11 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, handlers, modes, traced
-from shardtensor.compile import (
-    library_digest,
-    order_communication,
-    staying_in_backward,
-)
+from shardtensor.compile import library_digest, order_communication
 from shardtensor.infer import infer_spec
 from shardtensor.mesh import core_mesh, default_mesh
 from shardtensor.placements import as_list, check_placements, replicated, to_core
@@ -273,10 +269,9 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         schema = func._schema
-        with staying_in_backward():
-            return _C.run_operator(
-                schema.name, schema.overload_name, *args, **(kwargs or {})
-            )
+        return _C.run_operator(
+            schema.name, schema.overload_name, *args, **(kwargs or {})
+        )
 
     # ---- handlers and modes -------------------------------------------------
 

@@ -1,5 +1,6 @@
 """torch.compile gives the eager numbers, communication inside the graph."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from compiled import Compiled
@@ -178,6 +179,35 @@ def test_inductor_orders_communication_alike_on_all_ranks(mesh):
     assert all(order == orders[0] for order in orders)
     for operator in (torch.ops.shardtensor.exchange, torch.ops.shardtensor.all_reduce):
         assert operator.default in lowering.lowerings
+
+
+def put_together(x, y, z):
+    """The first piece of cat is moved, and empty on rank 1."""
+    x = x.redistribute(placements=[Shard(1)], sizes={1: [6, 0]})
+    y = y.redistribute(placements=[Shard(1)])
+    return y.sin() + torch.cat([x, z], 1).cos()
+
+
+@ranks(2, timeout=120)
+@pytest.mark.parametrize("backward", [True, False])
+def test_inductor_keeps_messages_that_a_rank_has_no_use_for(mesh, backward):
+    """And their order, where nodes move to those that use them."""
+    given = [torch.randn(4, columns, requires_grad=backward) for columns in (6, 12, 6)]
+    x, y, z = given
+    expected = torch.sin(y) + torch.cat([x, z], 1).cos()
+    placed = [
+        shard(x, mesh, [Shard(0)]),
+        shard(y, mesh, [Shard(0)]),
+        shard(z, mesh, [Shard(1)], {1: [0, 6]}),
+    ]
+    torch._dynamo.reset()
+    actual = torch.compile(put_together, fullgraph=True)(*placed)
+    assert_close(actual, expected)
+    if backward:
+        actual.sum().backward()
+        expected.sum().backward()
+        for part, whole in zip(placed, given, strict=True):
+            assert_close(part.grad, whole.grad)
 
 
 def gradients(model, call, x):

@@ -384,6 +384,6 @@ def test_a_family_compiles_whole_in_any_layout(mesh, name):
 
 @pytest.mark.tail
 @ranks(2, timeout=900)
-@pytest.mark.parametrize("name", ["reductions", "softmax"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_inductor(mesh, name):
     check(mesh, name, "inductor", layouts=1)
