@@ -51,33 +51,41 @@ def _keep_all() -> None:
 
 
 def _trace_in_its_pass(mode, operator, types, args=(), kwargs=None):
-    """Adds a call to the graph that is traced. It runs where it was traced, in
-    forward or in backward. Otherwise what is kept without a use would run in both,
-    and by the sizes of its piece one rank's partitioner would move to forward what
-    needs no gradient, and another's would not. What a checkpoint repeats runs in
-    both, as its other operators do."""
+    """Adds a call to the graph that is traced. In backward it stays there: by the
+    sizes of its piece one rank's partitioner would otherwise move to forward what
+    needs no gradient, messages included, and another's would not."""
     meta = torch.fx.traceback.current_meta
-    traced_in = meta.get("partitioner_tag")
-    if traced_in in _STAYING and "recompute" not in meta:
-        meta["partitioner_tag"] = _STAYING[traced_in]
+    if meta.get("partitioner_tag") != "is_backward":
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+    meta["partitioner_tag"] = "must_be_in_backward"
     try:
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     finally:
-        if traced_in:
-            meta["partitioner_tag"] = traced_in
-
-
-_STAYING = {"is_forward": "must_be_in_forward", "is_backward": "must_be_in_backward"}
+        meta["partitioner_tag"] = "is_backward"
 
 
 @functools.cache
 def _keep_apart() -> None:
     """Equal calls in a graph are made one, but for random ones. Two exchanges may be
-    equal on one rank, where the same goes and comes, and not on its peer."""
-    from torch._functorch import compile_utils
+    equal on one rank, where the same goes and comes, and not on its peer. And what is
+    kept without a use would run in both passes, where backward has its input."""
+    from torch._functorch import compile_utils, partitioners
 
     random = compile_utils.rand_ops
     random += [operator.overloadpacket for operator in _communication()]
+    must_be_in_forward = partitioners._must_be_in_forward
+    partitioners._must_be_in_forward = lambda node: (
+        must_be_in_forward(node) or _was_traced_in_forward(node)
+    )
+
+
+def _was_traced_in_forward(node) -> bool:
+    """What a checkpoint repeats runs in both passes, as its other operators do."""
+    return (
+        node.target in _communication()
+        and node.meta.get("partitioner_tag") == "is_forward"
+        and "recompute" not in node.meta
+    )
 
 
 @functools.cache

@@ -210,6 +210,30 @@ def test_inductor_keeps_messages_that_a_rank_has_no_use_for(mesh, backward):
             assert_close(part.grad, whole.grad)
 
 
+def messages_of_backward(function, x):
+    result = function(x)
+    shardtensor.reset_comm_stats()
+    result.sum().backward()
+    stats = shardtensor.comm_stats()
+    return stats.exchanges, stats.all_reduces
+
+
+@ranks(2, 3, timeout=120)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_messages_of_forward_are_not_sent_again_in_backward(mesh, backend):
+    """The last rank has no row."""
+    cut = {0: [8 - mesh.size(0) + 2, *[1] * (mesh.size(0) - 2), 0]}
+    x = shard(torch.randn(8, 6, requires_grad=True), mesh, [Shard(0)], cut)
+
+    def model(x):
+        return x.softmax(0) * x[0] + x.redistribute(placements=[Replicate()])[-1]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    messages_of_backward(compiled, x)  # compiles
+    assert messages_of_backward(compiled, x) == messages_of_backward(model, x)
+
+
 def gradients(model, call, x):
     """And the all-reduces that they take."""
     model.zero_grad()
