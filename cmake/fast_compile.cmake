@@ -28,6 +28,7 @@ set_source_files_properties(
   shardtensor/distributed/gloo.cpp
   shardtensor/distributed/nccl.cpp
   shardtensor/points/search.cpp
+  shardtensor/rules/attention/neighborhood_kernel.cpp
   shardtensor/rules/norm/cells.cpp
   shardtensor/rules/ops/counter_loops.cpp
   PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)

@@ -70,6 +70,24 @@ TORCH_LIBRARY(shardtensor, m) {
       "partition_points(Tensor points, str method, Tensor? weights=None, "
       "Tensor? owners=None) -> (Tensor points, Tensor permutation)");
 
+  // Neighbourhood attention, of a piece, and its gradients: see
+  // rules/attention/neighborhood.h and neighborhood_op.h. `code` holds the dims
+  // of the domain and the piece's queries.
+  m.def(
+      "neighborhood_attention(Tensor query, Tensor key, Tensor value, "
+      "int[1] kernel_size, int[1] dilation=1, int[1] stride=1, "
+      "bool[] is_causal=[False], float? scale=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "_neighborhood_attention(Tensor query, Tensor key, Tensor value, "
+      "int[] code, float scale) -> (Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "_neighborhood_attention_backward(Tensor grad, Tensor query, Tensor key, "
+      "Tensor value, Tensor output, Tensor log_sum, int[] code, float scale) "
+      "-> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+
   // Random numbers of a piece: see rules/ops/counter_numbers.h.
   m.def(
       "counter_numbers(Tensor key, int[] sizes, ScalarType dtype, int kind, "

@@ -29,7 +29,8 @@
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
 
-// How attention communicates.
+// Attention: to neighbours; how it communicates.
+#include "shardtensor/rules/attention/neighborhood.h"
 #include "shardtensor/rules/attention/transport.h"
 
 // Clouds of points.

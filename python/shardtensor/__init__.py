@@ -124,6 +124,7 @@ __all__ = [
     "is_shard_tensor",
     "make_spec",
     "new_tensors_on",
+    "nn",
     "ones",
     "nn",
     "perform_ring_iteration",

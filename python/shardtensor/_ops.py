@@ -14,3 +14,4 @@ halo_padding = torch.ops.shardtensor.halo_padding
 knn = torch.ops.shardtensor.knn
 partition_points = torch.ops.shardtensor.partition_points
 radius_search = torch.ops.shardtensor.radius_search
+neighborhood_attention = torch.ops.shardtensor.neighborhood_attention

@@ -1,4 +1,4 @@
-"""Functions beside torch.nn's, of plain tensors and ShardTensors."""
+"""What PyTorch has no module for, of plain tensors and ShardTensors."""
 
 from shardtensor.nn import functional
 

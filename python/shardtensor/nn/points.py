@@ -1,0 +1,65 @@
+"""Clouds of points: neighbours, the same on any number of ranks.
+
+Points ([B,] N, D) and queries ([B,] M, D) are plain tensors or ShardTensors in
+any layout. What is found lies as the queries do; indices are rows of the whole
+cloud. See docs/points.md.
+"""
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+
+from shardtensor import _C, _ops
+from shardtensor.shard_tensor import ShardTensor
+
+
+def knn(
+    points: torch.Tensor, queries: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k nearest points of each query, nearest first, equal distances by row:
+    indices and distances, ([B,] M, k). Distances are differentiable, twice."""
+    return _ops.knn(points, queries, k)
+
+
+def radius_search(
+    points: torch.Tensor,
+    queries: torch.Tensor,
+    radius: float,
+    max_points: int | None = None,
+    return_dists: bool = False,
+    return_points: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The points within `radius` of each query, nearest first: indices, then, as
+    asked for, points and distances. With `max_points` the nearest of them, ([B,] M,
+    max_points), zeros in unused slots; without, all pairs: indices (2, pairs) of
+    query and point, (3, pairs) with the batch entry before them."""
+    found = _ops.radius_search(
+        points, queries, radius, max_points, return_dists, return_points
+    )
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def partition_points(
+    points: torch.Tensor,
+    mesh: DeviceMesh,
+    method: str = "rcb",
+    weights: torch.Tensor | None = None,
+    *,
+    owners: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The points (N, D) in another order, so that each rank's are near each other,
+    and the permutation: `result[i]` was `points[permutation[i]]`. Both are cut along
+    dim 0 by all axes of the mesh.
+
+    `method`: "rcb" halves the cloud across its widest dim, again and again,
+    "hilbert" cuts a space-filling curve, each into parts of the same sum of
+    `weights` (N; none: of the same number of points); "given" takes the positions
+    in the mesh from `owners` (N). `points` are a ShardTensor on that mesh in any
+    layout, or plain and the same on all ranks."""
+    if not _C.is_shard_tensor(points):
+        points = ShardTensor.from_local(points, mesh, [Replicate()] * mesh.ndim)
+    elif points.device_mesh != mesh:
+        raise ValueError(
+            f"partition_points: expected points on {mesh}, got {points.device_mesh}"
+        )
+    return _ops.partition_points(points, method, weights, owners)

@@ -1,0 +1,242 @@
+#include "shardtensor/rules/attention/neighborhood_kernel.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/rules/attention/neighborhood_loops.h"
+
+// The loops below are compiled twice, and the machine chooses. Sanitizers don't
+// take functions that are chosen while a program is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define SHARDTENSOR_CLONES \
+  __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define SHARDTENSOR_CLONES
+#endif
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kGrain = 16384; // products of features worth a thread
+
+// ---- one loop per type ------------------------------------------------------
+
+#define SHARDTENSOR_LOOPS(T)                                                  \
+  SHARDTENSOR_CLONES void run_queries(                                        \
+      const NeighborhoodPiece& piece,                                         \
+      const FeatureRows<const T>& query,                                      \
+      const FeatureRows<const T>& key,                                        \
+      const FeatureRows<const T>& value,                                      \
+      const FeatureRows<T>& output,                                           \
+      const FeatureRows<T>& log_sum,                                          \
+      int64_t begin,                                                          \
+      int64_t end) {                                                          \
+    attend_queries<T>(piece, query, key, value, output, log_sum, begin, end); \
+  }                                                                           \
+  SHARDTENSOR_CLONES void run_queries_backward(                               \
+      const NeighborhoodPiece& piece,                                         \
+      const NeighborhoodGradients<T>& all,                                    \
+      int64_t batch,                                                          \
+      Interval heads,                                                         \
+      Interval queries,                                                       \
+      Interval rows) {                                                        \
+    attend_queries_backward<T>(piece, all, batch, heads, queries, rows);      \
+  }
+SHARDTENSOR_LOOPS(float)
+SHARDTENSOR_LOOPS(double)
+#undef SHARDTENSOR_LOOPS
+
+// ---- tensors as rows --------------------------------------------------------
+
+/// In the type of the arithmetic, with features side by side and cells at even
+/// distances in row-major order: (batch, dims..., heads, features).
+Tensor with_even_cells(const Tensor& given) {
+  const auto x = given.to(at::toOpMathType(given.scalar_type()));
+  bool even = x.size(-1) <= 1 || x.stride(-1) == 1;
+  int64_t cell = 0;
+  for (int64_t dim = x.dim() - 3; dim >= 1; --dim) {
+    if (x.size(dim) <= 1) {
+      continue;
+    }
+    even = even && (cell == 0 || x.stride(dim) == cell);
+    cell = x.stride(dim) * x.size(dim);
+  }
+  return even ? x : x.contiguous();
+}
+
+/// The innermost dim of cells with more than one of them says how far apart
+/// they are. `trailing` dims come after the cells.
+template <class T>
+FeatureRows<T> rows_of(const Tensor& x, int64_t trailing = 2) {
+  FeatureRows<T> rows{x.data_ptr<std::remove_const_t<T>>(), x.stride(0), 0, 0};
+  for (int64_t dim = x.dim() - trailing - 1; dim >= 1 && rows.cell == 0;
+       --dim) {
+    if (x.size(dim) > 1) {
+      rows.cell = x.stride(dim);
+    }
+  }
+  rows.head = x.stride(x.dim() - trailing);
+  return rows;
+}
+
+NeighborhoodPiece piece_of(
+    const Tensor& query,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  NeighborhoodPiece piece{
+      {}, query.size(0), query.size(-2), query.size(-1), value.size(-1), scale};
+  for (const auto& dim : dims) {
+    piece.dims.emplace_back(dim);
+  }
+  while (piece.dims.size() < 3) {
+    piece.dims.emplace_back(NeighborhoodDim());
+  }
+  return piece;
+}
+
+int64_t products_per_query(
+    const NeighborhoodPiece& piece,
+    const std::vector<NeighborhoodDim>& dims) {
+  int64_t products = piece.heads * (piece.features + piece.value_features);
+  for (const auto& dim : dims) {
+    products *= dim.kernel;
+  }
+  return std::max<int64_t>(products, 1);
+}
+
+// ---- backward ---------------------------------------------------------------
+
+/// Threads share batches and heads: none adds to a key's gradient that another
+/// adds to.
+template <class T>
+void share_heads(
+    const NeighborhoodPiece& piece,
+    const NeighborhoodGradients<T>& all,
+    int64_t threads) {
+  const int64_t parts = std::min<int64_t>(
+      piece.heads, (threads + piece.batches - 1) / piece.batches);
+  const Interval rows{0, piece.dims[0].keys()};
+  const auto run = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t part = i % parts;
+      const Interval heads{
+          part * piece.heads / parts, (part + 1) * piece.heads / parts};
+      run_queries_backward(
+          piece, all, i / parts, heads, {0, piece.queries()}, rows);
+    }
+  };
+  at::parallel_for(0, piece.batches * parts, 1, run);
+}
+
+/// With few heads threads share queries, and then once more rows of keys.
+template <class T>
+void share_rows(
+    const NeighborhoodPiece& piece,
+    const NeighborhoodGradients<T>& all) {
+  const Interval heads{0, piece.heads};
+  const Interval every{0, piece.dims[0].keys()};
+  auto of_queries = all;
+  of_queries.of_key.data = nullptr;
+  auto of_keys = all;
+  of_keys.of_query.data = nullptr;
+  for (int64_t batch = 0; batch < piece.batches; ++batch) {
+    at::parallel_for(0, piece.queries(), 1, [&](int64_t begin, int64_t end) {
+      run_queries_backward(
+          piece, of_queries, batch, heads, {begin, end}, every);
+    });
+    at::parallel_for(0, every.end, 1, [&](int64_t begin, int64_t end) {
+      run_queries_backward(
+          piece, of_keys, batch, heads, {0, piece.queries()}, {begin, end});
+    });
+  }
+}
+
+} // namespace
+
+NeighborhoodOutput attend_neighborhood(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  const auto q = with_even_cells(query);
+  const auto k = with_even_cells(key);
+  const auto v = with_even_cells(value);
+  auto sizes = q.sizes().vec();
+  sizes.back() = v.size(-1);
+  const auto output = at::empty(sizes, q.options());
+  sizes.pop_back();
+  const auto log_sum = at::empty(sizes, q.options());
+  if (output.numel() == 0) {
+    return {output.to(query.scalar_type()), log_sum.zero_()};
+  }
+  const auto piece = piece_of(q, v, dims, scale);
+  const int64_t grain =
+      std::max<int64_t>(kGrain / products_per_query(piece, dims), 1);
+  AT_DISPATCH_FLOATING_TYPES(q.scalar_type(), "neighborhood_attention", [&] {
+    const auto run = [&](int64_t begin, int64_t end) {
+      run_queries(
+          piece,
+          rows_of<const scalar_t>(q),
+          rows_of<const scalar_t>(k),
+          rows_of<const scalar_t>(v),
+          rows_of<scalar_t>(output),
+          rows_of<scalar_t>(log_sum, 1),
+          begin,
+          end);
+    };
+    at::parallel_for(0, piece.batches * piece.queries(), grain, run);
+  });
+  return {output.to(query.scalar_type()), log_sum};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend_neighborhood_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const NeighborhoodOutput& attended,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  const auto g = with_even_cells(grad);
+  const auto q = with_even_cells(query);
+  const auto k = with_even_cells(key);
+  const auto v = with_even_cells(value);
+  const auto output = with_even_cells(attended.output);
+  const auto log_sum = attended.log_sum.contiguous();
+  const auto dq = at::zeros(q.sizes(), q.options());
+  const auto dk = at::zeros(k.sizes(), k.options());
+  const auto dv = at::zeros(v.sizes(), v.options());
+  if (log_sum.numel() > 0) {
+    const auto piece = piece_of(q, v, dims, scale);
+    AT_DISPATCH_FLOATING_TYPES(q.scalar_type(), "neighborhood_attention", [&] {
+      const NeighborhoodGradients<scalar_t> all{
+          rows_of<const scalar_t>(g),
+          rows_of<const scalar_t>(q),
+          rows_of<const scalar_t>(k),
+          rows_of<const scalar_t>(v),
+          rows_of<const scalar_t>(output),
+          rows_of<const scalar_t>(log_sum, 1),
+          rows_of<scalar_t>(dq),
+          rows_of<scalar_t>(dk),
+          rows_of<scalar_t>(dv)};
+      const int64_t threads = at::get_num_threads();
+      if (piece.batches * piece.heads >= threads) {
+        share_heads(piece, all, threads);
+      } else {
+        share_rows(piece, all);
+      }
+    });
+  }
+  const auto type = query.scalar_type();
+  return {dq.to(type), dk.to(type), dv.to(type)};
+}
+
+} // namespace shardtensor::detail
