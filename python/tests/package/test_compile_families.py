@@ -263,6 +263,15 @@ def attention():
     ]
 
 
+@family((2, 6, 5, 2, 4))
+def neighborhood():
+    attend = shardtensor.nn.functional.neighborhood_attention
+    return [
+        lambda x: attend(x, x.sin(), x.cos(), 3),
+        lambda x: attend(x, x * 2, x, (2, 3), (3, 1), 2, (True, False)),
+    ]
+
+
 def filled(x):
     y = torch.zeros(4, 6, 8, dtype=x.dtype)
     y[:, :3] = x[:, 3:]

@@ -284,3 +284,11 @@ def test_tensors_that_do_not_fit(mesh):
         for x in (bad, [shard(t, mesh, [Shard(0)]) for t in bad]):
             with pytest.raises(ValueError, match=message):
                 neighborhood_attention(*x, 3)
+
+
+def test_operators_pass_opcheck():
+    q, k, v = operands(5, 4)
+    ops = torch.ops.shardtensor
+    torch.library.opcheck(ops.neighborhood_attention.default, (q, k, v, [3]))
+    code = [5, 3, 1, 1, 0, 5, 4, 2, 1, -1, 0, 4]  # the second dim is causal
+    torch.library.opcheck(ops._neighborhood_attention.default, (q, k, v, code, 0.5))
