@@ -1,6 +1,13 @@
 """Functions of whole domains, on plain tensors and ShardTensors."""
 
+from shardtensor.nn.natten import register_natten
 from shardtensor.nn.neighborhood import neighborhood_attention
 from shardtensor.nn.points import knn, partition_points, radius_search
 
-__all__ = ["knn", "neighborhood_attention", "partition_points", "radius_search"]
+__all__ = [
+    "knn",
+    "neighborhood_attention",
+    "partition_points",
+    "radius_search",
+    "register_natten",
+]

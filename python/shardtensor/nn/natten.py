@@ -1,0 +1,78 @@
+"""Programs that call NATTEN, and flex_attention, on ShardTensors."""
+
+import functools
+import inspect
+from types import ModuleType
+
+import torch
+
+from shardtensor.nn.neighborhood import neighborhood_attention
+from shardtensor.shard_tensor import ShardTensor
+
+NAMES = ("na1d", "na2d", "na3d")
+TAKEN = ("kernel_size", "dilation", "stride", "is_causal", "scale")
+# What changes results; other parameters say how a kernel works.
+NOT_TAKEN = ("rpb", "additional_keys", "additional_values", "return_lse")
+
+
+def register_natten(module: ModuleType) -> None:
+    """From now on `na1d`, `na2d` and `na3d` of `module` called with ShardTensors are
+    neighborhood_attention; parameters go by the names that each function has for
+    them. For functions that ask `__torch_function__`, as PhysicsNeMo's do, this
+    registers a function handler. NATTEN's own don't ask: in that module, and in
+    `functional` below it, they are replaced by functions that look first.
+
+        import natten
+        shardtensor.nn.functional.register_natten(natten)
+    """
+    for name in NAMES:
+        function = getattr(module, name, None)
+        if function is None:
+            continue
+        if module.__name__.partition(".")[0] == "natten":
+            for place in (module, getattr(module, "functional", module)):
+                setattr(place, name, _looking_first(function))
+        else:
+            ShardTensor.register_function_handler(function, _handler)
+
+
+def _handler(function, types, args, kwargs):
+    return _attend(function, args, kwargs)
+
+
+def _looking_first(function):
+    @functools.wraps(function)
+    def attend(*args, **kwargs):
+        if any(isinstance(x, ShardTensor) for x in (*args, *kwargs.values())):
+            return _attend(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return attend
+
+
+def _attend(function, args, kwargs):
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    given |= given.pop("kwargs", {})
+    for name in NOT_TAKEN:
+        if given.get(name) is not None and given[name] is not False:
+            raise NotImplementedError(
+                f"{function.__name__}: {name} does not work on ShardTensors"
+            )
+    query, key, value = list(given.values())[:3]
+    taken = {name: given[name] for name in TAKEN if given.get(name) is not None}
+    return neighborhood_attention(query, key, value, **taken)
+
+
+def _refuse_flex_attention(*args, **kwargs):
+    raise NotImplementedError(
+        "flex_attention: its block mask speaks of the rows of one device, expected "
+        "plain tensors, got ShardTensors; where the mask is a neighbourhood call "
+        "shardtensor.nn.functional.neighborhood_attention, else "
+        "torch.nn.functional.scaled_dot_product_attention"
+    )
+
+
+# At the function level, see tensor/keys.h.
+torch.ops.higher_order.flex_attention.py_impl(
+    torch._C._dispatch_key_parse("DeferredInit")
+)(_refuse_flex_attention)
