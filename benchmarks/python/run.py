@@ -28,6 +28,7 @@ TIMED = (
     "redistribute",
     "attention",
     "graphs",
+    "neighborhood",
     "unet",
     "unet3d",
     "unet_profile",
