@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 
 #include <ATen/WrapDimUtils.h>
@@ -344,25 +345,43 @@ at::Tensor repeat_function(
 
 // ---- roll and flip ----------------------------------------------------------
 
-/// Every rank's rows [begin, end) of `dim`, taken from the rows that `source`
-/// names, in the layout of `spec`. Communication: one exchange when the dim is
-/// sharded.
+/// Every rank's rows along the sharded `dims`, taken from the rows that
+/// `source` names, in the layout of `spec`. Communication: one exchange.
 at::Tensor take_rows(
     const at::Tensor& local,
     const SpecPtr& spec,
-    int64_t dim,
-    const std::function<int64_t(int64_t row)>& source) {
-  const auto rows = [&](int64_t of_dim, int64_t position) {
-    const auto own = spec->interval(of_dim, position);
+    const std::vector<int64_t>& dims,
+    const std::function<int64_t(int64_t dim, int64_t row)>& source) {
+  if (dims.empty()) {
+    return local;
+  }
+  const auto rows = [&](int64_t dim, int64_t position) {
+    const auto own = spec->interval(dim, position);
     RowSource result;
     for (int64_t row = own.begin; row < own.end; ++row) {
-      result.push_back(source(row));
+      result.push_back(source(dim, row));
     }
     return result;
   };
   const auto& mesh = *spec->mesh();
   return exchange(
-      local, plan_gather_rows(spec, {dim}, rows, mesh.position()), mesh);
+      local, plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
+}
+
+/// Dims and how far each is rolled; a dim that is named twice rolls twice.
+std::map<int64_t, int64_t> shifts_of(
+    const at::Tensor& self,
+    at::IntArrayRef shifts,
+    at::IntArrayRef dims) {
+  std::map<int64_t, int64_t> result;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const auto dim = at::maybe_wrap_dim(dims[i], self.dim());
+    if (const auto size = self.size(dim); size > 0) {
+      auto& shift = result[dim];
+      shift = (shift + shifts[i] % size + size) % size;
+    }
+  }
+  return result;
 }
 
 at::Tensor roll_kernel(
@@ -383,21 +402,18 @@ at::Tensor roll_kernel(
       ", dims ",
       dims);
   auto [local, layout] = local_of(self, contiguous(spec(self)));
-  for (size_t i = 0; i < dims.size(); ++i) {
-    const auto dim = at::maybe_wrap_dim(dims[i], self.dim());
-    const auto size = self.size(dim);
-    if (size == 0) {
-      continue;
+  const auto rolled = shifts_of(self, shifts, dims);
+  std::vector<int64_t> cut;
+  for (const auto& [dim, shift] : rolled) {
+    if (layout->is_sharded(dim)) {
+      cut.push_back(dim);
+    } else {
+      local = local.roll(shift, dim);
     }
-    if (!layout->is_sharded(dim)) {
-      local = local.roll(shifts[i], dim);
-      continue;
-    }
-    const auto shift = ((shifts[i] % size) + size) % size;
-    local = take_rows(local, layout, dim, [&](int64_t row) {
-      return (row - shift + size) % size;
-    });
   }
+  local = take_rows(local, layout, cut, [&](int64_t dim, int64_t row) {
+    return (row - rolled.at(dim) + self.size(dim)) % self.size(dim);
+  });
   return wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
       layout);
@@ -408,6 +424,7 @@ at::Tensor roll_kernel(
 at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
   auto [local, layout] = local_of(self, contiguous(spec(self)));
   std::vector<int64_t> wrapped;
+  std::vector<int64_t> cut;
   for (const int64_t given : dims) {
     const auto dim = at::maybe_wrap_dim(given, self.dim());
     TORCH_CHECK(
@@ -415,17 +432,16 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
         "flip: a dim appears twice in ",
         dims);
     wrapped.push_back(dim);
-    if (self.dim() == 0 || !layout->is_sharded(dim)) {
-      continue;
+    if (self.dim() > 0 && layout->is_sharded(dim)) {
+      cut.push_back(dim);
     }
-    const auto size = self.size(dim);
-    const auto& partition = layout->partition(dim);
-    const auto offsets = partition.offsets();
-    local = take_rows(local, layout, dim, [&](int64_t row) {
-      const auto piece = partition.owner(row);
-      return size - offsets[piece + 1] + (row - offsets[piece]);
-    });
   }
+  local = take_rows(local, layout, cut, [&](int64_t dim, int64_t row) {
+    const auto& partition = layout->partition(dim);
+    const auto& offsets = partition.offsets();
+    const auto piece = partition.owner(row);
+    return self.size(dim) - offsets[piece + 1] + (row - offsets[piece]);
+  });
   return wrap(
       local.flip(wrapped),
       layout,
