@@ -68,7 +68,7 @@ class Planner {
         heads_(query->dim() - 3),
         mesh_(*query->mesh()),
         query_(whole_features(query)),
-        key_(contiguous(key)),
+        key_(contiguous_rows(key)),
         causal_(causal),
         transport_(transport),
         query_placements_(query_->placements()),
@@ -116,8 +116,18 @@ class Planner {
   }
 
  private:
+  /// Batches may be cut repeatedly: windows of several images are.
+  static SpecPtr contiguous_rows(SpecPtr spec) {
+    for (const int64_t dim : {spec->dim() - 2, spec->dim() - 3}) {
+      if (dim >= 0 && spec->is_sharded(dim)) {
+        spec = contiguous_dim(spec, dim);
+      }
+    }
+    return spec;
+  }
   static SpecPtr whole_features(const SpecPtr& spec) {
-    return contiguous(without_shard(without_partial(spec), spec->dim() - 1));
+    return contiguous_rows(
+        without_shard(without_partial(spec), spec->dim() - 1));
   }
   static SpecPtr with_features(const SpecPtr& spec, int64_t features) {
     auto sizes = spec->sizes();
@@ -197,8 +207,9 @@ class Planner {
     if (!spec.is_sharded(dim)) {
       return spec.size(dim);
     }
-    const auto sizes = spec.partition(dim).sizes();
-    return *std::max_element(sizes.begin(), sizes.end());
+    const auto& partition = spec.partition(dim);
+    const auto sizes = partition.sizes();
+    return partition.repeat() * *std::max_element(sizes.begin(), sizes.end());
   }
 
   /// In the place of rows.

@@ -1,0 +1,134 @@
+"""Windows of Swin transformers as public code writes them: roll, views that part an
+image into windows, attention with a position bias and a mask, and the way back."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import placements_of
+from ranks import assert_close, check_op, ranks, shard, sharded
+from torch.distributed.tensor import Shard
+
+import shardtensor
+
+WINDOW, CHANNELS, HEADS = 4, 8, 2
+WEIGHTS = ((3 * CHANNELS, CHANNELS), (HEADS, WINDOW**2, WINDOW**2))
+
+
+def weights():
+    return [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in WEIGHTS]
+
+
+def image(rows=24, columns=16, batch=2):
+    shape = batch, rows, columns, CHANNELS
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def mask_of(zeros, shift):
+    """torchvision's: windows of a rolled image hold rows of several places."""
+    count = 0
+    for rows in ((0, -WINDOW), (-WINDOW, -shift), (-shift, None)):
+        for columns in ((0, -WINDOW), (-WINDOW, -shift), (-shift, None)):
+            zeros[rows[0] : rows[1], columns[0] : columns[1]] = count
+            count += 1
+    rows, columns = zeros.shape
+    mask = zeros.view(rows // WINDOW, WINDOW, columns // WINDOW, WINDOW)
+    mask = mask.permute(0, 2, 1, 3).reshape(-1, WINDOW**2)
+    mask = mask.unsqueeze(1) - mask.unsqueeze(2)
+    return mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
+
+
+def by_products(q, k, v, bias, mask):
+    """torchvision's attention."""
+    scores = (q / math.sqrt(q.shape[-1])).matmul(k.transpose(-2, -1)) + bias
+    if mask is not None:
+        windows, size = mask.shape[0], scores.shape[-1]
+        scores = scores.view(-1, windows, HEADS, size, size)
+        scores = scores + mask.unsqueeze(1).unsqueeze(0)
+        scores = scores.view(-1, HEADS, size, size)
+    return F.softmax(scores, dim=-1).matmul(v)
+
+
+def fused(q, k, v, bias, mask):
+    """timm's attention."""
+    if mask is not None:
+        batch = q.shape[0] // mask.shape[0]
+        mask = mask.view(1, -1, 1, *mask.shape[1:]).expand(batch, -1, HEADS, -1, -1)
+        bias = bias + mask.reshape(-1, HEADS, *mask.shape[3:])
+    return F.scaled_dot_product_attention(q, k, v, bias.expand(q.shape[0], -1, -1, -1))
+
+
+def block(x, qkv_weight, bias, shift=2, attend=by_products):
+    batch, rows, columns, channels = x.shape
+    mask = None
+    y = x
+    if shift:
+        y = torch.roll(x, (-shift, -shift), (1, 2))
+        mask = mask_of(x.new_zeros(rows, columns), shift)
+    y = y.view(batch, rows // WINDOW, WINDOW, columns // WINDOW, WINDOW, channels)
+    y = y.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, WINDOW**2, channels)
+    qkv = F.linear(y, qkv_weight)
+    qkv = qkv.reshape(-1, WINDOW**2, 3, HEADS, channels // HEADS).permute(2, 0, 3, 1, 4)
+    y = attend(*qkv.unbind(0), bias.unsqueeze(0), mask)
+    y = y.transpose(1, 2).reshape(-1, WINDOW, WINDOW, channels)
+    y = y.view(batch, rows // WINDOW, columns // WINDOW, WINDOW, WINDOW, channels)
+    y = y.permute(0, 1, 3, 2, 4, 5).contiguous().view(batch, rows, columns, channels)
+    if shift:
+        y = torch.roll(y, (shift, shift), (1, 2))
+    return x + y
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("attend", [by_products, fused])
+def test_blocks(mesh, attend):
+    cuts = [(placements_of(mesh, 1), None), (placements_of(mesh, 1, 2), None)]
+    if mesh.size() > 1:
+        pieces = [24 - 5 * (mesh.size() - 1)] + [5] * (mesh.size() - 1)
+        cuts.append((placements_of(mesh, 1), {1: pieces}))
+    for batch in (1, 2):
+        x, w = image(batch=batch), weights()
+        for placements, sizes in cuts:
+            for shift in (0, 2):
+                check_op(
+                    lambda *x, shift=shift: block(*x, shift=shift, attend=attend),
+                    sharded(x, placements, sizes),
+                    *w,
+                    mesh=mesh,
+                )
+
+
+def sent_by(mesh, sizes, shift, attend):
+    """Exchanges, and what fallbacks and views move between all ranks."""
+    x = shard(image().detach(), mesh, [Shard(1)], sizes)
+    w = [t.detach() for t in weights()]
+    shardtensor.reset_comm_stats()
+    shardtensor.reset_fallback_counts()
+    block(x, *w, shift=shift, attend=attend)
+    return shardtensor.comm_stats().exchanges, shardtensor.fallback_counts()
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("attend", [by_products, fused])
+def test_windows_that_no_cut_divides_send_nothing(mesh, attend):
+    assert sent_by(mesh, None, 0, attend) == (0, {})
+
+
+@ranks(2)
+@pytest.mark.parametrize("attend", [by_products, fused])
+def test_other_windows_send_rows_once(mesh, attend):
+    # Rolled there and back.
+    assert sent_by(mesh, None, 2, attend) == (2, {})
+    # The view moves one row of both images to the rank with the window's others.
+    row = 2 * 16 * CHANNELS
+    assert sent_by(mesh, {1: [13, 11]}, 0, attend) == (1, {"aten::view": (1, row)})
+
+
+@ranks("2x2")
+def test_rolling_two_cut_dims_is_one_exchange(mesh):
+    whole = image().detach()
+    x = shard(whole, mesh, [Shard(1), Shard(2)])
+    for fn in (lambda x: x.roll((-2, 3), (1, 2)), lambda x: x.flip((1, 2))):
+        shardtensor.reset_comm_stats()
+        assert_close(fn(x), fn(whole))
+        assert shardtensor.comm_stats().exchanges == 1
