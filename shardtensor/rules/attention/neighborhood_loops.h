@@ -65,25 +65,34 @@ struct NeighborhoodPiece {
   }
 };
 
+/// Several T side by side, for the vector units; anywhere in memory.
 template <class T>
-constexpr int64_t kLaneCount = 64 / sizeof(T); // side by side
+struct Lanes {
+  typedef T type
+      __attribute__((vector_size(32), aligned(alignof(T)), may_alias));
+  static constexpr int64_t kCount = 32 / sizeof(T);
+};
+
+template <class T>
+SHARDTENSOR_INLINE const typename Lanes<T>::type* lanes_at(const T* x) {
+  return reinterpret_cast<const typename Lanes<T>::type*>(x);
+}
 
 template <class T>
 SHARDTENSOR_INLINE T dot(const T* a, const T* b, int64_t n) {
-  constexpr int64_t kLanes = kLaneCount<T>;
-  T lanes[kLanes] = {};
+  constexpr int64_t kLanes = Lanes<T>::kCount;
+  typename Lanes<T>::type even = {};
+  typename Lanes<T>::type odd = {};
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += a[i + lane] * b[i + lane];
-    }
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    even += lanes_at(a + i)[0] * lanes_at(b + i)[0];
+    odd += lanes_at(a + i)[1] * lanes_at(b + i)[1];
   }
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (int64_t lane = 0; lane < width; ++lane) {
-      lanes[lane] += lanes[lane + width];
-    }
+  even += odd;
+  T sum = 0;
+  for (int64_t lane = 0; lane < kLanes / 2; ++lane) {
+    sum += even[lane] + even[lane + kLanes / 2];
   }
-  T sum = lanes[0];
   for (; i < n; ++i) {
     sum += a[i] * b[i];
   }
@@ -92,12 +101,13 @@ SHARDTENSOR_INLINE T dot(const T* a, const T* b, int64_t n) {
 
 /// y += a x
 template <class T>
-SHARDTENSOR_INLINE void add_scaled(
-    T* __restrict y,
-    T a,
-    const T* __restrict x,
-    int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
+SHARDTENSOR_INLINE void add_scaled(T* y, T a, const T* x, int64_t n) {
+  constexpr int64_t kLanes = Lanes<T>::kCount;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    *reinterpret_cast<typename Lanes<T>::type*>(y + i) += a * *lanes_at(x + i);
+  }
+  for (; i < n; ++i) {
     y[i] += a * x[i];
   }
 }
@@ -113,20 +123,20 @@ SHARDTENSOR_INLINE void weighted_sum(
     int64_t head,
     const std::vector<int64_t>& cells,
     int64_t n) {
-  constexpr int64_t kLanes = kLaneCount<T>;
+  constexpr int64_t kLanes = Lanes<T>::kCount;
   const T* first = rows.at(batch, 0, head);
   const auto count = static_cast<int64_t>(cells.size());
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    T lanes[kLanes] = {};
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    typename Lanes<T>::type sums[2] = {};
     for (int64_t j = 0; j < count; ++j) {
-      const T* x = first + cells[j] * rows.cell + i;
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] += weights[j] * x[lane];
-      }
+      const auto* x = lanes_at(first + cells[j] * rows.cell + i);
+      sums[0] += weights[j] * x[0];
+      sums[1] += weights[j] * x[1];
     }
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      to[i + lane] = lanes[lane] * factor;
+      to[i + lane] = sums[0][lane] * factor;
+      to[i + kLanes + lane] = sums[1][lane] * factor;
     }
   }
   for (; i < n; ++i) {
