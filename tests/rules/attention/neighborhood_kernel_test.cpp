@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "shardtensor/rules/attention/neighborhood.h"
 #include "shardtensor/rules/attention/neighborhood_by_windows.h"
 
 namespace shardtensor::detail {
@@ -69,6 +70,15 @@ INSTANTIATE_TEST_SUITE_P(
             {4, 2, 1, 1, false, {0, 4}},
             {3, 3, 1, 2, false, {2, 3}},
             {5, 2, 2, 1, true, {1, 5}}}));
+
+TEST(Neighborhood, IsAFunctionForPrograms) {
+  at::manual_seed(3);
+  const Dims dims{{9, 3, 2, 1, true, {0, 9}}, {6, 2, 2, 1, false, {0, 6}}};
+  const auto [_, q, k, v] = piece_of(dims);
+  expect_equal(
+      neighborhood_attention(q, k, v, {3, 2}, 2, 1, {true, false}, 0.4),
+      attend_windows(q, k, v, dims, 0.4, /*in_parts=*/false).output);
+}
 
 TEST(Neighborhood, OfManyQueriesIsComputedInParts) {
   at::manual_seed(3);
