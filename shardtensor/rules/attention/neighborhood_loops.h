@@ -67,22 +67,22 @@ struct NeighborhoodPiece {
 
 /// Several T side by side, for the vector units; anywhere in memory.
 template <class T>
-struct Lanes {
+struct SideBySide {
   typedef T type
       __attribute__((vector_size(32), aligned(alignof(T)), may_alias));
   static constexpr int64_t kCount = 32 / sizeof(T);
 };
 
 template <class T>
-SHARDTENSOR_INLINE const typename Lanes<T>::type* lanes_at(const T* x) {
-  return reinterpret_cast<const typename Lanes<T>::type*>(x);
+SHARDTENSOR_INLINE const typename SideBySide<T>::type* lanes_at(const T* x) {
+  return reinterpret_cast<const typename SideBySide<T>::type*>(x);
 }
 
 template <class T>
 SHARDTENSOR_INLINE T dot(const T* a, const T* b, int64_t n) {
-  constexpr int64_t kLanes = Lanes<T>::kCount;
-  typename Lanes<T>::type even = {};
-  typename Lanes<T>::type odd = {};
+  constexpr int64_t kLanes = SideBySide<T>::kCount;
+  typename SideBySide<T>::type even = {};
+  typename SideBySide<T>::type odd = {};
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
     even += lanes_at(a + i)[0] * lanes_at(b + i)[0];
@@ -102,10 +102,11 @@ SHARDTENSOR_INLINE T dot(const T* a, const T* b, int64_t n) {
 /// y += a x
 template <class T>
 SHARDTENSOR_INLINE void add_scaled(T* y, T a, const T* x, int64_t n) {
-  constexpr int64_t kLanes = Lanes<T>::kCount;
+  constexpr int64_t kLanes = SideBySide<T>::kCount;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    *reinterpret_cast<typename Lanes<T>::type*>(y + i) += a * *lanes_at(x + i);
+    *reinterpret_cast<typename SideBySide<T>::type*>(y + i) +=
+        a * *lanes_at(x + i);
   }
   for (; i < n; ++i) {
     y[i] += a * x[i];
@@ -123,12 +124,12 @@ SHARDTENSOR_INLINE void weighted_sum(
     int64_t head,
     const std::vector<int64_t>& cells,
     int64_t n) {
-  constexpr int64_t kLanes = Lanes<T>::kCount;
+  constexpr int64_t kLanes = SideBySide<T>::kCount;
   const T* first = rows.at(batch, 0, head);
   const auto count = static_cast<int64_t>(cells.size());
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    typename Lanes<T>::type sums[2] = {};
+    typename SideBySide<T>::type sums[2] = {};
     for (int64_t j = 0; j < count; ++j) {
       const auto* x = lanes_at(first + cells[j] * rows.cell + i);
       sums[0] += weights[j] * x[0];
