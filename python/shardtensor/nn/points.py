@@ -7,7 +7,6 @@ cloud. See docs/points.md.
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
 
 from shardtensor import _C, _ops
 from shardtensor.shard_tensor import ShardTensor
@@ -57,6 +56,8 @@ def partition_points(
     in the mesh from `owners` (N). `points` are a ShardTensor on that mesh in any
     layout, or plain and the same on all ranks."""
     if not _C.is_shard_tensor(points):
+        from torch.distributed.tensor import Replicate  # slow to import
+
         points = ShardTensor.from_local(points, mesh, [Replicate()] * mesh.ndim)
     elif points.device_mesh != mesh:
         raise ValueError(
