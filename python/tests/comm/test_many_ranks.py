@@ -17,7 +17,6 @@ WITH_ALL = {
     "Shard(i) to Shard(j)",
     "Partial to Shard",
     "scatter_tensor",
-    "index by a sharded index",
     "mask of rows",
 }
 # Merged by few ranks at a time, in four steps.
