@@ -34,6 +34,7 @@ set(public_headers
   shardtensor/rules/attention/neighborhood.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
+  shardtensor/rules/points/interpolate.h
   shardtensor/rules/points/partition.h
   shardtensor/rules/points/points.h
   shardtensor/rules/points/transport.h

@@ -65,6 +65,10 @@ TORCH_LIBRARY(shardtensor, m) {
       "radius_search(Tensor points, Tensor queries, float radius, "
       "int? max_points=None, bool return_dists=False, "
       "bool return_points=False) -> Tensor[]");
+  // See rules/points/interpolate.h.
+  m.def(
+      "interpolate_neighbors(Tensor points, Tensor values, Tensor queries, "
+      "int k=3, float power=2) -> Tensor");
   // See rules/points/partition.h.
   m.def(
       "partition_points(Tensor points, str method, Tensor? weights=None, "

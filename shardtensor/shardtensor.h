@@ -34,6 +34,7 @@
 #include "shardtensor/rules/attention/transport.h"
 
 // Clouds of points.
+#include "shardtensor/rules/points/interpolate.h"
 #include "shardtensor/rules/points/partition.h"
 #include "shardtensor/rules/points/points.h"
 #include "shardtensor/rules/points/transport.h"

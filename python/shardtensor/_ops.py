@@ -11,6 +11,7 @@ gather_v = torch.ops.shardtensor.gather_v
 scatter_v = torch.ops.shardtensor.scatter_v
 ring_step = torch.ops.shardtensor.ring_step
 halo_padding = torch.ops.shardtensor.halo_padding
+interpolate_neighbors = torch.ops.shardtensor.interpolate_neighbors
 knn = torch.ops.shardtensor.knn
 partition_points = torch.ops.shardtensor.partition_points
 radius_search = torch.ops.shardtensor.radius_search

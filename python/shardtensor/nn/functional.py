@@ -2,9 +2,15 @@
 
 from shardtensor.nn.natten import register_natten
 from shardtensor.nn.neighborhood import neighborhood_attention
-from shardtensor.nn.points import knn, partition_points, radius_search
+from shardtensor.nn.points import (
+    interpolate_neighbors,
+    knn,
+    partition_points,
+    radius_search,
+)
 
 __all__ = [
+    "interpolate_neighbors",
     "knn",
     "neighborhood_attention",
     "partition_points",

@@ -38,6 +38,19 @@ def radius_search(
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def interpolate_neighbors(
+    points: torch.Tensor,
+    values: torch.Tensor,
+    queries: torch.Tensor,
+    k: int = 3,
+    power: float = 2,
+) -> torch.Tensor:
+    """Values ([B,] N, C) of the points, at the queries: ([B,] M, C), the mean of the k
+    nearest points' values weighted by 1 / distance**power; at a point its own value.
+    Differentiable to any order in all three."""
+    return _ops.interpolate_neighbors(points, values, queries, k, power)
+
+
 def partition_points(
     points: torch.Tensor,
     mesh: DeviceMesh,

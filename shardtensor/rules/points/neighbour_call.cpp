@@ -1,0 +1,217 @@
+#include "shardtensor/rules/points/neighbour_call.h"
+
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/core/GradMode.h>
+
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/rows_of_cloud.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+void check_operands(
+    const char* op,
+    const Tensor& points,
+    const Tensor& queries) {
+  const int64_t dims = points.dim();
+  TORCH_CHECK_VALUE(
+      (dims == 2 || dims == 3) && queries.dim() == dims &&
+          points.size(-1) == queries.size(-1) && points.size(-1) > 0 &&
+          (dims == 2 || points.size(0) == queries.size(0)),
+      op,
+      ": expected points ([B,] N, D) and queries ([B,] M, D), got ",
+      points.sizes(),
+      " and ",
+      queries.sizes());
+  TORCH_CHECK_VALUE(
+      points.size(-2) <= std::numeric_limits<int32_t>::max(),
+      op,
+      ": expected fewer than 2^31 points, got ",
+      points.size(-2));
+  TORCH_CHECK_TYPE(
+      (points.scalar_type() == at::kFloat ||
+       points.scalar_type() == at::kDouble) &&
+          points.scalar_type() == queries.scalar_type(),
+      op,
+      ": expected points and queries of one dtype, float32 or float64, got ",
+      points.scalar_type(),
+      " and ",
+      queries.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      points.device().is_cpu() && queries.device().is_cpu(),
+      op,
+      ": expected points and queries on the CPU, got ",
+      points.device(),
+      " and ",
+      queries.device());
+}
+
+/// Raises on every rank if it must on one.
+void check_finite(const LocalCall& call) {
+  const auto finite = at::isfinite(call.points)
+                          .all()
+                          .logical_and(at::isfinite(call.queries).all());
+  auto failed = finite.logical_not().to(at::kInt);
+  if (call.mesh) {
+    std::vector<int64_t> axes(call.mesh->axes());
+    std::iota(axes.begin(), axes.end(), 0);
+    failed = all_reduce(failed, Reduce::Max, *call.mesh, axes);
+  }
+  TORCH_CHECK_VALUE(
+      failed.item<int64_t>() == 0,
+      call.op,
+      ": expected finite coordinates, got NaN or infinite ones");
+}
+
+/// The layout of what has the first dims of `spec`, up to its rows, and whole
+/// ones behind them.
+SpecPtr with_tail(const SpecPtr& spec, const Tensor& like) {
+  const int64_t rows = spec->dim() - 1;
+  std::vector<int64_t> sizes(
+      spec->sizes().begin(), spec->sizes().begin() + rows);
+  std::vector<int64_t> from(rows);
+  std::iota(from.begin(), from.end(), 0);
+  for (int64_t dim = rows; dim < like.dim(); ++dim) {
+    sizes.push_back(like.size(dim));
+    from.push_back(-1);
+  }
+  return with_dims(spec, sizes, from);
+}
+
+} // namespace
+
+NeighbourCall::NeighbourCall(
+    const char* op,
+    const Tensor& points,
+    const Tensor& queries,
+    bool whole_queries)
+    : batched_(points.dim() == 3) {
+  local_.op = op;
+  check_operands(op, points, queries);
+  if (is_shard_tensor(points) || is_shard_tensor(queries)) {
+    lay_out(points, queries, whole_queries);
+  } else {
+    local_.points = points;
+    local_.queries = queries;
+    local_.cloud.rows = {{0, points.size(-2)}};
+  }
+  if (!batched_) {
+    local_.points = local_.points.unsqueeze(0);
+    local_.queries = local_.queries.unsqueeze(0);
+  }
+}
+
+void NeighbourCall::lay_out(
+    const Tensor& points,
+    const Tensor& queries,
+    bool whole_queries) {
+  local_.mesh = common_mesh(local_.op, {points, queries});
+  const auto cloud = promote_operand(points, local_.mesh, local_.op);
+  const auto from = promote_operand(queries, local_.mesh, local_.op);
+  const auto layouts = plan_points(spec(cloud), spec(from), whole_queries);
+  local_.points =
+      to_local(redistribute(cloud, layouts.points), layouts.point_terms);
+  local_.queries = to_local(redistribute(from, layouts.queries));
+  local_.cloud = layouts.cloud;
+  layout_ = layouts.queries;
+  given_ = without_partial(spec(from));
+  points_ = layouts.points;
+  point_terms_ = layouts.point_terms;
+}
+
+Tensor NeighbourCall::beside_points(const Tensor& values) const {
+  auto local = values;
+  if (local_.mesh) {
+    const auto given = promote_operand(values, local_.mesh, local_.op);
+    local = to_local(
+        redistribute(given, with_tail(points_, values)),
+        with_tail(point_terms_, values));
+  } else {
+    TORCH_CHECK_VALUE(
+        !is_shard_tensor(values),
+        local_.op,
+        ": expected points or queries to be ShardTensors where values are");
+  }
+  return batched_ ? local : local.unsqueeze(0);
+}
+
+Tensor NeighbourCall::beside_queries(Tensor local) const {
+  if (!batched_) {
+    local = local.squeeze(0);
+  }
+  if (!local_.mesh) {
+    return local;
+  }
+  const auto result = from_local(local, with_tail(layout_, local));
+  return redistribute(result, with_tail(given_, local));
+}
+
+Neighbours search(const LocalCall& call, const Wanted& wanted) {
+  const at::NoGradGuard no_grad;
+  check_finite(call);
+  return find_neighbours(
+      call.points.detach().contiguous(),
+      call.queries.detach().contiguous(),
+      wanted,
+      call.cloud,
+      point_transport());
+}
+
+/// (B, M, k): every slot is in the list.
+List list_of(const Nearest& nearest, bool may_have_none) {
+  const auto& rows = nearest.rows;
+  const auto options = rows.options();
+  List list{
+      at::arange(rows.size(0), options).view({-1, 1, 1}).expand_as(rows),
+      at::arange(rows.size(1), options).view({1, -1, 1}).expand_as(rows),
+      rows,
+      nearest.squares};
+  if (may_have_none) {
+    const auto none = rows.eq(Nearest::kNoRow);
+    list.rows = rows.masked_fill(none, -1);
+    list.squares = list.squares.masked_fill(none, 0);
+  }
+  return list;
+}
+
+bool is_differentiated(const LocalCall& call) {
+  return at::GradMode::is_enabled() &&
+      (call.points.requires_grad() || call.queries.requires_grad());
+}
+
+Tensor values_of(
+    const LocalCall& call,
+    const Tensor& values,
+    const List& list) {
+  auto sizes = list.rows.sizes().vec();
+  sizes.push_back(values.size(-1));
+  const auto found = rows_of_cloud(
+      values, list.entries.flatten(), list.rows.flatten(), call.cloud);
+  return found.view(sizes);
+}
+
+Tensor squares_of(const LocalCall& call, const List& list, Tensor found) {
+  if (!is_differentiated(call)) {
+    return list.squares;
+  }
+  if (!found.defined()) {
+    found = values_of(call, call.points, list);
+  }
+  const auto places =
+      list.entries.mul(call.queries.size(1)).add(list.queries).flatten();
+  const auto from =
+      call.queries.flatten(0, 1).index_select(0, places).view(found.sizes());
+  const auto squares = found.sub(from).square().sum(-1);
+  return squares.masked_fill(list.rows.lt(0), 0);
+}
+
+} // namespace shardtensor::detail
