@@ -126,7 +126,6 @@ __all__ = [
     "new_tensors_on",
     "nn",
     "ones",
-    "nn",
     "perform_ring_iteration",
     "perform_ring_iteration_async",
     "point_transport",
