@@ -29,6 +29,7 @@ TIMED = (
     "attention",
     "graphs",
     "neighborhood",
+    "points",
     "unet",
     "unet3d",
     "unet_profile",

@@ -1,0 +1,65 @@
+"""The 16 nearest of a million points on the ranks, for each of them."""
+
+import torch
+from report import Table
+from timing import compare
+
+import shardtensor
+from shardtensor import Shard, ShardTensor
+from shardtensor.nn.functional import knn, partition_points
+
+POINTS, NEIGHBOURS = 1_000_000, 16
+ROUNDS = 3
+
+
+def table(mesh):
+    cloud = torch.rand(POINTS, 3, generator=torch.Generator().manual_seed(1))
+    rows = {
+        "any order": compare(variants(mesh, cloud, "ring"), ROUNDS, calls=1),
+        "partitioned": compare(
+            variants(mesh, partitioned(mesh, cloud), "boxes"), ROUNDS, calls=1
+        ),
+        "one rank, one thread": compare(alone(cloud), ROUNDS, calls=1),
+    }
+    note = (
+        "Ceiling: the same searches on each rank without communication: of its queries "
+        "in all pieces one by one, partitioned in its own alone, or on one rank knn of "
+        "plain tensors. cKDTree is SciPy's, with its tree, where SciPy is installed."
+    )
+    title = f"{NEIGHBOURS} nearest of {POINTS} points, 3-D, float32"
+    return Table(title, "ceiling", rows, note)
+
+
+def partitioned(mesh, cloud):
+    return partition_points(cloud, mesh)[0].full_tensor()
+
+
+def variants(mesh, cloud, transport):
+    pieces = cloud.chunk(mesh.size())
+    own = pieces[mesh.get_local_rank()]
+    part = ShardTensor.from_local(own, mesh, [Shard(0)])
+    searched = pieces if transport == "ring" else [own]
+
+    def by(transport):
+        def run():
+            with shardtensor.point_transport(transport):
+                knn(part, part, NEIGHBOURS)
+
+        return run
+
+    def ceiling():
+        for piece in searched:
+            knn(piece, own, NEIGHBOURS)
+
+    names = ("auto", transport)
+    return {"ceiling": ceiling, **{name: by(name) for name in names}}
+
+
+def alone(cloud):
+    found = {"ceiling": lambda: knn(cloud, cloud, NEIGHBOURS)}
+    try:
+        from scipy.spatial import cKDTree
+    except ImportError:
+        return found
+    x = cloud.numpy()
+    return {**found, "cKDTree": lambda: cKDTree(x).query(x, NEIGHBOURS, workers=1)}
