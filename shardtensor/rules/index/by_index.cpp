@@ -204,7 +204,12 @@ bool runs_by_exchange(ByIndex& call, const at::Tensor& index) {
   const auto dim = call.dim();
   const auto wanted = contiguous_dim(without_partial(spec(self)), dim);
   const auto exchange = row_exchange(
-      call.name().c_str(), index, wanted, dim, /*may_be_negative=*/false);
+      call.name().c_str(),
+      index,
+      call.index(),
+      wanted,
+      dim,
+      /*may_be_negative=*/false);
   if (!exchange) {
     return false;
   }

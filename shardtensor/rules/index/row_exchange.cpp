@@ -169,62 +169,54 @@ const at::Tensor& RowExchange::counts() const {
 
 namespace {
 
-/// An index is known by its memory and version: views of it that are made anew
-/// in each step (`source, target = edges`) are the same. All ranks make, look
-/// up and forget in the same order, so that all of them find one or none does.
-struct Key {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  int64_t version = 0;
-  int64_t offset = 0;
-  std::vector<int64_t> strides;
-  SpecPtr index;
-  SpecPtr rows;
-  bool may_be_negative = false;
-
-  Key(const at::Tensor& index_, SpecPtr rows_, bool may_be_negative_)
-      : Key(impl_of(index_)->local(), spec(index_), std::move(rows_)) {
-    may_be_negative = may_be_negative_;
-  }
-  Key(const at::Tensor& local, SpecPtr index_, SpecPtr rows_)
-      : storage(local.storage().getWeakStorageImpl()),
-        version(local.is_inference() ? -1 : local._version()),
-        offset(local.storage_offset()),
-        strides(local.strides().vec()),
-        index(std::move(index_)),
-        rows(std::move(rows_)) {}
-
-  bool operator==(const Key& other) const {
-    return version >= 0 && !storage.expired() && storage == other.storage &&
-        version == other.version && offset == other.offset &&
-        strides == other.strides && index == other.index &&
-        rows == other.rows && may_be_negative == other.may_be_negative;
-  }
-};
-
+/// An index is known by its identity and version, not by its memory: a rank
+/// whose part is empty would take other parts of it for the same one. So all
+/// ranks find the plan or none does.
 class Known {
  public:
-  std::shared_ptr<const RowExchange> find(const Key& key) const {
+  std::shared_ptr<const RowExchange> find(
+      const at::Tensor& index,
+      const SpecPtr& rows,
+      bool may_be_negative) const {
     for (const auto& known : known_) {
-      if (known && known->first == key) {
-        return known->second;
+      if (known.index.lock() == index.getIntrusivePtr() &&
+          known.version == index._version() && known.layout == spec(index) &&
+          known.rows == rows && known.may_be_negative == may_be_negative) {
+        return known.exchange;
       }
     }
     return nullptr;
   }
-  void add(Key key, std::shared_ptr<const RowExchange> exchange) {
-    for (auto& known : known_) { // what no index needs any more
-      if (known && known->first.storage.expired()) {
-        known->second.reset();
+  void add(
+      const at::Tensor& index,
+      SpecPtr rows,
+      bool may_be_negative,
+      std::shared_ptr<const RowExchange> exchange) {
+    for (auto& known : known_) {
+      if (known.index.expired()) {
+        known.exchange.reset();
       }
     }
-    known_[next_++ % known_.size()] = {std::move(key), std::move(exchange)};
+    known_[next_++ % known_.size()] = {
+        Weak(index.getIntrusivePtr()),
+        index._version(),
+        spec(index),
+        std::move(rows),
+        may_be_negative,
+        std::move(exchange)};
   }
 
  private:
-  std::array<
-      std::optional<std::pair<Key, std::shared_ptr<const RowExchange>>>,
-      32>
-      known_;
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+  struct Entry {
+    Weak index{at::Tensor().getIntrusivePtr()};
+    int64_t version = 0;
+    SpecPtr layout;
+    SpecPtr rows;
+    bool may_be_negative = false;
+    std::shared_ptr<const RowExchange> exchange;
+  };
+  std::array<Entry, 32> known_;
   size_t next_ = 0;
 };
 
@@ -258,6 +250,7 @@ SpecPtr layout_of_index(
 std::shared_ptr<const RowExchange> row_exchange(
     const char* op,
     const at::Tensor& index,
+    const at::Tensor& given,
     const SpecPtr& spec,
     int64_t dim,
     bool may_be_negative) {
@@ -273,12 +266,15 @@ std::shared_ptr<const RowExchange> row_exchange(
     return nullptr;
   }
   thread_local Known known;
-  Key key(index, layout_of_dim(spec, dim), may_be_negative);
-  auto found = known.find(key);
+  const auto rows = layout_of_dim(spec, dim);
+  const bool has_version = !given.is_inference();
+  auto found = has_version ? known.find(given, rows, may_be_negative) : nullptr;
   if (!found) {
     found = std::make_shared<const RowExchange>(
-        op, index, std::move(wanted), key.rows, may_be_negative);
-    known.add(std::move(key), found);
+        op, index, std::move(wanted), rows, may_be_negative);
+    if (has_version) {
+      known.add(given, rows, may_be_negative, found);
+    }
   }
   return found;
 }
