@@ -16,7 +16,7 @@ PlanKey key_of(const SpecPtr& spec) {
 }
 
 TEST(PlanCache, MakesAPlanOnce) {
-  PlanCache<int> cache;
+  static PlanCache<int> cache; // caches are never destroyed
   const auto spec = make_spec(mesh_of({2}), {5}, {Placement::shard(0)});
   int made = 0;
   for (int call = 0; call < 3; ++call) {
@@ -27,7 +27,7 @@ TEST(PlanCache, MakesAPlanOnce) {
 }
 
 TEST(PlanCache, KeepsTheLayoutsOfItsKeysAlive) {
-  PlanCache<int> cache;
+  static PlanCache<int> cache; // caches are never destroyed
   std::weak_ptr<const ShardSpec> looked_up;
   std::weak_ptr<const ShardSpec> kept;
   {
