@@ -33,6 +33,9 @@ struct Decision {
   /// The inputs move because the operator cannot work in their layout: counted
   /// and said as a fallback is.
   bool is_repair = false;
+  /// Null, or the layout of the values that the local call may refuse: see
+  /// Note [Errors by value].
+  SpecPtr refuses_values;
 };
 
 using Rule = Decision (*)(Call& call);

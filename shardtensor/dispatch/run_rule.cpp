@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include <ATen/core/List.h>
@@ -6,6 +7,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
+#include "shardtensor/dispatch/raise_together.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -316,6 +318,14 @@ Locals local_operands(const Call& call, const Decision& decision) {
   return locals;
 }
 
+/// Kernels look at values where the host can.
+bool sees_values(const Locals& locals) {
+  return std::all_of(
+      locals.tensors.begin(), locals.tensors.end(), [](const auto& local) {
+        return local.is_cpu() && !is_traced(local);
+      });
+}
+
 void note_repairs(const Call& call, const Decision& decision) {
   for (size_t i = 0; i < decision.inputs.size(); ++i) {
     const auto& operand = call.operand(i);
@@ -346,7 +356,12 @@ void run_rule(
   for (const auto& [index, value] : decision->arguments) {
     (*stack)[base + index] = value;
   }
-  op.callBoxed(stack);
+  if (decision->refuses_values && sees_values(locals)) {
+    raise_together(
+        call.name(), decision->refuses_values, [&] { op.callBoxed(stack); });
+  } else {
+    op.callBoxed(stack);
+  }
   finish(call, *decision, locals, *stack);
 }
 

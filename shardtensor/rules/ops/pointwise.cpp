@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -127,6 +128,42 @@ constexpr const char* kUntagged[] = {
     "aten::lerp.Tensor",
 };
 
+/// Of integers they raise where the divisor is zero.
+bool divides_integers(const std::string& op) {
+  const auto begins = [&](const char* name) { return op.rfind(name, 0) == 0; };
+  return begins("aten::floor_divide") || begins("aten::fmod") ||
+      begins("aten::remainder") ||
+      (begins("aten::div") && op.find("_mode") != std::string::npos);
+}
+
+bool has_empty_piece(const ShardSpec& spec) {
+  const auto dims = spec.sharded_dims();
+  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
+    const auto sizes = spec.partition(dim).sizes();
+    return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  });
+}
+
+/// A divisor that all ranks hold is zero on all that have anything to divide.
+Decision division_rule(Call& call) {
+  auto decision = pointwise_rule(call);
+  const auto& operands = call.operands();
+  const bool of_integers =
+      std::all_of(operands.begin(), operands.end(), [](const Operand& operand) {
+        return at::isIntegralType(operand.tensor.scalar_type(), true);
+      });
+  const auto& layout = decision.outputs[0];
+  if (!of_integers || !layout || !layout->is_sharded()) {
+    return decision;
+  }
+  const bool has_own_divisor =
+      operands.size() > 1 && operands[1].spec && operands[1].spec->is_sharded();
+  if (has_own_divisor || has_empty_piece(*layout)) {
+    decision.refuses_values = layout;
+  }
+  return decision;
+}
+
 /// Tagged, too, but not pointwise: equal gives one bool, renorm scales rows by
 /// their norm.
 bool is_mistagged(const std::string& name) {
@@ -157,6 +194,10 @@ std::optional<std::string> functional_name(const c10::OperatorName& form) {
   return c10::toString(c10::OperatorName(name, overload));
 }
 
+Rule pointwise_rule_of(const std::string& op) {
+  return divides_integers(op) ? division_rule : pointwise_rule;
+}
+
 const bool registered = [] {
   std::unordered_set<std::string> seen;
   const auto add = [&](const std::string& op, Rule rule) {
@@ -168,20 +209,20 @@ const bool registered = [] {
     add(entry.op, entry.rule);
   }
   for (const char* op : kUntagged) {
-    add(op, pointwise_rule);
+    add(op, pointwise_rule_of(op));
   }
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (op && name.name.rfind("aten::", 0) == 0 && is_pointwise(*op)) {
-      add(c10::toString(name), pointwise_rule);
+      add(c10::toString(name), pointwise_rule_of(c10::toString(name)));
     }
   }
   const auto functional = seen;
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto found = functional_name(name);
     if (found && functional.count(*found)) {
-      add(c10::toString(name), pointwise_rule);
+      add(c10::toString(name), pointwise_rule_of(c10::toString(name)));
     }
   }
   return true;

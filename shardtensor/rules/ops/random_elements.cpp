@@ -17,6 +17,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/raise_together.h"
 #include "shardtensor/rules/ops/counter_numbers.h"
 #include "shardtensor/rules/ops/random_whole.h"
 #include "shardtensor/tensor/random.h"
@@ -58,12 +59,22 @@ at::Tensor whole_bernoulli(
   return whole.bernoulli_(p, generator);
 }
 
-void check_probabilities(const at::Tensor& p) {
-  TORCH_CHECK(
-      p.numel() == 0 || is_traced(p) || !p.is_cpu() ||
-          (p.ge(0).logical_and_(p.le(1))).all().item<bool>(),
-      "bernoulli_: expected probabilities between 0 and 1 (p_in >= 0 && p_in "
-      "<= 1)");
+/// Before anything is drawn: a rank that stopped in the middle would draw other
+/// numbers than the others from then on.
+void check_probabilities(const at::Tensor& probabilities) {
+  const auto own = is_shard_tensor(probabilities)
+      ? local_of(probabilities)
+      : Local{probabilities, nullptr};
+  const auto& p = own.tensor;
+  if (is_traced(p) || !p.is_cpu()) {
+    return;
+  }
+  const auto check = [&] {
+    TORCH_CHECK(
+        p.ge(0).logical_and_(p.le(1)).all().item<bool>(),
+        "expected probabilities between 0 and 1 (p_in >= 0 && p_in <= 1)");
+  };
+  raise_together("aten::bernoulli_", own.spec, check);
 }
 
 at::Tensor own_bernoulli(
@@ -74,7 +85,6 @@ at::Tensor own_bernoulli(
   const auto p = is_shard_tensor(probabilities)
       ? local_of(probabilities.expand(self.sizes()), target).tensor
       : probabilities;
-  check_probabilities(p);
   const auto& like = impl_of(self)->local();
   const auto numbers = counter_numbers(
       target->local_sizes(),
@@ -95,6 +105,7 @@ at::Tensor& bernoulli_tensor_kernel(
       self.sizes(),
       "; write into a ShardTensor or use full_tensor()");
   check_generators("aten::bernoulli_", generator, self);
+  check_probabilities(probabilities);
   if (draws_by_counter()) {
     write_local(
         self,

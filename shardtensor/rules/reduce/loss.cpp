@@ -32,6 +32,15 @@ Decision elementwise_loss_rule(Call& call) {
   return decision;
 }
 
+/// Its kernel wants numbers between 0 and 1.
+Decision binary_cross_entropy_rule(Call& call) {
+  auto decision = elementwise_loss_rule(call);
+  if (!decision.outputs.empty() && decision.outputs[0]->is_sharded()) {
+    decision.refuses_values = decision.outputs[0];
+  }
+  return decision;
+}
+
 bool any_transformed(const torch::jit::Stack& stack, size_t arguments) {
   for (const auto& value : torch::jit::last(stack, arguments)) {
     if (value.isTensor() && is_transformed(value.toTensor())) {
@@ -71,7 +80,7 @@ const RegisterRules elementwise_losses{
     {"aten::huber_loss_backward", elementwise_loss_rule},
     {"aten::soft_margin_loss", elementwise_loss_rule},
     {"aten::soft_margin_loss_backward", elementwise_loss_rule},
-    {"aten::binary_cross_entropy", elementwise_loss_rule},
+    {"aten::binary_cross_entropy", binary_cross_entropy_rule},
     {"aten::binary_cross_entropy_backward", elementwise_loss_rule},
     {"aten::binary_cross_entropy_with_logits", elementwise_loss_rule},
 };

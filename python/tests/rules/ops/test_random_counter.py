@@ -422,8 +422,10 @@ def test_drawing_into_a_partial_sum_and_a_view(mesh):
 def test_nothing_is_sent(mesh):
     s = shard(torch.rand(8, 4), mesh, [Shard(0)], {0: [7, 1]})
     shardtensor.set_fallback_mode("error")
-    # A row of another rank; the least deviation of all; whether to draw again.
+    # A row of another rank; the least deviation of all; whether to draw again;
+    # whether all are probabilities.
     asking = {"bernoulli_row", "normal", "normal_of_deviation", "trunc_normal_"}
+    asking |= {"bernoulli", "bernoulli_tensor"}
     for name in sorted(DRAWS.keys() - asking):
         shardtensor.reset_comm_stats()
         with shardtensor.random_policy("counter"):
