@@ -31,7 +31,7 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo test test-all test-cpp test-python test-device \
+.PHONY: help setup build demo demo-attention test test-all test-cpp test-python test-device \
   conformance asan \
   lint format check-headers bench wheel clean
 
@@ -69,11 +69,16 @@ build-tests: build/build.ninja setup-test
 # Freed tensors go back to the system at once, in large pages, so that what is
 # shown as memory is what is in use.
 LAUNCH ?= $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=$(RANKS)
-demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS processes
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
+RUN_DEMO = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))} \
 	MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-	$(LAUNCH) examples/python/train_unet.py $(if $(MESH),--mesh $(MESH)) $(ARGS)
+	$(LAUNCH) $(1) $(if $(MESH),--mesh $(MESH)) $(ARGS)
+
+demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS processes
+	@$(call RUN_DEMO,examples/python/train_unet.py)
+
+demo-attention: build setup-demo setup-fields  ## a vision transformer on real ocean temperatures
+	@$(call RUN_DEMO,examples/python/train_ocean_vit.py)
 
 test: test-cpp test-python test-device  ## all tests but the tail (DEVICE=cuda: there)
 
@@ -85,7 +90,7 @@ TAIL ?=
 test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
-test-python: build-tests setup-demo  ## pytest: gloo ranks, the API and the examples
+test-python: build-tests setup-demo setup-fields  ## pytest: gloo ranks, the API and the examples
 	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.

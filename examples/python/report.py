@@ -1,4 +1,4 @@
-"""What the demo shows: progress, tables and a picture."""
+"""What the demos show: progress, tables and curves."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
-from brain import CLASSES, held_out_slices
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -63,8 +62,8 @@ def largest(sharded, single):
 
 
 def show_costs(runs, pieces, single=None):
-    """One row per rank, one for the same pieces without communication. The
-    first step, which plans, is left out of the times where there are others."""
+    """One row per rank, one for the same pieces without communication, if given.
+    The first step, which plans, is left out of the times where there are others."""
     table = Table(
         "", "added MiB", "peak MiB", "step s", "compute s", "comm. s", "messages",
         "all-reduces", "sent MiB",
@@ -72,27 +71,21 @@ def show_costs(runs, pieces, single=None):
     )  # fmt: skip
     for rank, run in enumerate(runs):
         table.add_row(f"rank {rank}", *memory(run), *costs(run))
-    slowest = max(pieces, key=step_seconds)
-    table.add_row("pieces alone", "-", "-", *costs(slowest))
+    slowest = max(pieces, key=step_seconds, default=None)
+    if slowest is not None:
+        table.add_row("pieces alone", "-", "-", *costs(slowest))
     if single is not None:
         table.add_row("one process", *memory(single), *costs(single))
     console.print(right_aligned(table))
     seconds = max(step_seconds(run) for run in runs)
-    ceiling = step_seconds(slowest) / seconds
-    console.print(f"speed: {ceiling:.0%} of the pieces' without communication")
+    if slowest is not None:
+        ceiling = step_seconds(slowest) / seconds
+        console.print(f"speed: {ceiling:.0%} of the pieces' without communication")
     if single is not None:
         share = max(run.added_memory for run in runs) / single.added_memory
         time = seconds / step_seconds(single)
         console.print(f"training adds to a rank: {share:.0%} of one process")
         console.print(f"a step takes {time:.0%} of one process with the same cores")
-
-
-def show_dice(scores):
-    """Of each class, on the slices that were held out."""
-    each = ", ".join(
-        f"{name} {score:.3f}" for name, score in zip(CLASSES, scores, strict=True)
-    )
-    console.print(f"Dice on slices never learnt from: {each}")
 
 
 def timed_steps(run):
@@ -136,33 +129,7 @@ def right_aligned(table):
     return table
 
 
-# ---- the pictures -----------------------------------------------------------
-
-
-def draw(path, volume, labels, prediction, borders, scores):
-    """One axial slice that was held out: volume, truth and prediction. `borders`
-    says where the shards meet, {tensor dim: [index, ...]}; dims 2 and 3 are seen
-    here."""
-    unseen = held_out_slices(labels.shape[-1])
-    height = (unseen.start + unseen.stop) // 2
-    slices = {
-        "T1": volume[0, 0, :, :, height],
-        "truth": labels[0, :, :, height],
-        "prediction": prediction[0, :, :, height],
-    }
-    figure, axes = plt.subplots(1, 3, figsize=(12, 5.2), layout="constrained")
-    for axis, (title, image) in zip(axes, slices.items(), strict=True):
-        colours = "gray" if title == "T1" else "viridis"
-        axis.imshow(image.T, origin="lower", cmap=colours)
-        axis.set_title(title)
-        axis.set_axis_off()
-        for border in borders.get(2, []):
-            axis.axvline(border - 0.5, color="tab:red", linestyle="--")
-        for border in borders.get(3, []):
-            axis.axhline(border - 0.5, color="tab:red", linestyle="--")
-    overlaps = ", ".join(f"{n} {s:.2f}" for n, s in zip(CLASSES, scores, strict=True))
-    figure.suptitle(f"a slice never learnt from; Dice: {overlaps}; dashed: shards meet")
-    save(figure, path)
+# ---- pictures ---------------------------------------------------------------
 
 
 def draw_curves(path, runs, single=None):

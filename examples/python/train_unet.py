@@ -9,51 +9,57 @@ some slices are held out: the picture and the Dice are those of these slices.
     make demo ARGS="--full --steps 3"         # all 197 x 233 x 189 voxels
 
 or with any launcher: torchrun --nproc-per-node 2 train_unet.py. The model
-(unet.py) and the loop (training.py) do not know that the volume is sharded.
+(unet.py) and the training (segmentation.py) do not know that the volume is sharded.
 """
 
 import argparse
-import os
-import pickle
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import brain
+import brain_report
 import report
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from compare import (
+    borders,
+    cuts,
+    device_of_one_process,
+    gather,
+    in_one_process,
+    make_mesh,
+    reference,
+    train_apart,
+    train_showing,
+)
+from segmentation import Segmentation
 from torch.distributed.tensor import Shard
-from training import Run, train
-from unet import dice
 
-from shardtensor import ShardTensor, scatter_tensor
+from shardtensor import scatter_tensor
 from shardtensor.distributed import DistributedManager
 
 
 def main():
     args = parse()
     if args.reference:
-        reference(args)
+        reference(args, Segmentation(args, *load_whole(args)))
         return
     DistributedManager.initialize()
     manager = DistributedManager()
     mesh = make_mesh(manager, args.mesh)
     volume, labels = load_sharded(args, mesh)
-    if manager.rank == 0:
-        say_what(mesh, volume)
-    run = train_showing(args, volume, labels, f"{mesh.size()} ranks", manager.rank == 0)
+    first = manager.rank == 0
+    if first:
+        size = f"volume {tuple(volume.shape)} over {mesh.size()} ranks"
+        report.console.print(f"{size}: {cuts(volume)}")
+    job = Segmentation(args, volume, labels)
+    run = train_showing(args, job, f"{mesh.size()} ranks", first)
     prediction = run.prediction.full_tensor().cpu()
-    run.prediction = None
+    run.prediction = job = None
     runs = gather(run, mesh)
-    pieces = gather(train_apart(args, volume, labels), mesh)
-    cuts = borders(volume)
+    pieces = gather(train_apart(args, Segmentation, volume, labels), mesh)
+    meet = borders(volume)
     DistributedManager.cleanup()
-    if manager.rank == 0:
-        show(args, runs, pieces, prediction, cuts)
+    if first:
+        show(args, runs, pieces, prediction, meet)
 
 
 def parse():
@@ -79,14 +85,9 @@ def parse():
     return parser.parse_args()
 
 
-# ---- the sharded run --------------------------------------------------------
-
-
-def make_mesh(manager, text):
-    """A mesh of 1 to 3 axes; axis i cuts spatial dim i of the volume."""
-    shape = [int(n) for n in text.split("x")] if text else [-1]
-    names = ("domain_x", "domain_y", "domain_z")[: len(shape)]
-    return manager.initialize_mesh(shape, names)
+def load_whole(args):
+    volume, labels = (x.to(device_of_one_process()) for x in brain.load(args.full))
+    return volume, brain.hold_out(labels)
 
 
 def load_sharded(args, mesh):
@@ -106,104 +107,16 @@ def load_sharded(args, mesh):
     return volume, labels
 
 
-def train_apart(args, volume, labels):
-    """The ceiling: some steps of every rank on its piece as if it were alone,
-    all at the same time. No messages, and wrong numbers."""
-    shape = (dist.get_world_size(), 1)
-    names = ("each", "alone")
-    alone = init_device_mesh(volume.device.type, shape, mesh_dim_names=names)["alone"]
-    pieces = [
-        ShardTensor.from_local(x.to_local(), alone, [Shard(x.dim() - 3)])
-        for x in (volume, labels)
-    ]
-    few = argparse.Namespace(**{**vars(args), "steps": min(3, args.steps)})
-    dist.barrier()
-    run = train(few, *pieces, lambda step, added: None)
-    run.prediction = None
-    return run
-
-
-def gather(run, mesh):
-    """Every rank's, on every rank."""
-    runs = [None] * mesh.size()
-    dist.all_gather_object(runs, run)
-    return runs
-
-
-def train_showing(args, volume, labels, title, show_progress):
-    if not show_progress:
-        return train(args, volume, labels, lambda step, added: None)
-    with report.StepProgress(title, args.steps) as progress:
-        return train(args, volume, labels, progress)
-
-
-def borders(volume):
-    """Where the shards of each dim meet."""
-    return {
-        dim: [sum(sizes[:i]) for i in range(1, len(sizes))]
-        for dim, sizes in volume._spec.sizes().items()
-    }
-
-
-# ---- one process ------------------------------------------------------------
-
-
-def compare(ranks):
-    """The same training in a fresh process, with all the threads that the
-    ranks had together."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "run"
-        subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--reference", str(file)],
-            env=without_launcher(torch.get_num_threads() * ranks),
-            check=True,
-        )
-        return pickle.loads(file.read_bytes())
-
-
-def without_launcher(threads):
-    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {k: v for k, v in os.environ.items() if k not in launcher}
-    # Threads that wait must not spin: on a busy machine they slow each other.
-    openmp = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return {**kept, **openmp}
-
-
-def reference(args):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    volume, labels = (x.to(device) for x in brain.load(args.full))
-    labels = brain.hold_out(labels)
-    run = train_showing(args, volume, labels, "one process", True)
-    run.prediction = None
-    Path(args.reference).write_bytes(pickle.dumps(run))
-
-
-# ---- what to show -----------------------------------------------------------
-
-
-def say_what(mesh, volume):
-    cuts = ", ".join(f"dim {d} as {s}" for d, s in volume._spec.sizes().items())
-    report.console.print(
-        f"volume {tuple(volume.shape)} over {mesh.size()} ranks: {cuts}"
-    )
-
-
-def show(args, runs: list[Run], pieces: list[Run], prediction, borders):
-    single = None if args.no_compare else compare(len(runs))
+def show(args, runs, pieces, prediction, borders):
+    single = None if args.no_compare else in_one_process(len(runs))
     if single is not None:
         report.show_losses(runs[0], single)
     report.show_costs(runs, pieces, single)
     volume, labels = brain.load(args.full)
-    unseen = brain.held_out_slices(labels.shape[-1])
-    scores = dice_of_classes(prediction[..., unseen], labels[..., unseen])
-    report.show_dice(scores)
-    report.draw(args.picture, volume, labels, prediction, borders, scores)
+    scores = brain_report.dice_of_classes(prediction, labels)
+    brain_report.show_scores(scores)
+    brain_report.draw(args.picture, volume, labels, prediction, borders, scores)
     report.draw_curves(args.curves, runs, single)
-
-
-def dice_of_classes(prediction, labels):
-    certain = F.one_hot(prediction, len(brain.CLASSES)).movedim(-1, 1)
-    return dice(certain, labels).tolist()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training loop, the same for one process and for many."""
+"""The training loop of the demos, the same for one process and for many."""
 
 import dataclasses
 import math
@@ -6,7 +6,6 @@ import time
 
 import torch
 from memory import PeakMemory
-from unet import UNet, segmentation_loss
 
 import shardtensor
 
@@ -28,41 +27,23 @@ class Run:
     steps: list[Step]
     added_memory: int  # bytes at the peak over what the process held before
     peak_memory: int  # bytes that the process held at the peak
-    prediction: torch.Tensor | None = None  # the class of each voxel
+    prediction: torch.Tensor | None = None
 
 
-def make_model(args):
-    """The same weights in every process, from the seed."""
-    torch.manual_seed(args.seed)
-    return UNet(
-        channels=[args.channels * 2**level for level in range(args.levels)],
-        norm=args.norm,
-        activation=args.activation,
-        down=args.down,
-        up=args.up,
-        checkpointing=args.checkpoint,
-    )
-
-
-def train(args, volume, labels, on_step):
-    """Trains on one volume; calls on_step(step, added memory so far)."""
-    warm_up(args, volume, labels)
-    memory = PeakMemory(volume.device)
-    model, optimizer = make_training(args, volume.device)
+def train(args, job, on_step):
+    """Trains; calls on_step(step, added memory so far). A job has the `device` of
+    its data and these functions: warm_up(), start() -> its optimizer, step(number)
+    -> the loss, predict() -> a tensor."""
+    job.warm_up()
+    memory = PeakMemory(job.device)
+    optimizer = job.start()
     steps = []
     for number in range(args.steps):
         optimizer.param_groups[0].update(schedule(args, number))
-        steps.append(timed(lambda: one_step(args, model, optimizer, volume, labels)))
+        steps.append(timed(job.step, number))
         on_step(steps[-1], memory.peak())
     added, peak = memory.peak(), memory.mark()
-    return Run(steps, added, peak, predict(args, model, volume))
-
-
-def make_training(args, device):
-    model = make_model(args).to(device)
-    # Squares of the first steps' gradients are large; 0.95 soon forgets them.
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
-    return model, optimizer
+    return Run(steps, added, peak, job.predict())
 
 
 def schedule(args, number):
@@ -84,38 +65,10 @@ def half_cosine(share):
     return (1 - math.cos(math.pi * share)) / 2
 
 
-def warm_up(args, volume, labels):
-    """One step of a model of its own on a few slices: what a process loads and
-    opens with its first step is no part of training."""
-    few = 2**args.levels
-    model, optimizer = make_training(args, volume.device)
-    one_step(args, model, optimizer, volume[..., :few], labels[..., :few])
-
-
-def one_step(args, model, optimizer, volume, labels):
-    optimizer.zero_grad()
-    with autocast(args, volume.device):
-        loss = segmentation_loss(model(volume), labels)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-@torch.no_grad()
-def predict(args, model, volume):
-    # Batch statistics, as in training: running ones lag after so few steps.
-    with autocast(args, volume.device):
-        return model(volume).argmax(1)
-
-
-def autocast(args, device):
-    return torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
-
-
-def timed(step):
+def timed(step, number):
     shardtensor.reset_comm_stats()
     begin = time.perf_counter()
-    loss = step()
+    loss = step(number)
     seconds = time.perf_counter() - begin
     comm = shardtensor.comm_stats()
     return Step(

@@ -45,6 +45,24 @@ def test_demo_equals_one_process(ranks, arguments, tolerance, tmp_path):
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "ranks, arguments",
+    [(2, ()), (4, ("--mesh=2x2", "--window", "3", "9"))],
+    ids=["all", "windows on 2x2"],
+)
+def test_ocean_demo_equals_one_process(ranks, arguments, tmp_path):
+    picture, curves = tmp_path / "ocean.png", tmp_path / "training.png"
+    small = ("--steps=3", "--width=16", "--depth=2", "--heads=2", "--batch=1")
+    files = (f"--picture={picture}", f"--curves={curves}")
+    text = launch(ranks, "train_ocean_vit.py", *small, *arguments, *files, timeout=600)
+    difference = re.search(r"largest difference of the losses: (\S+)", text)
+    assert float(difference.group(1)) < 1e-6, text
+    assert len(re.findall(r"^│ rank \d", text, re.MULTILINE)) == ranks, text
+    assert re.search(r"^error of months never learnt from: \d\.\d{3} K", text, re.M)
+    for file in (picture, curves):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
 def losses(text):
     """The sharded losses of the table, step by step."""
     return [float(x) for x in re.findall(r"^│ +\d+ +│ +(\S+) │", text, re.MULTILINE)]
