@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.mesh import default_mesh, whole_group
+from shardtensor.mesh import default_mesh, device_of, whole_group
 from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
@@ -46,14 +46,14 @@ def scatter_tensor(
     shape, dtype, device_type = _tell(told, global_src, mesh)
     spec = make_spec(mesh, shape, placements, sizes)
     # A tensor on the host is cut there: one device may not hold it.
-    where = _device(mesh)
+    where = device_of(mesh)
     if device_type == "cpu" and _moves_on_host(mesh):
         where = torch.device("cpu")
     whole = tensor.detach() if holds else torch.empty(0, device=where)
     whole = whole.to(device=where, dtype=dtype)
     scattered = _C.scatter(whole, ranks.index(global_src), spec._core)
-    if where != _device(mesh):
-        local = _C.local(scattered).to(_device(mesh))
+    if where != device_of(mesh):
+        local = _C.local(scattered).to(device_of(mesh))
         scattered = ShardTensor.from_spec(local, spec)
     return scattered.requires_grad_(requires_grad)
 
@@ -74,7 +74,7 @@ def _describe(tensor, global_shape, dtype):
 
 def _tell(told, source, mesh):
     message = [told]
-    dist.broadcast_object_list(message, source, whole_group(mesh), _device(mesh))
+    dist.broadcast_object_list(message, source, whole_group(mesh), device_of(mesh))
     if isinstance(message[0], str):
         raise ValueError(f"scatter_tensor: {message[0]}")
     return message[0]
@@ -83,12 +83,6 @@ def _tell(told, source, mesh):
 def _moves_on_host(mesh):
     """Whether the mesh's group has a backend for host tensors, too."""
     return torch.device("cpu") in whole_group(mesh)._device_types
-
-
-def _device(mesh):
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
 
 
 def distribute_tensor(
@@ -119,7 +113,7 @@ def distribute_tensor(
     spec = make_spec(mesh, tensor.shape, placements, sizes)
     whole = _C.from_local(tensor.detach(), spec._core.replicated())
     local = _C.local(_C.redistribute(whole, spec._core))
-    shard = ShardTensor.from_spec(local.contiguous().to(_device(mesh)), spec)
+    shard = ShardTensor.from_spec(local.contiguous().to(device_of(mesh)), spec)
     return shard.requires_grad_(tensor.requires_grad)
 
 
@@ -191,7 +185,7 @@ def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
     requires_grad = options.pop("requires_grad", False)
     if options:
         raise TypeError(f"a factory got unexpected arguments: {', '.join(options)}")
-    made = make(spec, dtype=dtype, device=_device(mesh))
+    made = make(spec, dtype=dtype, device=device_of(mesh))
     if not isinstance(made, ShardTensor):
         made = ShardTensor.from_spec(made, spec)
     return made.requires_grad_(requires_grad)

@@ -44,6 +44,13 @@ def _group_of(ranks):
         world.bound_device_id = device
 
 
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """Where this rank's pieces of tensors on `mesh` are."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
+
+
 def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
     """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
     found = _core_meshes.get(mesh)

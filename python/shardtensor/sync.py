@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardtensor.mesh import device_of
 from shardtensor.shard_tensor import ShardTensor
 
 BUCKET = 250_000_000  # bytes in one broadcast
@@ -41,7 +42,7 @@ def sync_module_over_mesh(
     state = dict(_state(module))
     plain = {name: x for name, x in state.items() if not _is_distributed(x)}
     group = mesh.get_group()
-    device = _device(mesh)
+    device = device_of(mesh)
     _compare(_problem(module, mesh, state, plain), plain, group, device)
     for bucket in _buckets(list(plain.values())):
         _broadcast(bucket, src_mesh_rank, group)
@@ -59,12 +60,6 @@ def _is_distributed(x):
         return True
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(x, tensor.DTensor)
-
-
-def _device(mesh):
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
 
 
 # ---- before -----------------------------------------------------------------
