@@ -9,6 +9,7 @@ x = ShardTensor.from_local(piece, mesh, (Shard(2),))
 model(x).square().mean().backward()
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 import torch  # noqa: F401  its libraries come before ours
@@ -82,6 +83,8 @@ from shardtensor.sync import sync_module_over_mesh
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
+    from shardtensor import checkpoint
+
 __all__ = [
     "ST_AVAILABLE",
     "CommStats",
@@ -101,6 +104,7 @@ __all__ = [
     "UndeterminedShardingError",
     "attention_transport",
     "check_mode",
+    "checkpoint",
     "comm_stats",
     "compute_sharding_shapes_from_chunking_global_shape",
     "distribute_tensor",
@@ -162,7 +166,9 @@ def register_custom_ops() -> None:
 
 
 def __getattr__(name: str):
-    """PyTorch's placements, see placements.py."""
+    """PyTorch's placements, see placements.py, and what imports a lot."""
+    if name in ("checkpoint",):
+        return importlib.import_module(f"shardtensor.{name}")
     if name in ("Partial", "Placement", "Replicate", "Shard"):
         from torch.distributed import tensor
 

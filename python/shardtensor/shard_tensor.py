@@ -342,7 +342,26 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         """The local tensor and the layout: each rank saves its piece and loads
         it on the same rank of an equal mesh."""
         local, spec = _C.local(self).detach(), ShardTensorSpec(self._core)
-        return _rebuild, (local, spec, self.requires_grad, dict(self.__dict__))
+        position = self._core.mesh.position
+        attributes = dict(self.__dict__)
+        return _rebuild, (local, spec, self.requires_grad, attributes, position)
+
+    # What torch.distributed.checkpoint asks a tensor.
+
+    def __create_write_items__(self, fqn, _):
+        from shardtensor.checkpoint import pieces
+
+        return pieces.write_items(fqn, self)
+
+    def __create_chunk_list__(self):
+        from shardtensor.checkpoint import pieces
+
+        return pieces.chunks(self)
+
+    def __get_tensor_shard__(self, index):
+        from shardtensor.checkpoint import pieces
+
+        return pieces.shard_at(self, index)
 
     # ---- what one rank cannot answer ----------------------------------------
 
@@ -396,8 +415,14 @@ def _refuse(tensor: ShardTensor, what: str):
     )
 
 
-def _rebuild(local, spec, requires_grad, attributes):
+def _rebuild(local, spec, requires_grad, attributes, position):
     """Loads what __reduce_ex__ saved."""
+    if spec._core.mesh.position != position:
+        raise RuntimeError(
+            f"this is the piece of mesh position {position} of {spec}, loaded at "
+            f"position {spec._core.mesh.position}; use shardtensor.checkpoint for "
+            "what other ranks, or another number of them, shall load"
+        )
     tensor = _C.from_local(local, spec._core).requires_grad_(requires_grad)
     for name, value in attributes.items():
         setattr(tensor, name, value)

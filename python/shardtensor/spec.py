@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
@@ -292,6 +293,14 @@ def _rebuild_spec(device_type, ranks, names, sizes, placements, cuts):
         "replicate": lambda *_: _C.Placement.replicate(),
         "partial": lambda _, reduce: _C.Placement.partial(reduce),
     }
+    whole = torch.tensor(ranks)
+    here = dist.get_world_size() if dist.is_initialized() else 0
+    if int(whole.max()) >= here:
+        raise RuntimeError(
+            f"a ShardTensor of a mesh of ranks {ranks} cannot be loaded in a job of "
+            f"{here} ranks; use shardtensor.checkpoint for what another number of "
+            "ranks shall load"
+        )
     return ShardTensorSpec(
         _C.make_spec(
             core_mesh(find_mesh(device_type, ranks, names)),

@@ -1,0 +1,115 @@
+"""Checkpoints that any number of ranks can load, by torch.distributed.checkpoint.
+
+checkpoint.save({"model": model, "optimizer": optimizer}, "run", step=100)
+step = checkpoint.load({"model": model, "optimizer": optimizer}, "run")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import MutableMapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from shardtensor.checkpoint import files
+from shardtensor.checkpoint.state import Stager, is_wrapper, stateful
+
+__all__ = ["async_save", "load", "save", "steps"]
+
+Folder = str | os.PathLike
+_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+
+
+def save(
+    state: MutableMapping, folder: Folder, step: int, *, keep: int | None = None
+) -> None:
+    """Writes `folder`/step_<step>: modules (plain, DDP, FSDP), their optimizers,
+    ShardTensors and DTensors in any layout, whatever has state_dict() and
+    load_state_dict(), and values that torch.save takes, which must be the same on
+    all ranks. Every rank writes its own pieces; all ranks take part.
+
+    A checkpoint appears when it is complete: whenever the job is killed, those
+    before it can be loaded. `keep` deletes all but the newest ones then."""
+    writer = _writer(folder, step, keep)
+    with _explained():
+        dcp.save(stateful(state), storage_writer=writer)
+
+
+def async_save(
+    state: MutableMapping, folder: Folder, step: int, *, keep: int | None = None
+) -> Future:
+    """The same beside the training, of a copy that is made before it returns.
+    result() of what it returns waits for the end, and raises what went wrong.
+    One at a time. Communication: on a group of its own, of gloo."""
+    return dcp.async_save(
+        stateful(state),
+        storage_writer=_writer(folder, step, keep),
+        async_stager=Stager(),
+        process_group=_own_group(),
+    )
+
+
+def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
+    """Reads a checkpoint, the newest by default, into what `state` holds, in place,
+    and returns its step; a number in `state` is replaced. Sizes and names must be
+    those that were saved, layouts, wrappers, meshes and the number of ranks need
+    not. A missing or damaged file is an error on all ranks that names it."""
+    found = _as_rank_0(steps(folder))
+    if not found or step not in (None, *found):
+        wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise FileNotFoundError(f"checkpoint: {wanted} in {folder}, there are {found}")
+    step = found[-1] if step is None else step
+    wrapped = stateful(state)
+    with _explained():
+        dcp.load(wrapped, storage_reader=files.Reader(files.find(Path(folder), step)))
+    state.update({k: v for k, v in wrapped.items() if not is_wrapper(v)})
+    return step
+
+
+def steps(folder: Folder) -> list[int]:
+    """The steps of the complete checkpoints in `folder`, ascending."""
+    return files.steps(Path(folder))
+
+
+def _writer(folder, step, keep):
+    if step < 0:
+        raise ValueError(f"checkpoint: expected a step of 0 or more, got {step}")
+    if keep is not None and keep < 1:
+        raise ValueError(f"checkpoint: expected to keep 1 or more, got {keep}")
+    return files.Writer(files.folder_of(Path(folder), step), keep)
+
+
+def _as_rank_0(found):
+    """Other nodes may see another state of a shared disk."""
+    told = [found]
+    if dist.is_initialized():
+        dist.broadcast_object_list(told, 0)
+    return told[0]
+
+
+@contextlib.contextmanager
+def _explained():
+    """What the first of the ranks that failed has said; DCP's error is none that
+    `except Exception` sees."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, failure = min(error.failures.items(), key=lambda item: item[0])
+        inner = failure[0] if isinstance(failure, tuple) else failure
+        kind = type(inner) if type(inner) in (OSError, ValueError) else RuntimeError
+        raise kind(f"{inner} (on rank {rank})") from error
+
+
+def _own_group():
+    """Messages of a save must not meet those of the training."""
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    if world not in _groups:
+        _groups[world] = dist.new_group(backend="gloo")
+    return _groups[world]

@@ -1,0 +1,305 @@
+"""Checkpoints: written on some ranks, loaded on others, whole or not there."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from oracle import Repeated
+from ranks import assert_close, from_spec, ranks, run, run_isolated, shard, uneven
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import distribute_tensor as distribute_dtensor
+
+import shardtensor
+from shardtensor import checkpoint
+
+PRELOAD = ("shardtensor.checkpoint", "torch._inductor.compile_fx")
+
+WHOLE = {
+    "rows": torch.arange(33.0).reshape(11, 3),
+    "columns": torch.arange(60).reshape(4, 15),
+    "repeated": torch.arange(24.0).reshape(12, 2),
+    "scalar": torch.tensor(3.5),
+    "nothing": torch.empty(0, 4),
+    "few": torch.arange(2.0).bfloat16(),
+}
+
+
+def tensors(mesh, fill=True, flip=False):
+    """Cut in every way; `flip` reverses uneven cuts."""
+    first, last = Shard(0), Shard(1)
+    if mesh.ndim == 2:
+        spread = {"rows": [Shard(0), Shard(1)], "columns": [Shard(1), Shard(1)]}
+    else:
+        spread = {"rows": [Shard(0)], "columns": [Shard(1)]}
+    other = [Replicate()] * (mesh.ndim - 1)
+    step = -1 if flip else 1
+    cuts = {
+        "rows": {0: uneven(11, mesh.size(0))[::step]},
+        "columns": {1: [0, *uneven(15, mesh.size() - 1)]} if mesh.size() > 1 else {},
+        "repeated": {0: Repeated(uneven(4, mesh.size(0))[::step], 3)},
+    }
+    result = {}
+    for name, whole in WHOLE.items():
+        placements = spread.get(name) or [first if whole.dim() else Replicate(), *other]
+        if name == "few" and flip:
+            placements = [*other, first]
+        value = whole if fill else torch.zeros_like(whole)
+        result[name] = shard(value, mesh, placements, cuts.get(name))
+    dtensor = WHOLE["rows"] if fill else torch.zeros(11, 3)
+    result["dtensor"] = distribute_dtensor(dtensor, mesh, [last, *other])
+    result["plain"] = WHOLE["rows"].clone() if fill else torch.zeros(11, 3)
+    return result
+
+
+def save_tensors(mesh, folder):
+    checkpoint.save({"fields": tensors(mesh), "epoch": 7}, folder, 3)
+    checkpoint.save({"fields": tensors(mesh), "epoch": 8}, folder, 12)
+
+
+def load_tensors(mesh, folder):
+    for flip in (False, True):
+        state = {"fields": tensors(mesh, fill=False, flip=flip), "epoch": 0}
+        assert checkpoint.load(state, folder) == 12 and state["epoch"] == 8
+        for name, whole in WHOLE.items():
+            assert_close(state["fields"][name], whole, what=name)
+        assert torch.equal(state["fields"]["dtensor"].full_tensor(), WHOLE["rows"])
+        assert torch.equal(state["fields"]["plain"], WHOLE["rows"])
+
+
+@pytest.mark.parametrize("to", [1, 2, 3, 6, "2x2"])
+@pytest.mark.parametrize("saved_on", [4, "2x2"])
+def test_any_number_of_ranks_loads_it(tmp_path_factory, saved_on, to):
+    folder = _saved(tmp_path_factory, saved_on)
+    assert checkpoint.steps(folder) == [3, 12]
+    run(to, load_tensors, folder)
+
+
+_folders = {}
+
+
+def _saved(factory, on):
+    if on not in _folders:
+        _folders[on] = factory.mktemp("saved")
+        run(on, save_tensors, _folders[on])
+    return _folders[on]
+
+
+@ranks(2)
+def test_dcp_itself_saves_and_loads(mesh, tmp_path):
+    """No file of ours is needed to read a checkpoint, nor to write one."""
+    dcp.save(tensors(mesh), checkpoint_id=tmp_path / "theirs")
+    state = tensors(mesh, fill=False, flip=True)
+    dcp.load(state, checkpoint_id=tmp_path / "theirs")
+    assert_close(state["rows"], WHOLE["rows"])
+    checkpoint.save(tensors(mesh), tmp_path, 1)
+    state = tensors(mesh, fill=False)
+    dcp.load(state, checkpoint_id=tmp_path / "step_00000001")
+    assert_close(state["columns"], WHOLE["columns"])
+    with pytest.raises(ValueError, match="sum: sum is a sum that is still to be made"):
+        term = from_spec(torch.ones(3), shardtensor.make_spec(mesh, (3,), [Partial()]))
+        checkpoint.save({"sum: sum": term}, tmp_path, 2)
+
+
+# ---- training ---------------------------------------------------------------
+
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.PReLU(4))
+
+
+def train(model, optimizer, x, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def wrapped(mesh, how):
+    """A model whose samples are cut over the mesh."""
+    model = net()
+    if how == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp":
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train_and_save(mesh, how, folder):
+    model, optimizer = wrapped(mesh, how)
+    x = shard(torch.randn(2, 3, 8, 5), mesh, [Shard(2)])
+    with shardtensor.gradient_policy("coalesced" if how == "plain" else "deferred"):
+        train(model, optimizer, x, 2)
+        state = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": _schedule(optimizer),
+        }
+        future = checkpoint.async_save(state, folder, 2, keep=1)
+        train(model, optimizer, x, 2)  # beside it: what is saved is a copy
+        future.result()
+    return full(model)
+
+
+def load_and_train(mesh, how, folder):
+    model, optimizer = wrapped(mesh, how)
+    scheduler = _schedule(optimizer)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    assert checkpoint.load(state, folder) == 2 and state["model"] is model
+    assert scheduler.last_epoch == 5
+    x = shard(torch.randn(2, 3, 8, 5), mesh, [Shard(2)])
+    with shardtensor.gradient_policy("coalesced" if how == "plain" else "deferred"):
+        train(model, optimizer, x, 2)
+    return full(model)
+
+
+def _schedule(optimizer):
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    scheduler.last_epoch = 5
+    return scheduler
+
+
+def full(model):
+    return [
+        (p.full_tensor() if isinstance(p, DTensor) else p).tolist()
+        for p in model.parameters()
+    ]
+
+
+@pytest.mark.parametrize("to", ["plain", "ddp", "fsdp"])
+@pytest.mark.parametrize("how", ["plain", "ddp", "fsdp"])
+def test_training_goes_on_in_another_wrapper_on_other_ranks(tmp_path, how, to):
+    expected = run(2, train_and_save, how, tmp_path)[0]
+    for found in run(3, load_and_train, to, tmp_path):
+        for p, q in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(p), torch.tensor(q))
+
+
+def test_an_optimizer_is_saved_beside_its_module(tmp_path):
+    optimizer = torch.optim.SGD(net().parameters())
+    with pytest.raises(ValueError, match="beside the optimizer 'o' has all its"):
+        checkpoint.save({"o": optimizer, "m": net()}, tmp_path, 0)
+
+
+# ---- what goes wrong --------------------------------------------------------
+
+
+def save_and_die(folder, point):
+    """The job is killed at some point of its second save."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = shard(torch.arange(6.0), mesh, [Shard(0)])
+    checkpoint.save({"x": x, "step": 1}, folder, 1)
+    calls = {"count": 0}
+
+    def die(frame, event, argument):
+        """At the n-th call of a function that a save makes."""
+        if event == "call" and "checkpoint" in frame.f_code.co_filename:
+            calls["count"] += 1
+            if dist.get_rank() == 0 and calls["count"] == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    import sys
+
+    sys.setprofile(die)
+    checkpoint.save({"x": x + 1, "step": 2}, folder, 1 if point % 2 else 2)
+    sys.setprofile(None)
+    return calls["count"]
+
+
+def load_after(folder):
+    mesh = init_device_mesh("cpu", (1,))
+    state = {"x": shard(torch.zeros(6), mesh, [Shard(0)]), "step": 0}
+    step = checkpoint.load(state, folder)
+    assert_close(state["x"], torch.arange(6.0) + state["step"] - 1)
+    checkpoint.save(state, folder, 5)  # what was left is in nobody's way
+    return step, state["step"]
+
+
+def test_a_killed_job_leaves_a_checkpoint(tmp_path):
+    (whole,) = {o.value for o in run_isolated(2, save_and_die, tmp_path / "a", 0)[:1]}
+    assert whole > 100
+    seen = set()
+    for point in (1, whole // 3, whole // 2, whole * 3 // 4, whole - 9, whole - 2):
+        folder = tmp_path / str(point)
+        outcomes = run_isolated(2, save_and_die, folder, point, group_timeout=3.0)
+        assert outcomes[0].kind == "died", outcomes
+        (outcome,) = run_isolated(1, load_after, folder)
+        assert outcome.kind == "ok", outcome.text
+        seen.add(outcome.value[1])
+    assert seen == {1, 2}
+
+
+@ranks(2)
+def test_a_missing_or_damaged_file_is_named(mesh, tmp_path):
+    x = shard(torch.rand(400, 5), mesh, [Shard(0)])
+    checkpoint.save({"x": x}, tmp_path, 0)
+    file = tmp_path / "step_00000000" / "__1_0.distcp"
+
+    def text():
+        dist.barrier()
+        with pytest.raises(OSError) as caught:
+            checkpoint.load({"x": x}, tmp_path)
+        dist.barrier()
+        return str(caught.value)
+
+    def change(data):
+        dist.barrier()
+        if dist.get_rank() == 0:
+            file.write_bytes(data)
+
+    data = file.read_bytes()
+    middle = len(data) // 2
+    change(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    assert f"{file} is damaged: its checksum is not" in text()
+    change(data[:-100])
+    assert f"{file} is damaged: it ends after" in text()
+    if dist.get_rank() == 0:
+        file.unlink()
+    assert text() == f"checkpoint: {file} is missing (on rank 1)"
+
+
+@ranks(1, 2)
+def test_what_is_not_there_and_what_does_not_fit(mesh, tmp_path):
+    x = shard(torch.zeros(4), mesh, [Shard(0)])
+    with pytest.raises(FileNotFoundError, match="no checkpoint in .*there are \\[\\]"):
+        checkpoint.load({"x": x}, tmp_path)
+    for step in (1, 2, 3):
+        checkpoint.save({"x": x}, tmp_path, step, keep=2)
+    with pytest.raises(FileNotFoundError, match=r"of step 1 in .*there are \[2, 3\]"):
+        checkpoint.load({"x": x}, tmp_path, 1)
+    with pytest.raises(RuntimeError, match="Missing key in checkpoint state_dict: y"):
+        checkpoint.load({"y": x}, tmp_path)
+    with pytest.raises(ValueError, match="Size mismatch .* for x"):
+        checkpoint.load({"x": shard(torch.zeros(5), mesh, [Shard(0)])}, tmp_path)
+    for arguments in ((-1,), (1, 0)):
+        with pytest.raises(ValueError, match="checkpoint: expected"):
+            checkpoint.save({}, tmp_path, arguments[0], keep=(*arguments, None)[1])
+
+
+# ---- torch.save -------------------------------------------------------------
+
+
+def save_pieces(mesh, folder):
+    x = shard(torch.arange(8.0), mesh, [Shard(0)])
+    torch.save(x, folder / f"{dist.get_rank()}.pt")
+
+
+def load_piece_of(mesh, folder, shift):
+    rank = (dist.get_rank() + shift) % 2
+    with pytest.raises(RuntimeError) as caught:
+        torch.load(folder / f"{rank}.pt")
+    return str(caught.value)
+
+
+def test_torch_load_elsewhere_says_what_to_use(tmp_path):
+    run(2, save_pieces, tmp_path)
+    for ranks_there, shift in ((1, 0), (1, 1), (2, 1)):
+        for text in run(ranks_there, load_piece_of, tmp_path, shift):
+            assert "use shardtensor.checkpoint" in text, text
