@@ -83,7 +83,7 @@ from shardtensor.sync import sync_module_over_mesh
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-    from shardtensor import checkpoint
+    from shardtensor import checkpoint, io
 
 __all__ = [
     "ST_AVAILABLE",
@@ -125,6 +125,7 @@ __all__ = [
     "halo_padding",
     "halo_trim",
     "init_device_mesh",
+    "io",
     "is_shard_tensor",
     "make_spec",
     "new_tensors_on",
@@ -167,7 +168,7 @@ def register_custom_ops() -> None:
 
 def __getattr__(name: str):
     """PyTorch's placements, see placements.py, and what imports a lot."""
-    if name in ("checkpoint",):
+    if name in ("checkpoint", "io"):
         return importlib.import_module(f"shardtensor.{name}")
     if name in ("Partial", "Placement", "Replicate", "Shard"):
         from torch.distributed import tensor

@@ -1,0 +1,305 @@
+"""Arrays in files, of which each rank reads its piece."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor.agree import agree
+from shardtensor.create import scatter_tensor
+from shardtensor.halo import halo_exchange
+from shardtensor.io import boxes, cf
+from shardtensor.io.sources import Path, open_source
+from shardtensor.io.sources.joined import JoinedTimes
+from shardtensor.mesh import core_mesh, default_mesh, device_of
+from shardtensor.placements import check_placements
+from shardtensor.shard_tensor import ShardTensor
+from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+
+def open(  # noqa: A001  the name that such functions have everywhere
+    path: Path,
+    variable: str | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    decode: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Array:
+    """An array in a file: HDF5, NetCDF, Zarr, .npy, NIfTI or VTK's meshes, by the
+    end of its name. `variable` is its path in the file ("group/t2m"), not needed
+    where there is one only. Several files, a list or a pattern ("era5_*.nc"), follow
+    each other along the first dim. `decode` applies CF's scale, offset and missing
+    values (NaN); `dtype` converts.
+
+    Nothing is opened before it is needed, and an error is raised by what needs it.
+    With a `mesh` the file is opened at once, and the error of one of its ranks is
+    raised on all of them."""
+    array = Array(path, variable, decode=decode, dtype=dtype)
+    if mesh is not None:
+        core_mesh(mesh)
+        array._agree_to_open(mesh)
+    return array
+
+
+class Array:
+    """A variable of a file: shape, dtype, chunks, dims, attributes, coordinates.
+
+        array = shardtensor.io.open("era5.zarr", "t2m")
+        array[0, :10]                                     # a plain tensor
+        array.read((0,), mesh, [Shard(0)])                # each rank its rows
+
+    Thread safety / ordering: `read` and `open(mesh=...)` communicate, everything
+    else is this rank's own."""
+
+    def __init__(
+        self,
+        path: Path,
+        variable: str | None = None,
+        *,
+        decode: bool = True,
+        dtype: torch.dtype | None = None,
+    ):
+        self.path = path
+        self.variable = variable
+        self._decode = decode
+        self._dtype = dtype
+
+    # ---- what the file says -------------------------------------------------
+
+    @functools.cached_property
+    def _source(self):
+        try:
+            source = open_source(self.path, self.variable)
+            if source.dtype.kind not in "biufc":
+                raise TypeError(f"expected numbers, the file holds {source.dtype}")
+            return source
+        except Exception as error:
+            raise explained("open", self._name, error) from error
+
+    @functools.cached_property
+    def _decoding(self):
+        attributes = self._source.attributes if self._decode else {}
+        return cf.decoding(self._source.dtype, attributes)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._source.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._source.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is read."""
+        if self._dtype is not None:
+            return self._dtype
+        return torch.from_numpy(numpy.empty(0, self._decoding.dtype)).dtype
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """The sizes of a chunk; None where the file has none."""
+        return self._source.chunks
+
+    @property
+    def dims(self) -> tuple[str, ...] | None:
+        """The names of the dims, where the file has any."""
+        return self._source.dims
+
+    @property
+    def attributes(self) -> dict:
+        return dict(self._source.attributes)
+
+    @functools.cached_property
+    def coordinates(self) -> dict[str, numpy.ndarray]:
+        """The coordinates of each dim that has some; times as datetime64, or as
+        cftime's objects in calendars that NumPy does not know."""
+        found = {}
+        for name in self.dims or ():
+            source = self._source.beside(name)
+            if source is not None:
+                found[name] = _coordinate(source)
+        return found
+
+    def chunk_sizes(self, dim: int, pieces: int, index: object = ...) -> list[int]:
+        """Sizes for `read`, cut at the borders of chunks as evenly as they allow, so
+        that each chunk is decoded by one rank. `dim` is one of the result's."""
+        rows, kept = boxes.selected(index, self.shape)
+        dim = kept[dim]
+        return boxes.chunk_sizes(rows[dim], self._source.chunk_begins(dim), pieces)
+
+    def close(self) -> None:
+        """Lets go of the file, which is opened again when needed. HDF5 and NetCDF
+        files that somebody reads cannot be written."""
+        if "_source" in self.__dict__:
+            self.__dict__.pop("_source").close()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Array({self._name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    # ---- reading ------------------------------------------------------------
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        """A plain tensor, read by this rank alone."""
+        try:
+            rows, kept = boxes.selected(index, self.shape)
+        except Exception as error:
+            raise explained("index", self._name, error) from error
+        return self._load(rows, kept)
+
+    def read(
+        self,
+        index: object = ...,
+        mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        sizes: Sizes | str | None = None,
+        halo: boxes.Halo | None = None,
+    ) -> ShardTensor | tuple[ShardTensor, torch.Tensor]:
+        """A ShardTensor of what `index` selects, cut as `placements` and `sizes`
+        say (see make_spec); each rank reads its own box. sizes="chunks" cuts at the
+        borders of chunks.
+
+        With a `halo` (rows on both sides of every sharded dim, a pair (before,
+        after), or a dict by dim) the result is (tensor, ghosts): ghosts, plain, is
+        this rank's piece with its ghost rows, what halo_exchange(tensor, halo)
+        gives, and the tensor's piece is a view of it. All is read once; an empty
+        piece has no ghost rows.
+
+        What goes wrong on one rank is an error on all of them. Communication: one
+        small gather."""
+        mesh = default_mesh() if mesh is None else mesh
+        core_mesh(mesh)  # may make a group, with all ranks
+        told = spec = local = problem = None
+        try:
+            told = self.shape, self.dtype, index, placements, halo
+            rows, kept = boxes.selected(index, self.shape)
+            spec = self._spec(rows, kept, mesh, placements, sizes)
+            told = *told[:3], repr(spec._core), halo
+            wanted = boxes.widened(spec, 0 if halo is None else halo)
+            if not self._source.whole:
+                local = self._load(boxes.within(rows, kept, wanted), kept)
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            problem = explained("read", self._name, error)
+        agree(mesh, problem, told)
+        if self._source.whole:
+            return self._scatter(rows, kept, spec, halo)
+        return _finish(local.to(device_of(mesh)), spec, wanted, halo is not None)
+
+    def _spec(self, rows, kept, mesh, placements, sizes) -> ShardTensorSpec:
+        placements = check_placements(placements or (), mesh.ndim)
+        shape = [len(rows[dim]) for dim in kept]
+        if not all(p.is_shard() or p.is_replicate() for p in placements):
+            raise ValueError(f"expected Shard and Replicate, got {placements}")
+        if isinstance(sizes, str):
+            if sizes != "chunks":
+                raise ValueError(
+                    f'sizes: expected piece sizes or "chunks", got {sizes!r}'
+                )
+            sizes = self._aligned(rows, kept, mesh, placements)
+        return make_spec(mesh, shape, placements, sizes)
+
+    def _aligned(self, rows, kept, mesh, placements):
+        pieces: dict[int, int] = {}
+        for axis, placement in enumerate(placements):
+            if placement.is_shard():
+                dim = placement.dim % max(len(kept), 1)
+                pieces[dim] = pieces.get(dim, 1) * mesh.size(axis)
+        return {
+            dim: boxes.chunk_sizes(
+                rows[kept[dim]], self._source.chunk_begins(kept[dim]), count
+            )
+            for dim, count in pieces.items()
+        }
+
+    def _load(self, rows: list[range], kept: list[int]) -> torch.Tensor:
+        """Of the file's dims, those in `kept` stay."""
+        shape = [len(rows[dim]) for dim in kept]
+        if not all(map(len, rows)):
+            return torch.empty(shape, dtype=self.dtype)
+        box = tuple(map(boxes.as_slice, rows))
+        try:
+            values = self._decoding(self._source.read(box))
+        except Exception as error:
+            raise explained("read", f"{self._name}{print_box(box)}", error) from error
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        values = numpy.require(values, requirements=["C", "W"]).reshape(shape)
+        return torch.from_numpy(values).to(self.dtype)
+
+    def _scatter(self, rows, kept, spec, halo):
+        """For files that can only be read whole: the first rank does."""
+        first = int(spec.mesh.mesh.flatten()[0])
+        whole = problem = None
+        try:
+            if torch.distributed.get_rank() == first:
+                whole = self._load(rows, kept)
+        except Exception as error:  # noqa: BLE001
+            problem = error
+        agree(spec.mesh, problem)
+        x = scatter_tensor(whole, first, spec.mesh, spec.placements, sizes=spec.sizes())
+        return x if halo is None else (x, halo_exchange(x, halo))
+
+    # ---- errors -------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return str(self.path) + (f" variable {self.variable}" if self.variable else "")
+
+    def _agree_to_open(self, mesh):
+        problem = told = None
+        try:
+            told = self.shape, self.dtype, self.chunks
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            problem = error
+        agree(mesh, problem, told)
+
+
+def _finish(read, spec, wanted, with_ghosts):
+    own = read
+    for dim, (rows, all_rows) in enumerate(
+        zip(boxes.own_rows(spec), wanted, strict=True)
+    ):
+        own = own.narrow(dim, rows.start - all_rows.start, len(rows))
+    tensor = ShardTensor.from_spec(own, spec)
+    return (tensor, read) if with_ghosts else tensor
+
+
+def _coordinate(source):
+    if isinstance(source, JoinedTimes):
+        return numpy.concatenate([_coordinate(part) for part in source.parts])
+    stored = source.read(tuple(slice(0, extent) for extent in source.shape))
+    found = cf.times(stored, source.attributes)
+    return (
+        cf.decoding(source.dtype, source.attributes)(stored) if found is None else found
+    )
+
+
+_OURS = (ImportError, IndexError, OSError, TypeError, ValueError)
+
+
+def explained(verb: str, what: str, error: Exception) -> Exception:
+    """The same kind of error, with the name of the file."""
+    text = str(error) or type(error).__name__
+    if "shardtensor.io: cannot" in text:
+        return error
+    kind = next((k for k in _OURS if isinstance(error, k)), OSError)
+    return kind(f"shardtensor.io: cannot {verb} {what}: {text}")
+
+
+def print_box(box) -> str:
+    parts = [
+        f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (1, None) else "")
+        for s in box
+    ]
+    return f"[{', '.join(parts)}]"

@@ -1,0 +1,251 @@
+"""Samples x domain: which samples a group of ranks trains on, and when each rank
+reads its piece of them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DistributedSampler
+
+from shardtensor.agree import agree
+from shardtensor.io import boxes
+from shardtensor.io.array import Array
+from shardtensor.mesh import core_mesh, device_of
+from shardtensor.placements import check_placements
+from shardtensor.shard_tensor import ShardTensor
+from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+
+class Dataset:
+    """Samples along the first dim of several arrays, cut over the ranks of `mesh`.
+
+        data = Dataset({"x": t2m, "y": (t2m, 1)}, mesh["domain"], [Shard(1)])
+        data[3]["x"]       # sample 3, a ShardTensor of t2m[3:4]
+        data.batch([3, 5]) # two samples
+
+    `arrays` by name, each alone or as (array, shift): sample i is its row
+    i + shift, for the next step of a forecast. `placements` and `sizes` speak of a
+    batch, whose dim 0 are samples; sizes="chunks" cuts at the borders of chunks.
+    `transform` gets a batch, a dict of ShardTensors.
+
+    Thread safety / ordering: all ranks of the mesh ask for the same samples."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array | tuple[Array, int]],
+        mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        sizes: Sizes | str | None = None,
+        transform: Callable[[dict], object] | None = None,
+    ):
+        self.mesh = mesh
+        self._placements = check_placements(placements, mesh.ndim)
+        self._sizes = sizes
+        self._transform = transform
+        self._arrays = {
+            name: value if isinstance(value, tuple) else (value, 0)
+            for name, value in arrays.items()
+        }
+        core_mesh(mesh)
+        self._length = self._count()
+
+    def _count(self):
+        length = problem = None
+        try:
+            if any(p.is_shard(0) for p in self._placements):
+                raise ValueError(
+                    f"a batch is not cut along its samples: {self._placements}"
+                )
+            length = min(len(array) - shift for array, shift in self._arrays.values())
+            if min(shift for _, shift in self._arrays.values()) < 0 or length < 1:
+                raise ValueError("expected shifts of 0 or more that leave a sample")
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            problem = error
+        agree(self.mesh, problem, length)
+        return length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, sample: int) -> object:
+        if not -len(self) <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return self.batch([sample % len(self)])
+
+    def batch(self, samples: Sequence[int]) -> object:
+        """These samples, one after the other along dim 0. Communication: one small
+        gather, so that what one rank cannot read is an error on all."""
+        return self.finish(samples, self.load(samples))
+
+    def load(self, samples: Sequence[int]) -> dict | Exception:
+        """This rank's pieces. No communication: a thread may do it."""
+        try:
+            return {
+                name: (
+                    spec := self._spec(array, len(samples)),
+                    self._rows(array, spec, [sample + shift for sample in samples]),
+                )
+                for name, (array, shift) in self._arrays.items()
+            }
+        except Exception as error:  # noqa: BLE001  raised on all ranks by finish
+            return error
+
+    def finish(self, samples: Sequence[int], loaded: dict | Exception) -> object:
+        """What `load` has given, on all ranks or on none."""
+        problem = loaded if isinstance(loaded, Exception) else None
+        agree(self.mesh, problem, tuple(samples))
+        device = device_of(self.mesh)
+        batch = {
+            name: ShardTensor.from_spec(local.to(device, non_blocking=True), spec)
+            for name, (spec, local) in loaded.items()
+        }
+        return self._transform(batch) if self._transform else batch
+
+    def _spec(self, array, samples) -> ShardTensorSpec:
+        sizes = self._sizes
+        if sizes == "chunks":
+            dims = {p.dim % array.ndim for p in self._placements if p.is_shard()}
+            sizes = {
+                dim: array.chunk_sizes(dim, self._pieces(dim, array)) for dim in dims
+            }
+        shape = (samples, *array.shape[1:])
+        return make_spec(self.mesh, shape, self._placements, sizes)
+
+    def _pieces(self, dim, array):
+        count = 1
+        for axis, placement in enumerate(self._placements):
+            if placement.is_shard() and placement.dim % array.ndim == dim:
+                count *= self.mesh.size(axis)
+        return count
+
+    @staticmethod
+    def _rows(array, spec, samples):
+        box = tuple(map(boxes.as_slice, boxes.own_rows(spec)[1:]))
+        step = samples[1] - samples[0] if len(samples) > 1 else 1
+        if step > 0 and samples == list(range(samples[0], samples[-1] + 1, step)):
+            return array[(slice(samples[0], samples[-1] + 1, step), *box)]
+        return torch.cat([array[(slice(i, i + 1), *box)] for i in samples])
+
+
+class DataLoader:
+    """Batches of a Dataset, in the same order in every run; a thread reads the next
+    ones meanwhile.
+
+        loader = DataLoader(data, 2, mesh["data"], shuffle=True)
+        for epoch in range(10):
+            for batch in loader:
+                ...
+
+    `data_mesh`, one axis: its ranks get different samples, as a DistributedSampler
+    deals them; the ranks of the dataset's mesh get the same. Each pass is an epoch
+    and has its own order. A state that state_dict() gave in the middle of an epoch
+    goes on with the batch after; on another number of ranks, too, if the batches of
+    all ranks together have as many samples."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int = 1,
+        data_mesh: DeviceMesh | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+    ):
+        if batch_size < 1 or prefetch < 0:
+            raise ValueError(
+                f"expected a batch_size of 1 or more and a prefetch of 0 or more, got "
+                f"{batch_size} and {prefetch}"
+            )
+        replicas, place = 1, 0
+        if data_mesh is not None:
+            replicas, place = data_mesh.size(), data_mesh.get_local_rank()
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._prefetch = prefetch
+        self._pin_memory = pin_memory
+        self._together = batch_size * replicas
+        if len(dataset) < self._together:
+            raise ValueError(
+                f"{len(dataset)} samples are no batch of {batch_size} for each of "
+                f"{replicas} ranks"
+            )
+        self._sampler = DistributedSampler(
+            dataset, replicas, place, shuffle=shuffle, seed=seed, drop_last=True
+        )
+        self._epoch = 0
+        self._done = 0  # batches of this epoch that the program has seen
+        self._first = 0  # batch of the next pass, where a state goes on
+
+    def __len__(self) -> int:
+        """Batches of an epoch; samples that make no batch for every rank are left
+        out, others in each epoch if shuffled."""
+        return len(self._sampler) // self._batch_size
+
+    @property
+    def epoch(self) -> int:
+        """Of the batches under way, or to come."""
+        return self._epoch
+
+    def state_dict(self) -> dict:
+        return {
+            "epoch": self._epoch,
+            "samples": self._done * self._together,
+            "seed": self._sampler.seed,
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        if state["samples"] % self._together:
+            raise ValueError(
+                f"the loader stopped after {state['samples']} samples, which are no "
+                f"whole number of batches of {self._together} samples on all ranks"
+            )
+        self._epoch = state["epoch"]
+        self._done = self._first = state["samples"] // self._together
+        self._sampler.seed = state["seed"]
+
+    def __iter__(self) -> Iterator:
+        self._sampler.set_epoch(self._epoch)
+        samples, size = list(self._sampler), self._batch_size
+        batches = [samples[i * size : (i + 1) * size] for i in range(len(self))]
+        self._done, self._first = self._first, 0
+        for batch, loaded in self._ahead(batches[self._done :]):
+            result = self._dataset.finish(batch, loaded)
+            self._done += 1
+            yield result
+        self._epoch, self._done = self._epoch + 1, 0
+
+    def _ahead(self, batches):
+        """Each batch with what was loaded for it, up to `prefetch` ahead."""
+        if not self._prefetch:
+            yield from ((batch, self._load(batch)) for batch in batches)
+            return
+        under_way: deque = deque()
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            try:
+                for batch in batches:
+                    under_way.append((batch, thread.submit(self._load, batch)))
+                    if len(under_way) > self._prefetch:
+                        first, loaded = under_way.popleft()
+                        yield first, loaded.result()
+                while under_way:
+                    first, loaded = under_way.popleft()
+                    yield first, loaded.result()
+            finally:
+                for _, loaded in under_way:
+                    loaded.cancel()
+
+    def _load(self, samples):
+        loaded = self._dataset.load(samples)
+        if self._pin_memory and isinstance(loaded, dict):
+            return {k: (spec, x.pin_memory()) for k, (spec, x) in loaded.items()}
+        return loaded

@@ -1,0 +1,73 @@
+"""Files as arrays of which a box can be read. One module per format; the package
+that a format needs is imported when a file of it is opened."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+from collections.abc import Sequence
+
+from shardtensor.io.sources.joined import Joined
+from shardtensor.io.sources.source import Source
+
+# What the end of a path says, and what package reads it.
+_FORMATS = {
+    "hdf5": ((".h5", ".hdf5", ".hdf", ".he5"), "h5py"),
+    "netcdf": ((".nc", ".nc4", ".cdf"), "netCDF4"),
+    "zarr_store": ((".zarr",), "zarr"),
+    "npy": ((".npy",), "numpy"),
+    "nifti": ((".nii", ".nii.gz"), "nibabel"),
+    "mesh": ((".vtu", ".vtk"), "meshio"),
+}
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+
+Path = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def open_source(path: Path, variable: str | None) -> Source:
+    """A file's variable; of several files (a list, or a pattern with * ? [) one
+    after the other along the first dim."""
+    paths = _paths(path)
+    sources = [format_of(each).open_source(each, variable) for each in paths]
+    return (
+        sources[0]
+        if isinstance(path, str | os.PathLike) and paths == [os.fspath(path)]
+        else Joined(sources)
+    )
+
+
+def _paths(path: Path) -> list[str]:
+    if not isinstance(path, str | os.PathLike):
+        paths = [os.fspath(each) for each in path]
+    elif os.path.exists(path) or not glob.has_magic(os.fspath(path)):
+        paths = [os.fspath(path)]
+    else:
+        paths = sorted(glob.glob(os.fspath(path)))
+    if not paths:
+        raise FileNotFoundError("no file has such a name")
+    return paths
+
+
+def format_of(path: str):
+    """The module that reads and writes this path."""
+    lower = path.lower().rstrip("/")
+    for name, (endings, package) in _FORMATS.items():
+        is_zarr = name == "zarr_store" and any(
+            os.path.exists(os.path.join(path, file)) for file in _ZARR_FILES
+        )
+        if lower.endswith(endings) or is_zarr:
+            return _load(name, package)
+    known = " ".join(ending for endings, _ in _FORMATS.values() for ending in endings)
+    raise ValueError(f"unknown kind of file; expected one of {known}")
+
+
+def _load(name, package):
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f"{package} is not installed, and this kind of file needs it: "
+            "pip install 'shardtensor[io]'"
+        ) from error
+    return importlib.import_module(f"shardtensor.io.sources.{name}")

@@ -1,0 +1,79 @@
+"""HDF5 by h5py. Variables are named by their path: group/variable."""
+
+from __future__ import annotations
+
+import h5py
+import numpy
+
+from shardtensor.io.sources.source import Box, Source, choose_variable
+
+
+class Hdf5Source(Source):
+    def __init__(self, dataset: h5py.Dataset):
+        super().__init__(_attributes(dataset))
+        self._dataset = dataset
+        self.shape, self.dtype = dataset.shape, dataset.dtype
+        self.chunks = dataset.chunks
+        names = tuple(map(_dim_name, dataset.dims))
+        self.dims = names if names and all(names) else None
+
+    def read(self, box: Box) -> numpy.ndarray:
+        return self._dataset[box]
+
+    def close(self) -> None:
+        self._dataset.file.close()
+
+    def beside(self, name: str) -> Source | None:
+        found = self._dataset.parent.get(name)
+        return Hdf5Source(found) if isinstance(found, h5py.Dataset) else None
+
+
+def _attributes(dataset):
+    """Without those that point to other objects."""
+    found = {}
+    for key in dataset.attrs:
+        if dataset.attrs.get_id(key).dtype.kind != "O" or isinstance(
+            dataset.attrs[key], str
+        ):
+            found[key] = dataset.attrs[key]
+    return found
+
+
+def _dim_name(dim):
+    return dim.label or (dim[0].name.rsplit("/", 1)[-1] if len(dim) else "")
+
+
+def _names(file):
+    names = []
+
+    def note(name, item):
+        if isinstance(item, h5py.Dataset) and not item.is_scale:
+            names.append(name)
+
+    file.visititems(note)
+    return names
+
+
+def open_source(path: str, variable: str | None) -> Source:
+    file = h5py.File(path, "r")
+    if variable is not None and isinstance(file.get(variable), h5py.Dataset):
+        return Hdf5Source(file[variable])
+    return Hdf5Source(file[choose_variable(variable, _names(file))])
+
+
+def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
+    with h5py.File(path, "a") as file:
+        if variable in file:
+            del file[variable]
+        made = file.create_dataset(variable, shape, dtype, chunks=chunks)
+        made.attrs.update(attributes)
+        for index, name in enumerate(dims or ()):
+            made.dims[index].label = name
+
+
+def write_box(path: str, variable: str, box: Box, values) -> None:
+    with h5py.File(path, "r+") as file:
+        file[variable][box] = values
+
+
+IN_TURN = True  # one process at a time may have the file open to write

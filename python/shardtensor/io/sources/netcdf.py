@@ -1,0 +1,113 @@
+"""NetCDF 3 and 4 by netCDF4. Variables are named by their path: group/variable."""
+
+from __future__ import annotations
+
+import threading
+
+import netCDF4
+import numpy
+
+from shardtensor.io.sources.source import Box, Source, choose_variable
+
+# The library under netCDF4 takes one thread at a time.
+_LOCK = threading.RLock()
+
+
+class NetcdfSource(Source):
+    """Closes its file with itself: netCDF4's groups refer to each other, and nobody
+    can write the file before the collector of cycles comes by."""
+
+    def __init__(self, file: netCDF4.Dataset, name: str, owns: bool = False):
+        self._owns = owns
+        variable = _variables(file)[name]
+        super().__init__({key: variable.getncattr(key) for key in variable.ncattrs()})
+        variable.set_auto_maskandscale(False)
+        variable.set_auto_chartostring(False)
+        self._file, self._name, self._variable = file, name, variable
+        self.shape, self.dtype = tuple(variable.shape), numpy.dtype(variable.dtype)
+        self.dims = tuple(variable.dimensions)
+        chunking = variable.chunking()
+        self.chunks = tuple(chunking) if isinstance(chunking, list) else None
+
+    def read(self, box: Box) -> numpy.ndarray:
+        with _LOCK:
+            return numpy.asarray(self._variable[box])
+
+    def close(self) -> None:
+        with _LOCK:
+            if self._owns and self._file.isopen():
+                self._file.close()
+
+    __del__ = close
+
+    def beside(self, name: str) -> Source | None:
+        """In the same group or one around it."""
+        known = _variables(self._file)
+        groups = self._name.split("/")[:-1]
+        for depth in range(len(groups), -1, -1):
+            path = "/".join([*groups[:depth], name])
+            if path in known:
+                return NetcdfSource(self._file, path)
+        return None
+
+
+def _variables(group, prefix=""):
+    found = {prefix + name: each for name, each in group.variables.items()}
+    for name, inner in group.groups.items():
+        found.update(_variables(inner, f"{prefix}{name}/"))
+    return found
+
+
+def _data(variables):
+    """Without coordinates and the bounds of their cells."""
+    told = set()
+    for each in variables.values():
+        told.update(each.dimensions)
+        for key in ("bounds", "coordinates", "grid_mapping", "cell_measures"):
+            told.update(str(getattr(each, key, "")).split())
+    return [
+        name
+        for name, each in variables.items()
+        if name.rsplit("/", 1)[-1] not in told and each.ndim > 0
+    ]
+
+
+def open_source(path: str, variable: str | None) -> Source:
+    with _LOCK:
+        file = netCDF4.Dataset(path)
+        variables = _variables(file)
+        names = list(variables) if variable else _data(variables)
+        name = choose_variable(variable, names)
+        return NetcdfSource(file, name, owns=True)
+
+
+def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
+    dims = dims or [f"{variable.replace('/', '_')}_{i}" for i in range(len(shape))]
+    with _LOCK, netCDF4.Dataset(path, "a") as file:
+        group, _, name = variable.rpartition("/")
+        where = file.createGroup(group) if group else file
+        for dim, extent in zip(dims, shape, strict=True):
+            if dim not in where.dimensions and dim not in file.dimensions:
+                where.createDimension(dim, extent)
+        if name not in where.variables:
+            made = where.createVariable(
+                name, dtype, dims, chunksizes=chunks,
+                fill_value=attributes.get("_FillValue"),
+            )  # fmt: skip
+            told = {k: v for k, v in attributes.items() if k != "_FillValue"}
+            made.setncatts(told)
+        elif tuple(where.variables[name].shape) != tuple(shape):
+            raise ValueError(
+                f"it has shape {where.variables[name].shape} already, which a NetCDF "
+                f"file cannot change; expected {tuple(shape)}"
+            )
+
+
+def write_box(path: str, variable: str, box: Box, values) -> None:
+    with _LOCK, netCDF4.Dataset(path, "r+") as file:
+        target = file[variable]
+        target.set_auto_maskandscale(False)
+        target[box] = values
+
+
+IN_TURN = True

@@ -1,0 +1,93 @@
+"""Zarr stores, format 2 and 3. Variables are named by their path in the store."""
+
+from __future__ import annotations
+
+import base64
+import os
+
+import numpy
+import zarr
+
+from shardtensor.io.sources.source import Box, Source, choose_variable
+
+_DIMS = "_ARRAY_DIMENSIONS"  # format 2 has no other place for names of dims
+
+
+class ZarrSource(Source):
+    def __init__(self, array: zarr.Array, group: zarr.Group | None):
+        attributes = dict(array.attrs)
+        names = attributes.pop(_DIMS, None)
+        version = array.metadata.zarr_format
+        if version == 3:
+            names = array.metadata.dimension_names
+        elif names is not None and array.fill_value is not None:
+            # Programs that name dims keep CF's fill value here.
+            attributes.setdefault("_FillValue", array.fill_value)
+        if isinstance(attributes.get("_FillValue"), str):
+            attributes["_FillValue"] = _decoded(attributes["_FillValue"])
+        super().__init__(attributes)
+        self._array, self._group = array, group
+        self.shape, self.dtype, self.chunks = array.shape, array.dtype, array.chunks
+        if array.shards is not None:
+            self.chunks = array.shards  # a file each
+        self.dims = tuple(names) if names and all(names) else None
+
+    def read(self, box: Box) -> numpy.ndarray:
+        return numpy.asarray(self._array[box])
+
+    def beside(self, name: str) -> Source | None:
+        found = self._group.get(name) if self._group is not None else None
+        return ZarrSource(found, self._group) if isinstance(found, zarr.Array) else None
+
+
+def _decoded(text):
+    """xarray's form of a floating-point fill value in JSON."""
+    return float(numpy.frombuffer(base64.b64decode(text), "<f8")[0])
+
+
+def _names(group):
+    members = group.members(max_depth=None)
+    names = [name for name, item in members if isinstance(item, zarr.Array)]
+    arrays = dict(members)
+    dims = {dim for n in names for dim in ZarrSource(arrays[n], None).dims or ()}
+    data = [name for name in names if name.rsplit("/", 1)[-1] not in dims]
+    return names, data
+
+
+def open_source(path: str, variable: str | None) -> Source:
+    if not os.path.exists(path):
+        raise FileNotFoundError("there is no such store")
+    root = zarr.open(path, mode="r")
+    if isinstance(root, zarr.Array):
+        if variable is not None:
+            raise ValueError("the store is one array and has no variables")
+        return ZarrSource(root, None)
+    names, data = _names(root)
+    chosen = choose_variable(variable, names if variable else data)
+    group, _, _ = chosen.rpartition("/")
+    return ZarrSource(root[chosen], root[group] if group else root)
+
+
+def create(
+    path, variable, shape, dtype, chunks, dims, attributes, zarr_format=3
+) -> None:
+    options = {"dimension_names": dims} if zarr_format == 3 else {}
+    if zarr_format == 2:
+        # A fill value of format 2 would be taken for CF's.
+        options["fill_value"] = None
+        attributes = {**attributes, **({_DIMS: list(dims)} if dims else {})}
+    if variable is not None:
+        zarr.open_group(path, mode="a", zarr_format=zarr_format)
+    zarr.create_array(
+        path, name=variable, shape=shape, dtype=dtype, chunks=chunks or "auto",
+        attributes=attributes, overwrite=True, zarr_format=zarr_format, **options,
+    )  # fmt: skip
+
+
+def write_box(path: str, variable: str | None, box: Box, values) -> None:
+    root = zarr.open(path, mode="r+")
+    target = root if variable is None else root[variable]
+    target[box] = values
+
+
+IN_TURN = False  # chunks are files

@@ -1,0 +1,172 @@
+"""Dataset, DataLoader and statistics: samples x domain."""
+
+import files
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import assert_close, ranks
+from torch.distributed.tensor import Shard
+
+import shardtensor
+from shardtensor.io import DataLoader, Dataset, moments
+from shardtensor.io import statistics as statistics_of
+
+PRELOAD = ("shardtensor.io", "files")
+
+VALUES = files.numbers(12, 7, 4)
+
+
+def dataset(domain, folder, **options):
+    path = folder / f"{dist.get_rank()}.npy"
+    np.save(path, VALUES)
+    array = shardtensor.io.open(path)
+    return Dataset({"x": array, "y": (array, 2)}, domain, [Shard(1)], **options)
+
+
+@ranks(1, 2, 3)
+def test_samples_are_cut_over_the_domain(mesh, tmp_path):
+    data, whole = dataset(mesh, tmp_path), torch.tensor(VALUES)
+    assert len(data) == 10
+    assert_close(data[3]["x"], whole[3:4])
+    assert_close(data[-1]["y"], whole[11:12])
+    for samples in ([0], [4, 6, 8], [5, 1, 1]):
+        batch = data.batch(samples)
+        assert_close(batch["x"], whole[samples])
+        assert_close(batch["y"], whole[[i + 2 for i in samples]])
+    doubled = dataset(mesh, tmp_path, transform=lambda batch: batch["x"] * 2)
+    assert_close(doubled[1], whole[1:2] * 2)
+    sizes = {1: [7] + [0] * (mesh.size() - 1)}
+    assert dataset(mesh, tmp_path, sizes=sizes)[0]["x"]._spec.sizes() == sizes
+    with pytest.raises(IndexError, match="sample 10 of 10"):
+        data[10]
+    with pytest.raises(ValueError, match="not cut along its samples"):
+        Dataset({}, mesh, [Shard(0)])
+
+
+def seen(loader, mesh):
+    """The samples of each batch, as the first element of each tells."""
+    found = []
+    for batch in loader:
+        first = batch["x"].full_tensor()[:, 0, 0]
+        found.append((first / VALUES[0].size).long().tolist())
+    return found
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_data_ranks_get_different_samples_in_one_order(mesh, tmp_path, prefetch):
+    data = dataset(mesh["domain_w"], tmp_path)
+
+    def loader():
+        return DataLoader(
+            data, 2, mesh["domain_h"], shuffle=True, seed=3, prefetch=prefetch
+        )
+
+    one = loader()
+    epochs = [seen(one, mesh) for _ in range(3)]
+    again = loader()
+    assert epochs == [seen(again, mesh) for _ in range(3)] and again.epoch == 3
+    assert epochs[0] != epochs[1] and all(
+        len(epoch) == len(one) == 2 for epoch in epochs
+    )
+    everyone = [None] * 4
+    dist.all_gather_object(everyone, epochs)
+    assert everyone[0] == everyone[1] and everyone[2] == everyone[3]
+    for first, second in zip(everyone[0], everyone[2], strict=True):
+        both = sum(first + second, [])
+        assert len(set(both)) == len(both) == 8
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_state_goes_on_in_the_middle_of_an_epoch(mesh, tmp_path, prefetch):
+    data = dataset(mesh["domain_w"], tmp_path)
+    options = {"shuffle": True, "prefetch": prefetch}
+    loader = DataLoader(data, 1, mesh["domain_h"], **options)
+    expected = [seen(loader, mesh) for _ in range(2)]
+    loader = DataLoader(data, 1, mesh["domain_h"], **options)
+    steps = iter(loader)
+    for _ in range(3):
+        next(steps)
+    state = loader.state_dict()
+    assert state == {"epoch": 0, "samples": 6, "seed": 0}
+    steps.close()
+    assert len(seen(loader, mesh)) == 5  # a new pass begins again
+    other = DataLoader(data, 1, mesh["domain_h"], **options)
+    other.load_state_dict(state)
+    assert seen(other, mesh) == expected[0][3:] and seen(other, mesh) == expected[1]
+    whole = DataLoader(data, 2, **options)  # the same samples on other ranks
+    whole.load_state_dict(state)
+    for batch, mine in zip(seen(whole, mesh), expected[0][3:], strict=True):
+        assert batch[mesh.get_local_rank(0)] == mine[0]
+    odd = DataLoader(data, 4, **options)
+    with pytest.raises(ValueError, match="6 samples, which are no whole number"):
+        odd.load_state_dict(state)
+
+
+@ranks(2)
+def test_what_a_rank_cannot_read_is_everyones_error(mesh, tmp_path):
+    data = dataset(mesh, tmp_path)
+    loader = DataLoader(data, 1, prefetch=2)
+    steps = iter(loader)
+    next(steps)
+    array, _ = data._arrays["x"]
+    if dist.get_rank() == 1:
+        array._source.read = None  # as if the disk were gone
+    with pytest.raises(
+        Exception, match=r"cannot read .*1.npy.*on mesh rank 1"
+    ) as error:
+        for _ in steps:
+            pass
+    assert "[" in str(error.value)
+    with pytest.raises(ValueError, match="10 samples are no batch of 11"):
+        DataLoader(data, 11)
+    with pytest.raises(ValueError, match="a batch_size of 1 or more"):
+        DataLoader(data, 0)
+
+
+# ---- statistics -------------------------------------------------------------
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("kind", ["npy", "zarr3", "netcdf"])
+def test_statistics_in_one_pass(mesh, tmp_path, kind):
+    values = 1e6 + np.random.default_rng(0).random((9, 3, 11)).astype("float64")
+    values[2, 1, :4] = np.nan
+    values[:, 2] = np.nan
+    folder = tmp_path / str(dist.get_rank())
+    folder.mkdir()
+    array = shardtensor.io.open(*files.WRITERS[kind](folder, values))
+    kept, moments.BLOCK = moments.BLOCK, 50  # several blocks
+    try:
+        for keep, index in (
+            ((1,), ...),
+            ((), slice(1, 8, 2)),
+            ((0, -1), (..., slice(2, 5))),
+        ):
+            found = statistics_of(array, mesh, keep=keep, index=index)
+            chosen = values[index]
+            over = [d for d in range(3) if d not in [k % 3 for k in keep]]
+            check(found, torch.tensor(chosen), over)
+    finally:
+        moments.BLOCK = kept
+    with pytest.raises(ValueError, match="a dim that is not kept"):
+        statistics_of(array, mesh, keep=(0, 1, 2))
+    with pytest.raises(IndexError, match="dim 3 of an array of 3 dims"):
+        statistics_of(array, mesh, keep=(3,))
+
+
+def check(found, x, over):
+    there = ~x.isnan()
+    count = there.sum(over)
+    close = torch.testing.assert_close
+    close(found.count, count)
+    close(found.mean, x.nanmean(over), equal_nan=True, rtol=1e-14, atol=0)
+    spread = (x - x.nanmean(over, keepdim=True)).square().nanmean(over).sqrt()
+    close(found.std, spread, equal_nan=True, rtol=1e-9, atol=1e-12)
+    low = torch.where(there, x, torch.inf).amin(over)
+    high = torch.where(there, x, -torch.inf).amax(over)
+    nothing = torch.where(count == 0, torch.nan, 0.0)
+    close(found.min, low + nothing, equal_nan=True)
+    close(found.max, high + nothing, equal_nan=True)

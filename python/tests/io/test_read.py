@@ -1,0 +1,365 @@
+"""shardtensor.io.open and read: each rank its box, of every format."""
+
+import builtins
+import os
+import sys
+
+import files
+import netCDF4
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import zarr
+from ranks import assert_close, partitions, ranks, uneven
+from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
+from shardtensor.io.boxes import chunk_sizes, selected
+
+PRELOAD = ("shardtensor.io", "files")
+
+
+@pytest.fixture(params=files.WRITERS)
+def stored(request, tmp_path):
+    values = files.numbers(7, 10, 5)
+    return *files.WRITERS[request.param](tmp_path, values), values
+
+
+# ---- one rank ---------------------------------------------------------------
+
+
+def test_an_array_knows_its_file_and_indexes_like_numpy(stored):
+    path, variable, values = stored
+    array = shardtensor.io.open(path, variable)
+    assert (array.shape, array.dtype) == (values.shape, torch.float32)
+    if variable:
+        assert array.attributes["units"] == "K"
+        assert array.chunks == (3, 4, 5)
+    for index in (
+        ..., 3, (slice(None), -1), (2, slice(1, 8, 3)), (..., slice(1, 3)),
+        (slice(4, 4),), (slice(5, None), 2, slice(None, None, 2)), (1, 2, 3),
+    ):  # fmt: skip
+        torch.testing.assert_close(array[index], torch.tensor(values[index]))
+
+
+def test_indices_that_do_not_fit(tmp_path):
+    array = shardtensor.io.open(*files.write_npy(tmp_path, files.numbers(4, 3)))
+    for index, kind, text in (
+        (4, IndexError, "index 4 is out of range for extent 4"),
+        ((0, 0, 0), IndexError, "3 indices for 2 dims"),
+        ((..., ...), IndexError, "one Ellipsis"),
+        (slice(None, None, -1), IndexError, "a step forward"),
+        ("t", TypeError, "got 't'"),
+        ([0, 1], TypeError, "expected numbers, slices"),
+    ):
+        with pytest.raises(kind, match=text):
+            array[index]
+
+
+def test_chunks_go_to_one_rank_each():
+    assert chunk_sizes(range(10), range(0, 10, 4), 2) == [4, 6]
+    assert chunk_sizes(range(10), range(0, 10, 4), 5) == [4, 0, 4, 0, 2]
+    assert chunk_sizes(range(3, 19), range(0, 20, 4), 2) == [9, 7]
+    assert chunk_sizes(range(0, 20, 3), range(0, 20, 4), 2) == [3, 4]
+    assert chunk_sizes(range(5), [0], 3) == [0, 5, 0]
+    assert chunk_sizes(range(0), range(0, 20, 4), 2) == [0, 0]
+    for rows in (range(23), range(2, 23), range(1, 23, 2), range(4, 5)):
+        for pieces in range(1, 8):
+            sizes = chunk_sizes(rows, range(0, 23, 4), pieces)
+            assert len(sizes) == pieces and sum(sizes) == len(rows)
+            cuts = np.cumsum(sizes)[:-1]
+            chunks = [
+                set(np.array(part) // 4) for part in np.split(np.array(rows), cuts)
+            ]
+            assert sum(map(len, chunks)) == len(set().union(*chunks))
+
+
+def test_a_selection_says_which_dims_stay():
+    rows, kept = selected((0, ..., slice(1, 9, 2)), (4, 5, 10))
+    assert rows == [range(0, 1), range(0, 5), range(1, 9, 2)] and kept == [1, 2]
+
+
+# ---- CF ---------------------------------------------------------------------
+
+
+def packed(path):
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", 3)
+        file.createDimension("x", 4)
+        time = file.createVariable("time", "f8", ("time",))
+        time[:] = [0, 1.5, 31]
+        time.units = "days since 2015-01-30 12:00:00"
+        t = file.createVariable("t", "i2", ("time", "x"), fill_value=-999)
+        t.set_auto_maskandscale(False)
+        t[:] = np.arange(12).reshape(3, 4)
+        t[1, 1] = -999
+        t.scale_factor, t.add_offset = 0.5, 270.0
+    expected = np.arange(12, dtype="float32").reshape(3, 4) * 0.5 + 270
+    expected[1, 1] = np.nan
+    return path, torch.tensor(expected)
+
+
+def test_scale_offset_missing_values_and_times(tmp_path):
+    path, expected = packed(tmp_path / "a.nc")
+    array = shardtensor.io.open(path)
+    assert array.dims == ("time", "x")
+    torch.testing.assert_close(array[...], expected, equal_nan=True)
+    stored = shardtensor.io.open(path, "t", decode=False)[...]
+    assert stored.dtype == torch.int16 and stored[1, 1] == -999
+    doubled = shardtensor.io.open(path, "t", dtype=torch.float64)[...]
+    torch.testing.assert_close(doubled, expected.double(), equal_nan=True)
+    assert list(array.coordinates["time"].astype(str)) == [
+        "2015-01-30T12:00:00.000000",
+        "2015-02-01T00:00:00.000000",
+        "2015-03-02T12:00:00.000000",
+    ]
+
+
+def test_times_of_other_calendars(tmp_path):
+    path, _ = packed(tmp_path / "a.nc")
+    with netCDF4.Dataset(path, "a") as file:
+        file["time"].calendar = "360_day"
+    times = shardtensor.io.open(path).coordinates["time"]
+    assert [t.isoformat() for t in times][1:] == [
+        "2015-02-02T00:00:00",
+        "2015-03-01T12:00:00",
+    ]
+
+
+def test_real_fields(monkeypatch):
+    import iris_sample_data
+
+    folder = os.path.join(os.path.dirname(iris_sample_data.__file__), "sample_data")
+    name = os.path.join(folder, "A1B_north_america.nc")
+    array = shardtensor.io.open(name)
+    assert array.shape == (240, 37, 49) and array.dims[0] == "time"
+    assert array.coordinates["time"][0].calendar == "360_day"
+    with netCDF4.Dataset(name) as file:
+        expected = np.ma.filled(file["air_temperature"][7].astype("f4"), np.nan)
+    torch.testing.assert_close(array[7], torch.tensor(expected), equal_nan=True)
+    ocean = shardtensor.io.open(os.path.join(folder, "NEMO", "*_grid-T.nc"), "tos")
+    assert ocean.shape == (3, 330, 360) and ocean[1].isnan().any()
+    months = ocean.coordinates
+    assert not months or all(len(t) in (3, 330, 360) for t in months.values())
+
+
+# ---- several files ----------------------------------------------------------
+
+
+def several(folder):
+    whole = files.numbers(9, 4)
+    for name, begin, end in (("b", 3, 4), ("a", 0, 3), ("c", 4, 9)):
+        with netCDF4.Dataset(folder / f"{name}.nc", "w") as file:
+            file.createDimension("time", end - begin)
+            file.createDimension("x", 4)
+            time = file.createVariable("time", "i4", ("time",))
+            time[:] = np.arange(end - begin)
+            time.units = f"days since 2015-01-{begin + 1:02}"
+            t = file.createVariable(
+                "t", "f4", ("time", "x"), chunksizes=(min(2, end - begin), 4)
+            )
+            t[:] = whole[begin:end]
+    return str(folder / "?.nc"), whole
+
+
+def test_files_follow_each_other(tmp_path):
+    pattern, whole = several(tmp_path)
+    array = shardtensor.io.open(pattern, "t")
+    for index in (..., 3, slice(2, 5), slice(0, 9, 4), slice(4, 4), (slice(1, 8), 2)):
+        torch.testing.assert_close(array[index], torch.tensor(whole[index]))
+    days = array.coordinates["time"].astype("datetime64[D]").astype(str)
+    assert list(days) == [f"2015-01-{day:02}" for day in range(1, 10)]
+    assert array.chunk_sizes(0, 3) == [3, 3, 3]  # chunks: 2 1, 1, 2 2 1
+    reverse = [tmp_path / "c.nc", tmp_path / "a.nc"]
+    both = shardtensor.io.open(reverse, "t")[...]
+    torch.testing.assert_close(
+        both, torch.tensor(np.concatenate([whole[4:], whole[:3]]))
+    )
+    with pytest.raises(OSError, match="no file has such a name"):
+        shardtensor.io.open(str(tmp_path / "*.zarr"))[...]
+    files.write_npy(tmp_path, files.numbers(2, 3))
+    files.np.save(tmp_path / "b.npy", files.numbers(2, 4))
+    with pytest.raises(ValueError, match="only the first dim may differ"):
+        len(shardtensor.io.open(str(tmp_path / "?.npy")))
+
+
+# ---- several ranks ----------------------------------------------------------
+
+
+@ranks(1, 2, 3)
+def test_every_rank_reads_its_box(mesh, stored):
+    path, variable, values = stored
+    array, whole = shardtensor.io.open(path, variable), torch.tensor(values)
+    for sizes in partitions(10, mesh.size(), repeated=False):
+        x = array.read(..., mesh, [Shard(1)], sizes={1: sizes})
+        assert_close(x, whole)
+    x = array.read((slice(1, 7, 2), ..., 2), mesh, [Shard(0)])
+    assert_close(x, whole[1:7:2, :, 2])
+    assert_close(array.read(3, mesh, [Replicate()]), whole[3])
+    assert_close(array.read(3, mesh, [Shard(0)], sizes="chunks"), whole[3])
+
+
+@ranks("2x2")
+def test_boxes_of_two_axes(mesh, stored):
+    path, variable, values = stored
+    array, whole = shardtensor.io.open(path, variable), torch.tensor(values)
+    for placements in (
+        [Shard(1), Shard(0)],
+        [Shard(1), Shard(1)],
+        [Replicate(), Shard(2)],
+    ):
+        assert_close(array.read(..., mesh, placements), whole)
+        assert_close(
+            array.read(slice(1, 6), mesh, placements, sizes="chunks"), whole[1:6]
+        )
+
+
+@ranks(1, 2, 3, "2x2")
+def test_ghost_rows_are_those_of_halo_exchange(mesh, tmp_path):
+    whole = files.numbers(9, 10)
+    path = tmp_path / f"{dist.get_rank()}.npy"
+    np.save(path, whole)
+    array = shardtensor.io.open(path)
+    placements = [Shard(0), Shard(1)][: mesh.ndim]
+    sizes = {0: uneven(9, mesh.size(0))}
+    for halo in (1, (0, 2), {0: (1, 0)}):
+        x, ghosts = array.read(..., mesh, placements, sizes=sizes, halo=halo)
+        assert_close(x, torch.tensor(whole))
+        torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, halo))
+        piece = x.to_local()
+        assert piece.untyped_storage().data_ptr() == ghosts.untyped_storage().data_ptr()
+    with pytest.raises(ValueError, match="halo: -1 rows of dim 0 of 2"):
+        array.read(..., mesh, placements, halo={0: -1})
+
+
+@ranks(2)
+def test_chunks_are_decoded_once(mesh, tmp_path):
+    """Counted where the chunks are read: in the store."""
+    path = tmp_path / f"{dist.get_rank()}.zarr"
+    made = zarr.create_array(path, shape=(10, 4), chunks=(4, 4), dtype="f4")
+    made[:] = files.numbers(10, 4)
+    array = shardtensor.io.open(path)
+    reads = []
+    kept = zarr.storage.LocalStore.get
+
+    async def get(self, key, *args, **kwargs):
+        reads.append(key)
+        return await kept(self, key, *args, **kwargs)
+
+    assert array.shape == (10, 4)  # opens it
+    zarr.storage.LocalStore.get = get
+    try:
+        x = array.read(..., mesh, [Shard(0)], sizes="chunks")
+    finally:
+        zarr.storage.LocalStore.get = kept
+    assert x._spec.sizes() == {0: [4, 6]}
+    assert sorted(reads) == [["c/0/0"], ["c/1/0", "c/2/0"]][dist.get_rank()]
+
+
+@ranks(1, 2, 3)
+def test_meshes_come_from_one_rank(mesh, tmp_path):
+    values = files.numbers(7, dtype="float64")
+    folder = tmp_path / str(dist.get_rank())
+    folder.mkdir()
+    path, name = files.write_mesh(folder, values)
+    array = shardtensor.io.open(path, name)
+    assert_close(array.read(..., mesh, [Shard(0)]), torch.tensor(values))
+    cells = shardtensor.io.open(path, "cells/line")
+    x, ghosts = cells.read(slice(1, 6), mesh, [Shard(0)], halo=1)
+    assert_close(x, cells[1:6])
+    torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, 1))
+
+
+# ---- errors -----------------------------------------------------------------
+
+
+def failing(array, mesh, *args, **kwargs):
+    with pytest.raises(builtins.Exception) as caught:
+        array.read(..., mesh, [Shard(0)], *args, **kwargs)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+@ranks(1, 2, 3)
+def test_an_error_of_one_rank_is_everyones(mesh, tmp_path):
+    last = mesh.size() - 1
+    path = tmp_path / "a.npy"
+    mine = path if dist.get_rank() != last else tmp_path / "missing.npy"
+    if dist.get_rank() == 0:
+        np.save(path, files.numbers(6, 2))
+    dist.barrier()
+    text = failing(shardtensor.io.open(mine), mesh)
+    assert text.startswith("OSError: shardtensor.io: cannot open ")
+    assert "missing.npy: " in text and "No such file" in text
+    assert mesh.size() == 1 or text.endswith(f"(on mesh rank {last})")
+    with pytest.raises(OSError, match="missing.npy"):
+        shardtensor.io.open(mine, mesh=mesh)
+
+
+@ranks(2)
+def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
+    values = files.numbers(40, 30)
+    folder = tmp_path / str(dist.get_rank())
+    folder.mkdir()
+    path, name = files.write_zarr(folder, values)
+    chunk = path / "fields" / "t" / "c" / "13" / "2"  # of rank 1's rows
+    chunk.write_bytes(chunk.read_bytes()[:-3])
+    text = failing(shardtensor.io.open(path, name), mesh)
+    assert f"cannot read {tmp_path}/1/a3.zarr variable fields/t[20:40, 0:30]" in text
+    assert text.endswith("(on mesh rank 1)")
+
+    path, name = files.write_hdf5(folder, values)
+    text = failing(shardtensor.io.open(path, "fields/u"), mesh)
+    assert text.startswith("ValueError: shardtensor.io: cannot open")
+    assert "variable fields/u: there is no such variable; the file has" in text
+    assert "fields/other, fields/t" in text
+    text = failing(shardtensor.io.open(path), mesh)
+    assert "several variables, name one of fields/other, fields/t" in text
+    cut = folder / "cut.h5"
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert "cut.h5 variable fields/t: " in failing(shardtensor.io.open(cut, name), mesh)
+
+    np.save(folder / "b.npy", np.array(["words"] * 4))
+    text = failing(shardtensor.io.open(folder / "b.npy"), mesh)
+    assert "TypeError" in text and "expected numbers, the file holds <U5" in text
+    (folder / "a.txt").write_text("1 2 3")
+    text = failing(shardtensor.io.open(folder / "a.txt"), mesh)
+    assert "unknown kind of file; expected one of .h5" in text
+
+
+@ranks(2)
+def test_checksums_are_checked(mesh, tmp_path):
+    path = tmp_path / f"{dist.get_rank()}.zarr"
+    made = zarr.create_array(
+        path, shape=(4, 4), chunks=(2, 4), dtype="f4",
+        compressors=zarr.codecs.Crc32cCodec(),
+    )  # fmt: skip
+    made[:] = files.numbers(4, 4)
+    chunk = path / "c" / "1" / "0"
+    data = bytearray(chunk.read_bytes())
+    data[5] ^= 1
+    chunk.write_bytes(data)
+    text = failing(shardtensor.io.open(path), mesh)
+    assert "checksum" in text.lower() and text.endswith("(on mesh rank 1)")
+
+
+@ranks(2)
+def test_ranks_that_ask_for_different_things(mesh, tmp_path):
+    path = tmp_path / f"{dist.get_rank()}.npy"
+    np.save(path, files.numbers(6 + dist.get_rank(), 2))
+    text = failing(shardtensor.io.open(path), mesh)
+    assert text.startswith("ValueError: ranks were told different things")
+    assert "mesh ranks [0]: (torch.Size([6, 2])" in text
+    same = shardtensor.io.open(path)
+    with pytest.raises(ValueError, match="expected Shard and Replicate, got"):
+        same.read(slice(0, 4), mesh, [shardtensor.Partial()])
+    with pytest.raises(ValueError, match="or \"chunks\", got 'even'"):
+        same.read(slice(0, 4), mesh, [Shard(0)], sizes="even")
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    path, name = files.write_hdf5(tmp_path, files.numbers(3))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"pip install 'shardtensor\[io\]'") as caught:
+        len(shardtensor.io.open(path, name))
+    assert "h5py is not installed" in str(caught.value) and "a.h5" in str(caught.value)

@@ -1,0 +1,138 @@
+"""shardtensor.io.write: all ranks into one file."""
+
+import os
+
+import files
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import zarr
+from ranks import partitions, ranks, shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+
+PRELOAD = ("shardtensor.io", "files")
+
+KINDS = {"npy": None, "h5": "group/t", "nc": "group/t", "zarr": "group/t"}
+
+
+@pytest.fixture(params=KINDS)
+def target(request, tmp_path):
+    return tmp_path / f"a.{request.param}", KINDS[request.param]
+
+
+def check(path, variable, whole):
+    """On every rank, when all have written."""
+    dist.barrier()
+    torch.testing.assert_close(shardtensor.io.open(path, variable)[...], whole)
+    dist.barrier()
+
+
+@ranks(1, 2, 3)
+def test_what_is_written_is_read(mesh, target):
+    path, variable = target
+    whole = torch.randn(9, 5, dtype=torch.float64)
+    for sizes in partitions(9, mesh.size()):
+        x = shard(whole, mesh, [Shard(0)], {0: sizes})
+        shardtensor.io.write(path, x, variable, chunks=(4, 5))
+        check(path, variable, whole)
+        whole = whole + 1
+
+
+@ranks("2x2")
+def test_two_axes_replicas_and_sums(mesh, target):
+    path, variable = target
+    for whole, placements in (
+        (torch.randn(7, 6), [Shard(1), Shard(0)]),
+        (torch.randn(7, 6), [Shard(0), Shard(0)]),
+        (torch.randn(7, 6), [Replicate(), Shard(1)]),
+        (torch.randn(7, 6), [Partial(), Shard(1)]),
+        (torch.randn(7, 6), [Replicate(), Replicate()]),
+    ):
+        x = shard(whole, mesh, placements)
+        shardtensor.io.write(path, x, variable, chunks=(2, 4))
+        check(path, variable, whole)
+
+
+@ranks(1, 2, 3)
+def test_a_part_of_what_is_there(mesh, target):
+    """A volume that is never whole anywhere: written piece by piece."""
+    path, variable = target
+    whole = torch.zeros(4, 9, 5)
+    shardtensor.io.create(
+        path, variable, (4, 9, 5), torch.float32, mesh, chunks=(1, 4, 5)
+    )
+    if path.suffix == ".nc":  # where nothing is written, there is no zero
+        shardtensor.io.write(path, shard(whole, mesh, [Shard(1)]), variable, index=...)
+    for index in (1, (3, slice(1, 9, 2)), (slice(2), 2)):
+        part = torch.randn(whole[index].shape)
+        whole[index] = part
+        x = shard(part, mesh, [Shard(0)])
+        shardtensor.io.write(path, x, variable, index=index)
+        check(path, variable, whole)
+    with pytest.raises(ValueError, match=r"shape \(9, 5\), not \(4, 9, 5\)"):
+        shardtensor.io.write(
+            path, shard(whole[0], mesh, [Shard(0)]), variable, index=...
+        )
+
+
+@ranks(2)
+def test_names_and_attributes_are_kept(mesh, target):
+    path, variable = target
+    x = shard(torch.arange(6).view(3, 2), mesh, [Shard(0)])
+    for version in (2, 3) if path.suffix == ".zarr" else (None,):
+        here = path.with_stem(f"v{version}")
+        options = {} if version is None else {"zarr_format": version}
+        dims, told = ("time", "x"), {"units": "K", "levels": [1, 2]}
+        shardtensor.io.write(here, x, variable, dims=dims, attributes=told, **options)
+        dist.barrier()
+        array = shardtensor.io.open(here, variable)
+        assert array.dtype == torch.int64
+        if path.suffix != ".npy":
+            assert array.dims == dims and array.attributes == told
+
+
+@ranks(3)
+def test_every_chunk_has_one_writer(mesh, tmp_path):
+    path, writes = tmp_path / "a.zarr", []
+    whole = torch.randn(10, 4)
+    x = shard(whole, mesh, [Shard(0)], {0: [3, 3, 4]})
+    kept = zarr.storage.LocalStore.set
+
+    async def note(self, key, *args, **kwargs):
+        writes.append(key)
+        return await kept(self, key, *args, **kwargs)
+
+    shardtensor.io.create(path, None, (10, 4), x.dtype, mesh, chunks=(4, 4))
+    zarr.storage.LocalStore.set = note
+    try:
+        shardtensor.io.write(path, x, index=...)
+    finally:
+        zarr.storage.LocalStore.set = kept
+    assert writes == [["c/0/0"], ["c/1/0"], ["c/2/0"]][dist.get_rank()]
+    check(path, None, whole)
+
+
+@ranks(1, 2)
+def test_what_cannot_be_written_is_one_error(mesh, tmp_path):
+    x = shard(torch.zeros(4, 2), mesh, [Shard(0)])
+    for name, kind, text in (
+        ("a.nii", ValueError, "read only; expected Zarr, HDF5, NetCDF or .npy"),
+        ("no/such/folder/a.npy", OSError, "cannot create .*a.npy: .*No such file"),
+    ):
+        with pytest.raises(kind, match=text):
+            shardtensor.io.write(tmp_path / name, x)
+    with pytest.raises(OSError, match="cannot write .*b.npy: .*No such file"):
+        shardtensor.io.write(tmp_path / "b.npy", x, index=...)
+    with pytest.raises(TypeError, match="write: chunks belong to a new variable"):
+        shardtensor.io.write(tmp_path / "b.npy", x, index=..., chunks=(1, 1))
+    path = tmp_path / "c.npy"
+    if dist.get_rank() == 0:
+        np.save(path, files.numbers(4, 2))
+    dist.barrier()
+    last = mesh.size() - 1
+    mine = path if dist.get_rank() < last else os.fspath(tmp_path / "missing.npy")
+    with pytest.raises(OSError, match="cannot write .*missing.npy"):
+        shardtensor.io.write(mine, x, index=...)
