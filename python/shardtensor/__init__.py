@@ -64,6 +64,7 @@ from shardtensor.modes import (
     set_point_transport,
     set_random_policy,
 )
+from shardtensor.parallelize import check_replicas, parallelize
 from shardtensor.patch_core import MissingShardPatch, UndeterminedShardingError
 from shardtensor.ring import (
     RingPassingConfig,
@@ -104,6 +105,7 @@ __all__ = [
     "UndeterminedShardingError",
     "attention_transport",
     "check_mode",
+    "check_replicas",
     "checkpoint",
     "comm_stats",
     "compute_sharding_shapes_from_chunking_global_shape",
@@ -131,6 +133,7 @@ __all__ = [
     "new_tensors_on",
     "nn",
     "ones",
+    "parallelize",
     "perform_ring_iteration",
     "perform_ring_iteration_async",
     "point_transport",

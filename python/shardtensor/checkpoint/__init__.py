@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardtensor.checkpoint import files
 from shardtensor.checkpoint.state import Stager, is_wrapper, stateful
 
-__all__ = ["async_save", "load", "save", "steps"]
+__all__ = ["Stager", "async_save", "load", "save", "steps"]
 
 Folder = str | os.PathLike
 _groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}

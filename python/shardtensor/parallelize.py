@@ -1,0 +1,179 @@
+"""Data parallel x domain parallel: one call for what the two must agree about."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor import _C
+from shardtensor.constants import new_tensors_on
+from shardtensor.mesh import core_mesh, default_mesh, device_of, whole_group
+from shardtensor.modes import set_gradient_policy
+from shardtensor.shard_tensor import ShardTensor
+from shardtensor.sync import sync_module_over_mesh
+
+
+def parallelize(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    data: str | None = "ddp",
+    domain: Sequence[str] = ("domain",),
+    *,
+    new_tensors: bool = True,
+    units: Sequence[nn.Module] | None = None,
+    **options,
+) -> nn.Module:
+    """The module, ready for samples that lie on the `domain` axes of `mesh`, other
+    samples along its other axes:
+
+        model = parallelize(model, mesh, "ddp")           # mesh: data x domain
+        x = array.read(sample, mesh["domain"], [Shard(2)])
+        model(x).square().mean().backward()
+
+    "ddp" gives DistributedDataParallel over all ranks, "fsdp" applies fully_shard
+    over all ranks to `units` (the children with parameters by default) and the
+    module: their buckets then sum over data and domain at once, beside backward.
+    None leaves the module as it is: for a mesh of domain axes alone. `options` are
+    the wrapper's.
+
+    Parameters and buffers get the values of the mesh's first rank. The gradient
+    policy of the process becomes "deferred", or "coalesced" without a wrapper: do
+    not mix both in one process. With `new_tensors` forward runs within
+    new_tensors_on, which FSDP's buffers do not bear.
+
+    The loss of a rank is that of its own samples, a mean for one device's numbers:
+    gradients are averaged over data."""
+    names = list(mesh.mesh_dim_names or ())
+    unknown = [name for name in domain if name not in names]
+    if unknown or not domain:
+        raise ValueError(f"domain: expected axes of {names}, got {tuple(domain)}")
+    if data not in ("ddp", "fsdp", None):
+        raise ValueError(f'data: expected "ddp", "fsdp" or None, got {data!r}')
+    others = [
+        n
+        for n, size in zip(names, mesh.mesh.shape, strict=True)
+        if n not in domain and size > 1
+    ]
+    if data is None and others:
+        raise ValueError(
+            f'data: the axes {others} have other samples, expected "ddp" or "fsdp"'
+        )
+    core_mesh(mesh)
+    set_gradient_policy("deferred" if data else "coalesced")
+    if data != "ddp":  # which broadcasts by itself
+        sync_module_over_mesh(module, _flat(mesh))
+    if new_tensors and data != "fsdp":
+        _enter_around_forward(module, mesh[tuple(domain)])
+    if data == "ddp":
+        group = whole_group(mesh)
+        return nn.parallel.DistributedDataParallel(
+            module, process_group=group, **options
+        )
+    if data == "fsdp":
+        _shard(module, _flat(mesh), units, options)
+    return module
+
+
+def _flat(mesh):
+    """All ranks along one axis."""
+    return mesh if mesh.ndim == 1 else mesh._flatten()
+
+
+def _shard(module, mesh, units, options):
+    from torch.distributed.fsdp import fully_shard
+
+    children = module.children() if units is None else units
+    for child in children:
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh, **options)
+    fully_shard(module, mesh=mesh, **options)
+
+
+def _enter_around_forward(module, mesh):
+    """By hooks, which copies of the module keep."""
+    entered = threading.local()
+
+    def enter(*_):
+        mode = contextlib.ExitStack()
+        mode.enter_context(new_tensors_on(mesh))
+        entered.stack = [*getattr(entered, "stack", ()), mode]
+
+    def leave(*_):
+        entered.stack.pop().close()
+
+    module.register_forward_pre_hook(enter, prepend=True)
+    module.register_forward_hook(leave, always_call=True)
+
+
+# ---- drift ------------------------------------------------------------------
+
+
+def check_replicas(module: nn.Module, mesh: DeviceMesh | None = None) -> None:
+    """Raises on all ranks, with names, where a parameter or buffer is not the same,
+    bit for bit, on all ranks of `mesh` that hold the same piece of it. Default:
+    DistributedManager's mesh. Communication: one small gather."""
+    mesh = default_mesh() if mesh is None else mesh
+    state = dict([*module.named_parameters(), *module.named_buffers()])
+    rows = [[_digest(x), _piece(x)] for x in state.values()]
+    mine = torch.tensor(rows, dtype=torch.int64, device=device_of(mesh)).view(-1, 2)
+    group = whole_group(mesh)
+    counts = [
+        torch.zeros(1, dtype=torch.int64, device=mine.device)
+        for _ in range(mesh.size())
+    ]
+    dist.all_gather(counts, torch.full_like(counts[0], len(state)), group)
+    if len({int(count) for count in counts}) > 1:
+        raise RuntimeError(
+            f"check_replicas: the ranks have {[int(c) for c in counts]} parameters and "
+            "buffers"
+        )
+    everyone = [torch.empty_like(mine) for _ in range(mesh.size())]
+    dist.all_gather(everyone, mine, group)
+    problems = _differences(list(state), torch.stack(everyone).tolist())
+    if problems:
+        raise RuntimeError("check_replicas: replicas differ\n" + "\n".join(problems))
+
+
+def _differences(names, rows):
+    problems = []
+    for index, name in enumerate(names):
+        seen: dict[int, tuple[int, int]] = {}
+        for rank, row in enumerate(rows):
+            digest, piece = row[index]
+            first = seen.setdefault(piece, (digest, rank))
+            if first[0] != digest:
+                problems.append(f"{name}: mesh ranks {first[1]} and {rank}")
+                break
+    return problems
+
+
+def _local(x):
+    if isinstance(x, ShardTensor):
+        return _C.local(x)
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _digest(x):
+    local = _local(x).detach().cpu().contiguous()
+    told = hashlib.blake2b(repr((local.shape, local.dtype)).encode(), digest_size=8)
+    told.update(local.view(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(told.digest(), "little", signed=True)
+
+
+def _piece(x):
+    """A number for which piece of x this rank holds."""
+    if not hasattr(x, "placements"):
+        return 0
+    number = 0
+    mesh = x.device_mesh
+    for axis, placement in enumerate(x.placements):
+        place = 0 if placement.is_replicate() else mesh.get_local_rank(axis)
+        number = number * mesh.size(axis) + place
+    return number

@@ -1,0 +1,221 @@
+"""parallelize: data x domain is one device, step after step, and stays so."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import ranks, shard, uneven
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import shardtensor
+from shardtensor import check_replicas, parallelize
+
+PRELOAD = ("torch._inductor.compile_fx",)
+
+MESHES = {
+    "1x4": ((1, 4), ("data", "domain")),
+    "2x2": ((2, 2), ("data", "domain")),
+    "4x1": ((4, 1), ("data", "domain")),
+    "2x1x2": ((2, 1, 2), ("data", "h", "w")),
+}
+
+
+class Net(nn.Module):
+    """Convolutions, a norm over the domain, a tensor that is made in forward, a
+    parameter on its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 6, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 6)
+        self.last = nn.Conv2d(6, 3, 3, padding=1, stride=2)
+        self.scale = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        filled = torch.zeros_like(self.scale).expand(3, 1, 1)
+        return self.last(x) * self.scale + filled
+
+
+def net():
+    torch.manual_seed(5)
+    return Net().double()
+
+
+def steps(model, batches, optimizer, loss_of, accumulate=1, no_sync=None):
+    for i, x in enumerate(batches):
+        last = (i + 1) % accumulate == 0
+        with no_sync(not last) if no_sync else torch.enable_grad():
+            (loss_of(model(x)) / accumulate).backward()
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def mean_square(y):
+    return y.square().mean()
+
+
+def whole(x):
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def assert_same(model, reference, tolerance=1e-9):
+    inner = getattr(model, "module", model)
+    for (name, p), q in zip(
+        inner.named_parameters(), reference.parameters(), strict=True
+    ):
+        torch.testing.assert_close(
+            whole(p),
+            q,
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+def make(name):
+    shape, names = MESHES[name]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return mesh, names[1:], mesh[names[1:]]
+
+
+def part(samples, mesh, domain):
+    """This data rank's samples, cut along rows over the last axis of the domain."""
+    mine = samples.chunk(mesh.size(0))[mesh.get_local_rank(0)]
+    if domain.ndim == 1:
+        return shard(mine, domain, [Shard(2)], {2: uneven(9, domain.size())})
+    return shard(mine, domain, [Shard(3), Shard(2)], {2: uneven(9, 2)})
+
+
+@ranks(4)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", MESHES)
+def test_steps_are_those_of_one_device(mesh, name, data, accumulate):
+    mesh, axes, domain = make(name)
+    reference, model = net(), net()
+    if dist.get_rank() != 0:
+        nn.init.zeros_(model.first.weight)  # parallelize makes it equal
+    model = parallelize(model, mesh, data, axes)
+    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(10 * accumulate)]
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.05) for m in (reference, model)]
+    steps(reference, batches, optimizers[0], mean_square, accumulate)
+
+    def no_sync(skip):
+        if data == "ddp":
+            return model.no_sync() if skip else torch.enable_grad()
+        model.set_requires_gradient_sync(not skip)
+        return torch.enable_grad()
+
+    parts = [part(x, mesh, domain) for x in batches]
+    steps(model, parts, optimizers[1], mean_square, accumulate, no_sync)
+    assert_same(model, reference)
+    check_replicas(model, mesh)
+
+
+@ranks(1, 2, 3)
+def test_a_domain_alone(mesh):
+    reference, model = net(), net()
+    model = parallelize(model, mesh, None)
+    assert model is parallelize(model, mesh, None) and type(model) is Net
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.05) for m in (reference, model)]
+    batches = [torch.randn(2, 2, 9, 6).double() for _ in range(3)]
+    steps(reference, batches, optimizers[0], mean_square)
+    parts = [shard(x, mesh, [Shard(2)]) for x in batches]
+    steps(model, parts, optimizers[1], mean_square)
+    assert_same(model, reference)
+
+
+@ranks(2)
+def test_new_tensors_follow_the_mesh_in_forward_only(mesh):
+    made = {}
+
+    class Making(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            made["inside"] = torch.zeros(3)
+            if x is None:
+                raise KeyError("fails")
+            return x * self.weight
+
+    model = parallelize(Making(), mesh)
+    model(shard(torch.ones(4, 3), mesh, [Shard(0)]))
+    assert shardtensor.is_shard_tensor(made["inside"])
+    for each in (model, copy.deepcopy(model.module)):
+        with pytest.raises(KeyError):
+            each(None)
+        assert not shardtensor.is_shard_tensor(torch.zeros(3))
+
+
+@ranks(2)
+def test_the_wrapper_sums_all_gradients(mesh):
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    x = shard(torch.randn(2, 2, 9, 6), mesh, [Shard(2)])
+    for data, expected in ((None, 1), ("ddp", 0)):
+        wrapped = parallelize(model, mesh, data)
+        wrapped(x).to_local().square().sum().backward()
+        shardtensor.reset_comm_stats()
+        wrapped(x).to_local().square().sum().backward()
+        assert shardtensor.comm_stats().all_reduces == expected
+
+
+@ranks(4)
+def test_replicas_stay_equal_for_200_steps(mesh):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
+    runs = []
+    for _ in range(2):
+        model = parallelize(net().float(), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        torch.manual_seed(dist.get_rank() // 2)
+        batches = [torch.randn(1, 2, 9, 6) for _ in range(200)]
+        parts = [shard(x, mesh["domain"], [Shard(2)]) for x in batches]
+        steps(model, parts, optimizer, mean_square)
+        check_replicas(model, mesh)
+        runs.append([p.detach().clone() for p in model.parameters()])
+    for p, q in zip(*runs, strict=True):
+        assert torch.equal(p, q)  # the same run gives the same bits
+
+
+@ranks("2x2")
+def test_replicas_that_differ_are_named(mesh):
+    model = net()
+    cut = distribute_tensor(torch.arange(8.0), mesh["domain_w"], [Shard(0)])
+    model.cut = nn.Parameter(cut)
+    check_replicas(model, mesh)
+    with torch.no_grad():
+        if dist.get_rank() == 2:
+            model.scale[0] = torch.nextafter(model.scale[0], torch.tensor(2.0).double())
+        if dist.get_rank() == 3:
+            model.cut.to_local()[1] = 0
+    with pytest.raises(RuntimeError) as caught:
+        check_replicas(model, mesh)
+    lines = str(caught.value).splitlines()
+    assert lines == [
+        "check_replicas: replicas differ",
+        "scale: mesh ranks 0 and 2",
+        "cut: mesh ranks 1 and 3",
+    ]
+    if dist.get_rank() == 1:
+        model.register_buffer("more", torch.zeros(1))
+    with pytest.raises(RuntimeError, match=r"the ranks have \[8, 9, 8, 8\] parameters"):
+        check_replicas(model, mesh)
+
+
+@ranks("2x2")
+def test_axes_and_wrappers_that_are_not_there(mesh):
+    with pytest.raises(ValueError, match="domain: expected axes of .* got \\('x',\\)"):
+        parallelize(net(), mesh, domain=("x",))
+    with pytest.raises(
+        ValueError, match='expected "ddp", "fsdp" or None, got \'zero\''
+    ):
+        parallelize(net(), mesh, "zero", ("domain_w",))
+    with pytest.raises(ValueError, match=r"the axes \['domain_h'\] have other samples"):
+        parallelize(net(), mesh, None, ("domain_w",))
