@@ -17,9 +17,18 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardtensor.checkpoint import files
+from shardtensor.checkpoint.export import export, full_tensors
 from shardtensor.checkpoint.state import Stager, is_wrapper, stateful
 
-__all__ = ["Stager", "async_save", "load", "save", "steps"]
+__all__ = [
+    "Stager",
+    "async_save",
+    "export",
+    "full_tensors",
+    "load",
+    "save",
+    "steps",
+]
 
 Folder = str | os.PathLike
 _groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}

@@ -1,7 +1,9 @@
 """Checkpoints: written on some ranks, loaded on others, whole or not there."""
 
+import json
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -188,6 +190,33 @@ def test_an_optimizer_is_saved_beside_its_module(tmp_path):
         checkpoint.save({"o": optimizer, "m": net()}, tmp_path, 0)
 
 
+# ---- one file -----------------------------------------------------------------
+
+
+@ranks(1, 2, "2x2")
+def test_whole_tensors_stream_into_one_file(mesh, tmp_path):
+    state = {"fields": tensors(mesh), "model": net().state_dict(), "epoch": 3}
+    for name, whole in checkpoint.full_tensors(state["fields"]):
+        assert torch.equal(whole, WHOLE.get(name, WHOLE["rows"])), name
+    path = tmp_path / "all.safetensors"
+    checkpoint.export(state, path)
+    dist.barrier()
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    assert size % 8 == 0 and "model.1.running_mean" in header
+    for name, whole in WHOLE.items():
+        told = header[f"fields.{name}"]
+        begin, end = told["data_offsets"]
+        assert told["shape"] == list(whole.shape)
+        found = torch.frombuffer(bytearray(body[begin:end] or b" "), dtype=torch.uint8)
+        expected = whole.contiguous().view(-1).view(torch.uint8)
+        assert torch.equal(found[: expected.numel()], expected), name
+    assert max(told["data_offsets"][1] for told in header.values()) == len(body)
+    with pytest.raises(TypeError, match="x is of torch.complex64, which the format"):
+        checkpoint.export({"x": torch.zeros(1, dtype=torch.complex64)}, path)
+
+
 # ---- what goes wrong --------------------------------------------------------
 
 
@@ -204,8 +233,6 @@ def save_and_die(folder, point):
             calls["count"] += 1
             if dist.get_rank() == 0 and calls["count"] == point:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-    import sys
 
     sys.setprofile(die)
     checkpoint.save({"x": x + 1, "step": 2}, folder, 1 if point % 2 else 2)

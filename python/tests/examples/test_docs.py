@@ -50,6 +50,14 @@ def test_python_code_about_points(mesh):
         exec(compile(source, "points.md", "exec"), names)
 
 
+@ranks(1, 3)
+@pytest.mark.parametrize("page", ["data", "checkpoints"])
+def test_python_code_about_files(mesh, tmp_path, page):
+    names = {"mesh": mesh, "folder": tmp_path}
+    for source in blocks(DOCS / f"{page}.md", "python"):
+        exec(compile(source, f"{page}.md", "exec"), names)
+
+
 def test_cpp_code_about_own_operators_is_tested():
     tested = (ROOT / "tests" / "dispatch" / "own_operator_test.cpp").read_text()
     quoted = blocks(DOCS / "adding_an_op.md", "cpp")
