@@ -42,6 +42,26 @@ class Decoding:
             values[unsigned == number] = numpy.nan
         return values
 
+    def encode(self, values: numpy.ndarray, stored: numpy.dtype) -> numpy.ndarray:
+        """The numbers to store for values: the inverse, rounded to whole numbers
+        where the file has such."""
+        if not self._changes() or self.unsigned:
+            if self.unsigned or not numpy.can_cast(values.dtype, stored, "same_kind"):
+                raise TypeError(f"{values.dtype} cannot be written as {stored}")
+            return values.astype(stored, copy=False)
+        numbers = (values.astype("float64") - (self.offset or 0)) / (self.scale or 1)
+        nothing = numpy.isnan(numbers)
+        if nothing.any() and (self.missing or stored.kind in "iu"):
+            if not self.missing:
+                raise ValueError("a NaN, for which the file has no _FillValue")
+            numbers[nothing] = self.missing[0]
+        numbers = numpy.rint(numbers) if stored.kind in "iu" else numbers
+        if stored.kind in "iu" and numbers.size:
+            limits = numpy.iinfo(stored)
+            if numbers.min() < limits.min or numbers.max() > limits.max:
+                raise ValueError(f"a value beyond what {stored} holds with this scale")
+        return numbers.astype(stored)
+
     def _unsigned(self, stored):
         if self.unsigned and stored.dtype.kind == "i":
             return stored.view(f"u{stored.dtype.itemsize}")

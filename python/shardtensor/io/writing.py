@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor.agree import agree
-from shardtensor.io import boxes
+from shardtensor.io import boxes, cf
 from shardtensor.io.array import explained, print_box
 from shardtensor.io.sources import format_of
 from shardtensor.mesh import core_mesh, default_mesh
@@ -77,7 +77,7 @@ def write(
         where = _Target(name, variable, index, tensor)
     except Exception as error:  # noqa: BLE001
         problem = explained("write", _title(name, variable), error)
-    agree(mesh, problem, index)
+    agree(mesh, problem, (index, where and (where.rows, where.chunks)))
     pieces = _at_chunks(tensor, where)
     if where.format.IN_TURN:
         for position in range(mesh.size()):
@@ -97,6 +97,7 @@ class _Target:
         self.chunks = source.chunks
         self.begins = [source.chunk_begins(dim) for dim in range(len(source.shape))]
         self.dtype = source.dtype
+        self.decoding = cf.decoding(source.dtype, source.attributes)
         source.close()
         found = tuple(len(self.rows[dim]) for dim in self.kept)
         if found != tuple(tensor.shape):
@@ -135,7 +136,7 @@ def _write_piece(tensor, where, is_my_turn):
             box = where.box(wanted)
             values = tensor.to_local().cpu().contiguous().numpy()
             shape = [len(range(*part.indices(part.stop))) for part in box]
-            values = values.astype(where.dtype, copy=False).reshape(shape)
+            values = where.decoding.encode(values, where.dtype).reshape(shape)
             where.format.write_box(where.name, where.variable, box, values)
     except Exception as error:  # noqa: BLE001
         title = _title(where.name, where.variable) + print_box(where.box(wanted))

@@ -94,6 +94,32 @@ def test_names_and_attributes_are_kept(mesh, target):
             assert array.dims == dims and array.attributes == told
 
 
+@ranks(1, 2)
+def test_packed_numbers(mesh, tmp_path):
+    """As the variable packs them: a reader sees the values."""
+    whole = torch.arange(12.0).view(6, 2) / 4 + 280
+    whole[3, 1] = torch.nan
+    told = {"scale_factor": 0.25, "add_offset": 280.0, "_FillValue": -1}
+    for name in ("a.nc", "a.zarr"):
+        path, shape = tmp_path / name, (6, 2)
+        shardtensor.io.create(path, "t", shape, torch.int16, mesh, attributes=told)
+        x = shard(whole, mesh, [Shard(0)])
+        shardtensor.io.write(path, x, "t", index=...)
+        dist.barrier()
+        stored = shardtensor.io.open(path, "t", decode=False)[...]
+        assert stored.dtype == torch.int16 and stored[3, 1] == -1 and stored[5, 0] == 10
+        torch.testing.assert_close(
+            shardtensor.io.open(path, "t")[...], whole, equal_nan=True
+        )
+        dist.barrier()
+        with pytest.raises(ValueError, match="beyond what int16 holds"):
+            shardtensor.io.write(path, x + 1e6, "t", index=...)
+    path = tmp_path / "b.npy"
+    shardtensor.io.create(path, None, (6, 2), torch.int16, mesh)
+    with pytest.raises(TypeError, match="float32 cannot be written as int16"):
+        shardtensor.io.write(path, x, index=...)
+
+
 @ranks(3)
 def test_every_chunk_has_one_writer(mesh, tmp_path):
     path, writes = tmp_path / "a.zarr", []

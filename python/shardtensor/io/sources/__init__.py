@@ -30,11 +30,8 @@ def open_source(path: Path, variable: str | None) -> Source:
     after the other along the first dim."""
     paths = _paths(path)
     sources = [format_of(each).open_source(each, variable) for each in paths]
-    return (
-        sources[0]
-        if isinstance(path, str | os.PathLike) and paths == [os.fspath(path)]
-        else Joined(sources)
-    )
+    is_one = isinstance(path, str | os.PathLike) and paths == [os.fspath(path)]
+    return sources[0] if is_one else Joined(sources)
 
 
 def _paths(path: Path) -> list[str]:
