@@ -16,7 +16,14 @@ LAYERS = [
     {"tensor", "distributed"},
     {"halo", "mpi"},
     {"dispatch"},
-    {"rules/ops", "rules/view", "rules/reduce", "rules/index", "rules/order"},
+    {
+        "rules/ops",
+        "rules/view",
+        "rules/reduce",
+        "rules/index",
+        "rules/order",
+        "rules/spectra",
+    },
     {"rules/norm", "rules/stencil", "rules/attention", "rules/points"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"

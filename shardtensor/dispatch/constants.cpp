@@ -23,8 +23,8 @@ bool is_elementwise(const c10::OperatorHandle& op) {
       op.operator_name().name == "aten::copy_";
 }
 
-/// The layout of the largest sharded tensor among the arguments of an
-/// elementwise operator; null without one.
+/// The layout of the largest tensor that is cut, or a sum of terms, among the
+/// arguments of an elementwise operator; null without one.
 SpecPtr written_layout(
     const c10::OperatorHandle& op,
     at::ArrayRef<c10::IValue> arguments) {
@@ -34,7 +34,7 @@ SpecPtr written_layout(
   }
   for (const auto& value : arguments) {
     visit_tensors(value, [&](const at::Tensor& tensor) {
-      if (is_shard_tensor(tensor) && spec(tensor)->is_sharded() &&
+      if (is_shard_tensor(tensor) && !spec(tensor)->is_replicated() &&
           (!largest || largest->numel() < spec(tensor)->numel())) {
         largest = spec(tensor);
       }

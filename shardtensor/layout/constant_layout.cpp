@@ -64,6 +64,39 @@ std::optional<Partition> cut_around(
   return is_balanced(partition) ? std::make_optional(partition) : std::nullopt;
 }
 
+/// The dim of the tensor that `pieces` ranks, which have a term of the value
+/// each, take shares of: the last that keeps most ranks busy, or what keeps
+/// most of them so. -1 where the value fills no dim.
+int64_t scattered_dim(
+    const std::vector<int64_t>& sizes,
+    const ViewGeometry& view,
+    const SpecPtr& value,
+    const std::vector<bool>& is_cut,
+    int64_t pieces) {
+  constexpr double kEnough = 0.8;
+  const auto new_dims = static_cast<int64_t>(view.sizes.size()) - value->dim();
+  int64_t best = -1;
+  double best_share = 0;
+  for (int64_t value_dim = value->dim() - 1; value_dim >= 0; --value_dim) {
+    const auto view_dim = value_dim + new_dims;
+    const auto rows =
+        view_dim < 0 ? std::nullopt : shown_rows(sizes, view, view_dim);
+    if (!rows || is_cut[rows->dim] ||
+        value->size(value_dim) != sizes[rows->dim]) {
+      continue;
+    }
+    const auto share = busy_share(sizes[rows->dim], pieces);
+    if (share >= kEnough) {
+      return rows->dim;
+    }
+    if (share > best_share) {
+      best = rows->dim;
+      best_share = share;
+    }
+  }
+  return best;
+}
+
 } // namespace
 
 SpecPtr layout_of_written(
@@ -88,6 +121,21 @@ SpecPtr layout_of_written(
         cut_around(value, value_dim, *rows, sizes[rows->dim]);
     for (const int64_t axis : value->axes(value_dim)) {
       placements[axis] = Placement::shard(rows->dim);
+    }
+  }
+  int64_t terms = 1;
+  std::vector<int64_t> summed;
+  for (const int64_t axis : value->partial_axes()) {
+    if (value->placement(axis) == Placement::partial()) {
+      summed.push_back(axis);
+      terms *= value->mesh()->ranks(axis);
+    }
+  }
+  const auto scattered =
+      summed.empty() ? -1 : scattered_dim(sizes, view, value, is_cut, terms);
+  for (const int64_t axis : summed) {
+    if (scattered >= 0) {
+      placements[axis] = Placement::shard(scattered);
     }
   }
   return make_spec(

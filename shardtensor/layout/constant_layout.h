@@ -20,7 +20,8 @@ struct ViewGeometry {
 /// the value are cut in the tensor by the same axes, all others are whole. The
 /// rows of the value stay where they are, and the tensor's other rows go to the
 /// nearest pieces, unless a piece then holds more than 3/2 of its even share:
-/// such a dim gets torch.chunk's split.
+/// such a dim gets torch.chunk's split. Sums that are still to be done are
+/// scattered: their axes cut a dim that the value fills.
 ///
 /// Example: sizes (9, 4), a view of columns [0, 3), a value of sizes (9, 3) cut
 /// on dim 0 as [5, 4]: dim 0 cut as [5, 4]. Cut on dim 1 as [2, 1]: dim 1 cut

@@ -262,6 +262,13 @@ ViewPlan plan_select_backward(const SpecPtr& grad, int64_t size, int64_t dim) {
       size < pieces ? whole : with_placements(whole, std::move(placements))};
 }
 
+double busy_share(int64_t extent, int64_t pieces) {
+  const auto largest = (extent + pieces - 1) / pieces;
+  return largest == 0
+      ? 0
+      : static_cast<double>(extent) / static_cast<double>(largest * pieces);
+}
+
 // ---- dims that an operator needs whole --------------------------------------
 
 namespace {

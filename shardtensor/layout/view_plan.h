@@ -63,6 +63,10 @@ SpecPtr whole_dims(
 /// `others`: all dims but `dims`.
 SpecPtr whole_dims(const SpecPtr& spec, const std::vector<int64_t>& dims);
 
+/// The share of `pieces` ranks that are busy when they divide `extent` rows as
+/// evenly as they can: 33 rows on 16 ranks keep 11 / 16 of them so.
+double busy_share(int64_t extent, int64_t pieces);
+
 /// The same layout with dims that are cut repeatedly cut once, in pieces of the
 /// same size: one dim, some, all.
 SpecPtr contiguous_dim(const SpecPtr& spec, int64_t dim);

@@ -27,8 +27,27 @@ TEST(LayoutOfWritten, IsTheValuesForTheWholeTensor) {
   const auto repeated =
       cut({2}, {8, 9}, {kRows}, {Partition({3, 1}, /*repeat=*/2), {}});
   EXPECT_EQ(layout_of_written({8, 9}, kWhole, repeated), repeated);
+}
+
+TEST(LayoutOfWritten, ScattersSumsAlongADimThatTheValueFills) {
   const auto sum = cut({2}, {8, 9}, {Placement::partial()});
-  EXPECT_EQ(layout_of_written({8, 9}, kWhole, sum), replicated(sum));
+  EXPECT_EQ(
+      layout_of_written({8, 9}, kWhole, sum), cut({2}, {8, 9}, {kColumns}));
+  const ViewGeometry corner{{8, 3}, {9, 1}, 0};
+  const auto of_corner = cut({2}, {8, 3}, {Placement::partial()});
+  EXPECT_EQ(
+      layout_of_written({8, 9}, corner, of_corner), cut({2}, {8, 9}, {kRows}));
+  const auto both = cut({2, 2}, {8, 9}, {kColumns, Placement::partial()});
+  EXPECT_EQ(
+      layout_of_written({8, 9}, kWhole, both),
+      cut({2, 2}, {8, 9}, {kColumns, kRows}));
+  const ViewGeometry one{{2, 2}, {9, 1}, 0};
+  const auto inside = cut({2}, {2, 2}, {Placement::partial()});
+  EXPECT_EQ(
+      layout_of_written({8, 9}, one, inside),
+      cut({2}, {8, 9}, {Placement::replicate()}));
+  const auto largest = cut({2}, {8, 9}, {Placement::partial(Reduce::Max)});
+  EXPECT_EQ(layout_of_written({8, 9}, kWhole, largest), replicated(largest));
 }
 
 TEST(LayoutOfWritten, KeepsTheRowsOfASliceWhereTheyAre) {
