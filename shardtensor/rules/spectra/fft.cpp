@@ -125,6 +125,21 @@ Dims result_sizes(const SpecPtr& spec, const Transform& transform) {
   return sizes;
 }
 
+bool is_inverse(const Transform& transform, const LocalTransform& local) {
+  return transform.lines == Lines::ToReal ||
+      (transform.lines == Lines::Complex && !local.forward);
+}
+
+/// Null for a forward transform.
+SpecPtr home_of(
+    const SpecPtr& given,
+    const Transform& transform,
+    const LocalTransform& local) {
+  return is_inverse(transform, local)
+      ? recall_home(given, result_sizes(given, transform), transform.dims)
+      : nullptr;
+}
+
 template <class Level, class Signal>
 Signal run(
     const char* op,
@@ -135,12 +150,8 @@ Signal run(
     return x;
   }
   const auto given = Level::layout(x);
-  const bool is_inverse = transform.lines == Lines::ToReal ||
-      (transform.lines == Lines::Complex && !local.forward);
-  const auto home = is_inverse
-      ? recall_home(given, result_sizes(given, transform), transform.dims)
-      : nullptr;
-  const auto plan = find_plan(given, transform, home);
+  const auto plan =
+      find_plan(given, transform, home_of(given, transform, local));
   if (plan->gathered) {
     note_fallback(op, plan->before_gather, plan->gathered);
   }
@@ -150,7 +161,7 @@ Signal run(
       x = Level::transformed(x, local, step);
     }
   }
-  if (!is_inverse) {
+  if (!is_inverse(transform, local)) {
     remember_home(given, plan->result(), transform.dims);
   }
   return x;
@@ -176,40 +187,70 @@ Tensor resolved(const Tensor& self) {
   return self.resolve_conj().resolve_neg();
 }
 
+/// Above autograd, unless sums are left that are still to be done: ranks then
+/// use one gradient for the same work, which only ATen's formulas know.
+template <class Op, class... Args>
+Tensor run_above(
+    c10::DispatchKeySet keys,
+    const Tensor& self,
+    const Transform& transform,
+    const LocalTransform& local,
+    Args... args) {
+  const auto x = resolved(self);
+  if (spec(x)->has_partial() && !transform.dims.empty() &&
+      find_plan(spec(x), transform, home_of(spec(x), transform, local))
+          ->keeps_sums()) {
+    return Op::redispatch(below_function_level(keys), x, args...);
+  }
+  return run<Differentiable>(Op::name, x, transform, local);
+}
+
 Tensor fft_c2c_function(
+    c10::DispatchKeySet keys,
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     bool forward) {
-  return run<Differentiable>(
-      "aten::_fft_c2c",
-      resolved(self),
+  return run_above<at::_ops::_fft_c2c>(
+      keys,
+      self,
       transform_of(self, dim, Lines::Complex),
-      {Lines::Complex, normalization, forward});
+      {Lines::Complex, normalization, forward},
+      c10::fromIntArrayRefSlow(dim),
+      normalization,
+      forward);
 }
 
 Tensor fft_r2c_function(
+    c10::DispatchKeySet keys,
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     bool onesided) {
-  return run<Differentiable>(
-      "aten::_fft_r2c",
-      resolved(self),
+  return run_above<at::_ops::_fft_r2c>(
+      keys,
+      self,
       transform_of(self, dim, Lines::FromReal, onesided),
-      {Lines::FromReal, normalization, true, onesided});
+      {Lines::FromReal, normalization, true, onesided},
+      dim,
+      normalization,
+      onesided);
 }
 
 Tensor fft_c2r_function(
+    c10::DispatchKeySet keys,
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     int64_t last_dim_size) {
-  return run<Differentiable>(
-      "aten::_fft_c2r",
-      resolved(self),
+  return run_above<at::_ops::_fft_c2r>(
+      keys,
+      self,
       transform_of(self, dim, Lines::ToReal, last_dim_size),
-      {Lines::ToReal, normalization, false});
+      {Lines::ToReal, normalization, false},
+      dim,
+      normalization,
+      c10::SymInt(last_dim_size));
 }
 
 Local terms_of(const Tensor& self) {

@@ -148,11 +148,14 @@ class Planner {
     if (!home_) {
       return;
     }
-    const auto layout = make_spec(
-        at_->mesh(),
-        at_->sizes(),
-        home_->placements(),
-        home_partitions(home_->placements()));
+    // What is whole at home may stay cut: nothing is gathered for it.
+    auto placements = at_->placements();
+    for (size_t axis = 0; axis < placements.size(); ++axis) {
+      const auto& there = home_->placement(static_cast<int64_t>(axis));
+      placements[axis] = there.is_shard() ? there : placements[axis];
+    }
+    const auto layout =
+        with_placements(at_, placements, home_partitions(placements));
     if (layout != at_) {
       plan_.steps.push_back({layout, {}, false, layout});
     }
@@ -245,6 +248,12 @@ class Planner {
 };
 
 } // namespace
+
+bool TransformPlan::keeps_sums() const {
+  return std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+    return step.result->has_partial();
+  });
+}
 
 TransformPlan plan_transform(
     const SpecPtr& spec,

@@ -35,6 +35,8 @@ struct TransformPlan {
   const SpecPtr& result() const {
     return steps.back().result;
   }
+  /// Whether terms of a sum are transformed.
+  bool keeps_sums() const;
 };
 
 /// Whole dims are transformed first, where they are. Then the cut ones are made

@@ -12,7 +12,7 @@ from ranks import (
     sharded,
     uneven,
 )
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 
 import shardtensor
 
@@ -165,6 +165,23 @@ def test_one_line_has_no_other_dim_to_cut(mesh):
     shardtensor.reset_fallback_counts()
     check_op(fft.fft, sharded(signal(6), [Shard(0)]), mesh=mesh, backward=False)
     assert list(shardtensor.fallback_counts()) == ["aten::_fft_c2c"]
+
+
+@ranks(2, "2x2")
+@pytest.mark.parametrize("shape", [(5,), (4, 6)])
+def test_sums_are_transformed_term_by_term_or_scattered(mesh, shape):
+    terms = [Partial()] * mesh.ndim
+    for transform in (
+        lambda x: fft.fft(x).abs(),
+        lambda x: fft.ifft(x.conj(), norm="ortho").abs(),
+        lambda x: fft.irfft(x, n=2 * shape[-1] - 1).sin(),
+        lambda x: fft.rfft(x.real).abs(),
+    ):
+        x = sharded(signal(*shape), terms)
+        check_op(transform, x, mesh=mesh, second_order=True)
+    shardtensor.reset_comm_stats()
+    fft.fft(shard(signal(*shape), mesh, terms))
+    assert shardtensor.comm_stats().all_reduces == 0
 
 
 # ---- what conj() and imag leave to the reader -------------------------------

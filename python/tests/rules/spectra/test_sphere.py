@@ -1,0 +1,109 @@
+"""torch-harmonics' transforms on the sphere, unmodified."""
+
+import pytest
+import torch
+from fourier import OnMesh
+from ranks import assert_close, check_op, ranks, shard, sharded, uneven
+from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
+
+PRELOAD = ("torch_harmonics",)
+FINE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+class RoundTrip(torch.nn.Module):
+    """There, a filter of degrees, and back."""
+
+    def __init__(self, there, back):
+        super().__init__()
+        self.there, self.back = there, back
+
+    def forward(self, x):
+        modes = self.there(x)
+        degrees = torch.arange(modes.shape[-2], dtype=x.dtype)
+        return self.back(modes / (1 + degrees[:, None]))
+
+
+def transforms(kind, grid, nlat, nlon, **modes):
+    import torch_harmonics as th
+
+    there, back = {
+        "scalar": (th.RealSHT, th.InverseRealSHT),
+        "vector": (th.RealVectorSHT, th.InverseRealVectorSHT),
+    }[kind]
+    sizes = nlat, nlon
+    return RoundTrip(
+        there(*sizes, grid=grid, **modes), back(*sizes, grid=grid, **modes)
+    )
+
+
+CASES = {
+    "equiangular": ("scalar", "equiangular", 13, 24, {}),
+    "gauss": ("scalar", "legendre-gauss", 12, 24, {}),
+    "lobatto": ("scalar", "lobatto", 13, 24, {}),
+    "truncated": ("scalar", "equiangular", 13, 24, {"lmax": 10, "mmax": 9}),
+    "vector": ("vector", "equiangular", 13, 24, {}),
+    "vector gauss": ("vector", "legendre-gauss", 12, 24, {"lmax": 11, "mmax": 10}),
+}
+
+
+def cuts(mesh, nlat, nlon):
+    if mesh.ndim == 2:
+        return [
+            ([Shard(2), Shard(3)], {2: uneven(nlat, 2)}),
+            ([Shard(3), Shard(2)], {}),
+        ]
+    rows, columns = uneven(nlat, mesh.size()), uneven(nlon, mesh.size())
+    cuts = [([Shard(2)], {2: rows}), ([Shard(3)], {3: columns[::-1]})]
+    return [*cuts, ([Shard(2)], {2: [0, *uneven(nlat, mesh.size() - 1)]})]
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", CASES)
+def test_transforms(mesh, name):
+    kind, grid, nlat, nlon, modes = CASES[name]
+    model = OnMesh(transforms(kind, grid, nlat, nlon, **modes).double(), mesh)
+    x = torch.randn(1, 2, nlat, nlon, dtype=torch.float64, requires_grad=True)
+    for placements, sizes in cuts(mesh, nlat, nlon):
+        with shardtensor.fallback_mode("error"):
+            part = sharded(x, placements, sizes)
+            y = check_op(model, part, mesh=mesh, second_order=True, **FINE)
+        assert y._spec == shard(x, mesh, placements, sizes)._spec
+
+
+@ranks(2, "2x2")
+def test_the_legendre_sum_is_scattered_to_the_modes(mesh):
+    import torch_harmonics as th
+
+    transform = OnMesh(th.RealSHT(12, 24), mesh)
+    x = shard(torch.randn(1, 3, 12, 24), mesh, [Shard(2)] * mesh.ndim)
+    shardtensor.reset_comm_stats()
+    modes = transform(x)
+    assert modes.placements == (Shard(3),) * mesh.ndim
+    stats = shardtensor.comm_stats()
+    assert (stats.exchanges, stats.all_reduces) == (2, 0)  # real and imaginary
+    # Each rank keeps its share of two sums of 3 x 12 x 13 numbers.
+    kept = modes.to_local().numel()
+    assert stats.bytes == 2 * 4 * (3 * 12 * 13 - kept)
+
+
+@ranks(2, 3, "2x2")
+def test_single_precision_is_as_exact_as_one_process(mesh):
+    model = OnMesh(transforms("scalar", "equiangular", 33, 64), mesh)
+    x = torch.randn(1, 2, 33, 64)
+    expected = model(x)
+    for placements, sizes in cuts(mesh, 33, 64):
+        y = model(shard(x, mesh, placements, sizes)).full_tensor()
+        assert (y - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@ranks(2)
+def test_modes_of_one_device_meet_those_of_many(mesh):
+    import torch_harmonics as th
+
+    x = torch.randn(1, 2, 12, 24, dtype=torch.float64)
+    transform = OnMesh(th.RealSHT(12, 24).double(), mesh)
+    assert_close(transform(shard(x, mesh, [Shard(2)])), transform(x), **FINE)
+    whole = shard(x, mesh, [Replicate()])
+    assert_close(transform(whole), transform(x), **FINE)
