@@ -81,6 +81,7 @@ void bind_comm(py::module_& module) {
       .def_readonly("messages", &CommStats::messages)
       .def_readonly("bytes", &CommStats::bytes)
       .def_readonly("seconds", &CommStats::seconds)
+      .def_readonly("plans", &CommStats::plans)
       .def("__repr__", [](const CommStats& stats) {
         return c10::str(
             "CommStats(exchanges=",
@@ -93,6 +94,8 @@ void bind_comm(py::module_& module) {
             stats.bytes,
             ", seconds=",
             stats.seconds,
+            ", plans=",
+            stats.plans,
             ")");
       });
   module.def("comm_stats", &comm_stats);

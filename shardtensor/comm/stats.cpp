@@ -13,6 +13,7 @@ struct Counters {
   std::atomic<int64_t> messages{0};
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> nanoseconds{0};
+  std::atomic<int64_t> plans{0};
 };
 Counters counters;
 } // namespace
@@ -32,6 +33,10 @@ void count_wait(double seconds) {
   counters.nanoseconds += static_cast<int64_t>(seconds * 1e9);
 }
 
+void count_plan() {
+  ++counters.plans;
+}
+
 CommStats comm_stats() {
   CommStats stats;
   stats.exchanges = counters.exchanges;
@@ -39,6 +44,7 @@ CommStats comm_stats() {
   stats.messages = counters.messages;
   stats.bytes = counters.bytes;
   stats.seconds = static_cast<double>(counters.nanoseconds) * 1e-9;
+  stats.plans = counters.plans;
   return stats;
 }
 
@@ -48,6 +54,7 @@ void reset_comm_stats() {
   counters.messages = 0;
   counters.bytes = 0;
   counters.nanoseconds = 0;
+  counters.plans = 0;
 }
 
 } // namespace shardtensor

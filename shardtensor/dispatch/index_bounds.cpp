@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/full.h>
@@ -10,6 +11,7 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -20,29 +22,24 @@ struct Bounds {
 };
 
 /// Those of indices that ranks asked each other for: a step meets an index in
-/// forward and again in backward. By identity and version, so that all ranks
-/// find the same ones.
+/// forward and again in backward.
 class KnownBounds {
  public:
-  std::optional<Bounds> find(const at::Tensor& index) const {
+  std::optional<Bounds> find(const ShownElements& index) const {
     for (const auto& known : known_) {
-      if (known.index.lock() == index.getIntrusivePtr() &&
-          known.version == index._version()) {
+      if (known.index == index) {
         return known.bounds;
       }
     }
     return std::nullopt;
   }
-  void add(const at::Tensor& index, const Bounds& bounds) {
-    known_[next_++ % known_.size()] = {
-        Weak(index.getIntrusivePtr()), index._version(), bounds};
+  void add(ShownElements index, const Bounds& bounds) {
+    known_[next_++ % known_.size()] = {std::move(index), bounds};
   }
 
  private:
-  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
   struct Known {
-    Weak index{at::Tensor().getIntrusivePtr()};
-    int64_t version = 0;
+    ShownElements index;
     Bounds bounds{};
   };
   std::array<Known, 8> known_;
@@ -70,17 +67,17 @@ Bounds bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
     return to_bounds(extremes_of(own.tensor));
   }
   thread_local KnownBounds known;
-  const bool has_version = !index.is_inference();
-  if (has_version) {
-    if (const auto found = known.find(index)) {
+  const auto shown = shown_elements(index);
+  if (shown.is_known()) {
+    if (const auto found = known.find(shown)) {
       return *found;
     }
   }
   const CommScope scope(op.c_str());
   const auto bounds = to_bounds(all_reduce(
       extremes_of(own.tensor), Reduce::Max, *own.spec->mesh(), axes));
-  if (has_version) {
-    known.add(index, bounds);
+  if (shown.is_known()) {
+    known.add(shown, bounds);
   }
   return bounds;
 }

@@ -19,6 +19,8 @@ struct ViewPlan {
   std::vector<int64_t> arguments = {};
   /// Of the result, see Note [Nominal strides]; none: contiguous.
   std::vector<int64_t> strides = {};
+  /// Where the result begins in the viewed tensor, by nominal strides.
+  int64_t offset = 0;
 };
 using ViewPlanPtr = std::shared_ptr<const ViewPlan>;
 

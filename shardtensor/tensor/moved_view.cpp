@@ -6,6 +6,7 @@
 
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor {
 
@@ -105,8 +106,10 @@ at::Tensor wrap_view(
     const SpecPtr& spec,
     at::IntArrayRef strides,
     const at::Tensor& tensor,
-    const ViewSource& source) {
+    const ViewSource& source,
+    std::optional<int64_t> offset) {
   auto result = wrap(local, spec, strides);
+  note_view_place(result, tensor, offset);
   impl_of(result)->set_moved_view(source.moved);
   impl_of(result)->set_shares_memory();
   impl_of(tensor)->set_shares_memory();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -67,13 +68,15 @@ struct ViewSource {
 ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted);
 /// The same in contiguous memory, for a local view that cannot be had without.
 ViewSource contiguous_source(ViewSource source, const at::Tensor& tensor);
-/// The result of a view operator on `tensor`, with its nominal strides.
+/// The result of a view operator on `tensor`, with its nominal strides, and
+/// where it begins in `tensor` by those, if that is known.
 at::Tensor wrap_view(
     const at::Tensor& local,
     const SpecPtr& spec,
     at::IntArrayRef strides,
     const at::Tensor& tensor,
-    const ViewSource& source);
+    const ViewSource& source,
+    std::optional<int64_t> offset = std::nullopt);
 
 /// Says that an operator wrote into the local tensor of `tensor`. Every kernel
 /// that does must say so: what `tensor` is a moved view of gets the values.

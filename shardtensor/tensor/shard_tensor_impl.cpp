@@ -66,6 +66,8 @@ void ShardTensorImpl::set(
   local_ = std::move(local);
   spec_ = std::move(spec);
   constant_view_ = nullptr;
+  view_place_ = {};
+  ++times_set_;
   refresh(strides);
 }
 
@@ -126,6 +128,8 @@ void ShardTensorImpl::shallow_copy_from(
   spec_ = other->spec_;
   moved_view_ = other->moved_view_;
   constant_view_ = other->constant_view_;
+  view_place_ = {};
+  ++times_set_;
   shares_memory_ = other->shares_memory_;
 }
 

@@ -10,6 +10,14 @@
 
 namespace shardtensor {
 
+/// Where a view stands in the tensor that it was made from, by nominal strides:
+/// see Note [Shown elements]. No base: an unknown place, or no view.
+struct ViewPlace {
+  c10::intrusive_ptr<c10::TensorImpl> base;
+  int64_t offset = 0;
+  int64_t times_set = 0; // the base's, at that time
+};
+
 /// A tensor that shows its global sizes and holds one rank's shard: a plain
 /// local tensor and the spec that places it. It owns a storage of the global
 /// byte count with no memory behind it; reading it raises. All work is done by
@@ -79,6 +87,17 @@ class ShardTensorImpl final : public c10::TensorImpl {
     shares_memory_ = true;
   }
 
+  /// How often it was given other data.
+  int64_t times_set() const {
+    return times_set_;
+  }
+  const ViewPlace& view_place() const {
+    return view_place_;
+  }
+  void set_view_place(ViewPlace place) {
+    view_place_ = std::move(place);
+  }
+
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
       const c10::VariableVersion& version_counter,
       bool allow_tensor_metadata_change) const override;
@@ -102,6 +121,8 @@ class ShardTensorImpl final : public c10::TensorImpl {
   c10::Storage second_owner_;
   std::shared_ptr<MovedView> moved_view_;
   std::shared_ptr<const ConstantView> constant_view_;
+  ViewPlace view_place_;
+  int64_t times_set_ = 0;
   bool shares_memory_ = false;
 };
 

@@ -206,7 +206,6 @@ bool runs_by_exchange(ByIndex& call, const at::Tensor& index) {
   const auto exchange = row_exchange(
       call.name().c_str(),
       index,
-      call.index(),
       wanted,
       dim,
       /*may_be_negative=*/false);

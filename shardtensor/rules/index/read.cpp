@@ -168,7 +168,7 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
     const auto rows = contiguous_dim(own, *dim);
     const std::optional<at::Tensor> index = given.get(*dim);
     if (const auto exchange =
-            row_exchange("aten::index", *index, *index, rows, *dim, true)) {
+            row_exchange("aten::index", *index, rows, *dim, true)) {
       const auto part = redistribute_local(local, own, rows);
       return read_rows(*exchange, part, rows, *dim);
     }

@@ -21,6 +21,7 @@
 #include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -169,49 +170,41 @@ const at::Tensor& RowExchange::counts() const {
 
 namespace {
 
-/// An index is known by its identity and version, not by its memory: a rank
-/// whose part is empty would take other parts of it for the same one. So all
-/// ranks find the plan or none does.
+/// See Note [Shown elements].
 class Known {
  public:
   std::shared_ptr<const RowExchange> find(
-      const at::Tensor& index,
+      const ShownElements& index,
       const SpecPtr& rows,
       bool may_be_negative) const {
     for (const auto& known : known_) {
-      if (known.index.lock() == index.getIntrusivePtr() &&
-          known.version == index._version() && known.layout == spec(index) &&
-          known.rows == rows && known.may_be_negative == may_be_negative) {
+      if (known.rows == rows && known.may_be_negative == may_be_negative &&
+          known.index == index) {
         return known.exchange;
       }
     }
     return nullptr;
   }
   void add(
-      const at::Tensor& index,
+      ShownElements index,
       SpecPtr rows,
       bool may_be_negative,
       std::shared_ptr<const RowExchange> exchange) {
     for (auto& known : known_) {
-      if (known.index.expired()) {
+      if (known.index.are_gone()) {
         known.exchange.reset();
       }
     }
     known_[next_++ % known_.size()] = {
-        Weak(index.getIntrusivePtr()),
-        index._version(),
-        spec(index),
+        std::move(index),
         std::move(rows),
         may_be_negative,
         std::move(exchange)};
   }
 
  private:
-  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
   struct Entry {
-    Weak index{at::Tensor().getIntrusivePtr()};
-    int64_t version = 0;
-    SpecPtr layout;
+    ShownElements index;
     SpecPtr rows;
     bool may_be_negative = false;
     std::shared_ptr<const RowExchange> exchange;
@@ -250,7 +243,6 @@ SpecPtr layout_of_index(
 std::shared_ptr<const RowExchange> row_exchange(
     const char* op,
     const at::Tensor& index,
-    const at::Tensor& given,
     const SpecPtr& spec,
     int64_t dim,
     bool may_be_negative) {
@@ -267,13 +259,14 @@ std::shared_ptr<const RowExchange> row_exchange(
   }
   thread_local Known known;
   const auto rows = layout_of_dim(spec, dim);
-  const bool has_version = !given.is_inference();
-  auto found = has_version ? known.find(given, rows, may_be_negative) : nullptr;
+  auto shown = shown_elements(index);
+  auto found = known.find(shown, rows, may_be_negative);
   if (!found) {
     found = std::make_shared<const RowExchange>(
         op, index, std::move(wanted), rows, may_be_negative);
-    if (has_version) {
-      known.add(given, rows, may_be_negative, found);
+    count_plan();
+    if (shown.is_known()) {
+      known.add(std::move(shown), rows, may_be_negative, found);
     }
   }
   return found;

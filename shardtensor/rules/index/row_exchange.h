@@ -82,14 +82,12 @@ class RowExchange {
 
 /// The one for `index` along dim `dim` of tensors laid out as `spec`; null
 /// where another way is needed: the index isn't cut by all axes that cut the
-/// dim, is traced, or they have no common process group. `given` is what the
-/// caller passed, of which `index` may be a view: the plan is made anew unless
-/// that tensor was met before and is unchanged. Communication: that of
-/// RowExchange's constructor, when made.
+/// dim, is traced, or they have no common process group. It is made anew unless
+/// these elements were met before: see Note [Shown elements]. Communication:
+/// that of RowExchange's constructor, when made.
 std::shared_ptr<const RowExchange> row_exchange(
     const char* op,
     const at::Tensor& index,
-    const at::Tensor& given,
     const SpecPtr& spec,
     int64_t dim,
     bool may_be_negative);

@@ -61,7 +61,9 @@ ViewPlanPtr find_view_plan(
              c10::DispatchKey::PythonTLSSnapshot,
              c10::DispatchKey::Functionalize}));
     auto plan = make();
-    plan.strides = view(global_meta(self)).strides().vec();
+    const auto seen = view(global_meta(self));
+    plan.strides = seen.strides().vec();
+    plan.offset = seen.storage_offset();
     return plan;
   });
 }

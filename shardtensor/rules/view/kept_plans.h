@@ -18,9 +18,9 @@ ViewPlanPtr find_view_plan(
     c10::IntArrayRef arguments,
     c10::function_ref<ViewPlan()> make);
 
-/// The same for a view of `self`, with the strides that `view` gives to a
-/// tensor of its global sizes and strides. PyTorch's own errors come from
-/// there, the same on every rank.
+/// The same for a view of `self`, with the strides and the offset that `view`
+/// gives to a tensor of its global sizes and strides. PyTorch's own errors come
+/// from there, the same on every rank.
 ViewPlanPtr find_view_plan(
     const char* op,
     const at::Tensor& self,

@@ -56,7 +56,8 @@ at::Tensor sliced(
       plan->output,
       plan->strides,
       self,
-      source);
+      source,
+      plan->offset);
 }
 
 at::Tensor slice_kernel(
@@ -108,7 +109,12 @@ at::Tensor only_row(const at::Tensor& self, int64_t dim) {
       [&](const at::Tensor& whole) { return whole.select(dim, 0); });
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
-      source.local.select(dim, 0), plan->output, plan->strides, self, source);
+      source.local.select(dim, 0),
+      plan->output,
+      plan->strides,
+      self,
+      source,
+      plan->offset);
 }
 
 at::Tensor select_kernel(const at::Tensor& self, int64_t dim, int64_t index) {
@@ -201,7 +207,9 @@ std::vector<at::Tensor> unbind_kernel(const at::Tensor& self, int64_t dim) {
   const auto source = view_source(self, plan->wanted);
   std::vector<at::Tensor> rows;
   for (const auto& row : source.local.unbind(dim)) {
-    rows.push_back(wrap_view(row, plan->output, plan->strides, self, source));
+    const auto offset = static_cast<int64_t>(rows.size()) * self.stride(dim);
+    rows.push_back(
+        wrap_view(row, plan->output, plan->strides, self, source, offset));
   }
   return rows;
 }

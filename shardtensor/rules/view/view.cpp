@@ -63,7 +63,8 @@ at::Tensor reshaped(
     source = contiguous_source(source, self);
     local = source.local.view(local_sizes);
   }
-  return wrap_view(local, plan->output, plan->strides, self, source);
+  return wrap_view(
+      local, plan->output, plan->strides, self, source, plan->offset);
 }
 
 at::Tensor view_kernel(const at::Tensor& self, at::IntArrayRef size) {
@@ -175,7 +176,12 @@ DimView view_dims(const at::Tensor& self, const std::vector<int64_t>& dims) {
 at::Tensor viewed(const at::Tensor& self, const std::vector<int64_t>& dims) {
   const auto view = view_dims(self, dims);
   return wrap_view(
-      view.local, view.plan->output, view.plan->strides, self, view.source);
+      view.local,
+      view.plan->output,
+      view.plan->strides,
+      self,
+      view.source,
+      view.plan->offset);
 }
 
 /// The in-place form: the tensor itself looks at its memory in another way.
@@ -333,7 +339,8 @@ at::Tensor expand_kernel(
       plan->output,
       plan->strides,
       self,
-      source);
+      source,
+      plan->offset);
 }
 
 } // namespace

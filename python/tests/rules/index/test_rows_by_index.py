@@ -154,6 +154,54 @@ def test_a_static_graph_is_planned_once(mesh):
     assert_close(step(), torch.zeros_like(x).index_add(0, ring[1], x[ring[1]].sin()))
 
 
+def as_graph_libraries_write_it(x, edge_index):
+    """Rows and widened rows of edge_index, made anew where they are needed."""
+    rows = x[edge_index[0]] - x.index_select(0, edge_index[1])
+    index = edge_index.select(0, 1).view(-1).unsqueeze(-1).expand_as(rows)
+    return x + torch.zeros_like(x).scatter_add_(0, index, rows.sin())
+
+
+@ranks(1, 2, 3)
+def test_rows_of_an_index_made_anew_find_their_plans(mesh):
+    x, edges = graph()
+    rows, cut = shard(x, mesh, [Shard(0)]), shard(edges, mesh, [Shard(1)])
+    rows.requires_grad_()
+
+    def plans(layers):
+        shardtensor.reset_comm_stats()
+        out = rows
+        for _ in range(layers):
+            out = as_graph_libraries_write_it(out, cut)
+        out.sum().backward()
+        return shardtensor.comm_stats().plans
+
+    assert plans(layers=1) == 2  # sources and targets
+    assert plans(layers=3) == 0
+    cut.remainder_(NODES)
+    assert plans(layers=2) == 2
+
+
+@ranks(1, 2, 3, 4)
+def test_each_part_of_an_index_has_its_own_plan(mesh):
+    """Rows, strides and pieces that are empty on some ranks, also once written."""
+    x, _ = graph()
+    edges = torch.tensor([[0, 5, 5, 1, 1], [5, 0, 2, 2, 3], [1, 1, 0, 4, 4]])
+    rows = shard(x, mesh, [Shard(0)])
+    for sizes in partitions(5, mesh.size()):
+        cut, whole = shard(edges, mesh, [Shard(1)], {1: sizes}), edges.clone()
+        for _ in range(3):
+            for part in (
+                lambda e: e[0], lambda e: e[2], lambda e: e.t()[:, 1],
+                lambda e: e[1:][0], lambda e: e[0, :2], lambda e: e[0, 2:4],
+                lambda e: e[2, ::2], lambda e: e.flip(1)[0], lambda e: e[:, 3],
+            ):  # fmt: skip
+                assert_close(rows[part(cut)], x[part(whole)])
+            for index in (cut, whole):
+                index[1:].add_(2)
+                index[0, 1:].mul_(3)
+                index.remainder_(NODES)
+
+
 @ranks(1, 2, 3)
 def test_an_index_that_was_written_is_another(mesh):
     x, edges = graph()

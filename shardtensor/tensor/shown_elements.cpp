@@ -1,0 +1,54 @@
+#include "shardtensor/tensor/shown_elements.h"
+
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+namespace shardtensor::detail {
+
+bool ShownElements::operator==(const ShownElements& other) const {
+  // A weak pointer keeps the address from being used again.
+  return is_known() && layout_ == other.layout_ &&
+      base_._unsafe_get_target() == other.base_._unsafe_get_target() &&
+      changes_ == other.changes_ && offset_ == other.offset_ &&
+      strides_ == other.strides_;
+}
+
+ShownElements shown_elements(const at::Tensor& tensor) {
+  const auto* impl = impl_of(tensor);
+  const auto& place = impl->view_place();
+  const auto base = place.base ? at::Tensor(place.base) : tensor;
+  ShownElements shown;
+  if (tensor.is_inference() || base.is_inference()) {
+    return shown;
+  }
+  shown.base_ = ShownElements::Weak(base.getIntrusivePtr());
+  const auto version = static_cast<int64_t>(base._version());
+  const auto own = static_cast<int64_t>(tensor._version());
+  shown.changes_ = {
+      version,
+      own == version ? 0 : own, // of its own, as kernels make views
+      place.base ? place.times_set : impl->times_set()};
+  shown.offset_ = place.offset;
+  shown.strides_ = tensor.strides().vec();
+  shown.layout_ = impl->spec();
+  return shown;
+}
+
+void note_view_place(
+    const at::Tensor& view,
+    const at::Tensor& tensor,
+    std::optional<int64_t> offset) {
+  if (!offset || !at::isIntegralType(view.scalar_type(), false) ||
+      view.scalar_type() != tensor.scalar_type()) {
+    return;
+  }
+  const auto& place = impl_of(tensor)->view_place();
+  impl_of(view)->set_view_place(
+      place.base
+          ? ViewPlace{place.base, place.offset + *offset, place.times_set}
+          : ViewPlace{
+                tensor.getIntrusivePtr(),
+                *offset,
+                impl_of(tensor)->times_set()});
+}
+
+} // namespace shardtensor::detail
