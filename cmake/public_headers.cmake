@@ -21,6 +21,7 @@ set(public_headers
   shardtensor/dispatch/rule.h
   shardtensor/distributed/launch.h
   shardtensor/distributed/manager.h
+  shardtensor/graph/shard_graph.h
   shardtensor/halo/halo_exchange.h
   shardtensor/halo/halo_padding.h
   shardtensor/halo/stencil.h

@@ -39,6 +39,9 @@
 #include "shardtensor/rules/points/points.h"
 #include "shardtensor/rules/points/transport.h"
 
+// Graphs.
+#include "shardtensor/graph/shard_graph.h"
+
 // Rules for operators of your own.
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"

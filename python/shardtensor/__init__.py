@@ -30,6 +30,7 @@ from shardtensor.create import (
     zeros,
 )
 from shardtensor.grad_ops import ContiguousGrad, GradReducer
+from shardtensor.graph import ShardGraph, partition_nodes
 from shardtensor.halo import (
     HaloConfig,
     halo_exchange,
@@ -99,6 +100,7 @@ __all__ = [
     "Replicate",
     "RingPassingConfig",
     "Shard",
+    "ShardGraph",
     "ShardTensor",
     "ShardTensorSpec",
     "TensorPromotionMode",
@@ -134,6 +136,7 @@ __all__ = [
     "nn",
     "ones",
     "parallelize",
+    "partition_nodes",
     "perform_ring_iteration",
     "perform_ring_iteration_async",
     "point_transport",

@@ -18,4 +18,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   shardtensor::python::bind_dispatch(module);
   shardtensor::python::bind_comm(module);
   shardtensor::python::bind_halo(module);
+  shardtensor::python::bind_graph(module);
 }

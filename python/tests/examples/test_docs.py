@@ -44,10 +44,11 @@ def test_python_code_about_own_operators(mesh, index):
 
 
 @ranks(1, 3)
-def test_python_code_about_points(mesh):
+@pytest.mark.parametrize("page", ["points.md", "graphs.md"])
+def test_python_code_about_domains(mesh, page):
     names = {"mesh": mesh}
-    for source in blocks(DOCS / "points.md", "python"):
-        exec(compile(source, "points.md", "exec"), names)
+    for source in blocks(DOCS / page, "python"):
+        exec(compile(source, page, "exec"), names)
 
 
 @ranks(1, 3)

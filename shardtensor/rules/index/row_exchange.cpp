@@ -19,6 +19,8 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/tensor/shown_elements.h"
@@ -138,9 +140,57 @@ at::Tensor RowExchange::table(const at::Tensor& own, int64_t dim) const {
   if (silent_) {
     return own;
   }
-  const auto others =
-      all_to_all(own.index_select(dim, sent_rows_), dim, /*back=*/false);
-  return other_rows_ > 0 ? at::cat({own, others}, dim) : own;
+  const auto of_others = others(own, dim);
+  return other_rows_ > 0 ? at::cat({own, of_others}, dim) : own;
+}
+
+at::Tensor RowExchange::others(const at::Tensor& own, int64_t dim) const {
+  return silent_
+      ? own.narrow(dim, 0, 0)
+      : all_to_all(own.index_select(dim, sent_rows_), dim, /*back=*/false);
+}
+
+at::Tensor RowExchange::others_during(
+    const at::Tensor& own,
+    int64_t dim,
+    c10::function_ref<void()> meanwhile) const {
+  if (silent_) {
+    meanwhile();
+    return own.narrow(dim, 0, 0).clone();
+  }
+  const auto named = own.index_select(dim, sent_rows_);
+  return exchange_during(named, encoded(named, dim), meanwhile);
+}
+
+at::Tensor RowExchange::returned(const at::Tensor& others, int64_t dim) const {
+  auto sizes = others.sizes().vec();
+  sizes[dim] = own_rows_;
+  const auto none = at::zeros(sizes, others.options());
+  return silent_
+      ? none
+      : none.index_add(dim, sent_rows_, all_to_all(others, dim, /*back=*/true));
+}
+
+/// As all_to_all_v has it: no rank knows the other ranks' splits.
+EncodedExchange RowExchange::encoded(const at::Tensor& x, int64_t dim) const {
+  const Group group(group_);
+  ExchangePlan plan;
+  plan.source_sizes = plan.target_sizes = x.sizes().vec();
+  plan.target_sizes[dim] = other_rows_;
+  plan.largest_message = 1;
+  int64_t sent = 0;
+  int64_t received = 0;
+  for (int64_t rank = 0; rank < group.ranks(); ++rank) {
+    const auto out =
+        box_of_rows(plan.source_sizes, dim, sent, sent + sent_[rank]);
+    const auto in = box_of_rows(
+        plan.target_sizes, dim, received, received + received_[rank]);
+    plan.sends.push_back({group.rank(), rank, out, out});
+    plan.receives.push_back({rank, group.rank(), in, in});
+    sent += sent_[rank];
+    received += received_[rank];
+  }
+  return encode(std::move(plan), group);
 }
 
 at::Tensor RowExchange::own_rows(

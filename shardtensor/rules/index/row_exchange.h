@@ -6,8 +6,10 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/string_view.h>
 
+#include "shardtensor/comm/exchange.h"
 #include "shardtensor/layout/shard_spec.h"
 
 namespace shardtensor::detail {
@@ -57,6 +59,18 @@ class RowExchange {
   /// one message to and from each rank concerned.
   at::Tensor table(const at::Tensor& own, int64_t dim) const;
 
+  /// The rows of others that `table` holds, in the order of their numbers.
+  /// Differentiable, whether any is named or not. Communication: as in table().
+  at::Tensor others(const at::Tensor& own, int64_t dim) const;
+  /// The same of what autograd doesn't see; `meanwhile` runs while the messages
+  /// are under way.
+  at::Tensor others_during(
+      const at::Tensor& own,
+      int64_t dim,
+      c10::function_ref<void()> meanwhile) const;
+  /// The adjoint of others(), differentiable: the sums that reach own rows.
+  at::Tensor returned(const at::Tensor& others, int64_t dim) const;
+
   /// What `table` holds for rows of others reaches their owners: the own rows,
   /// joined with what arrives by "sum", "prod", "amax" or "amin".
   /// Communication: as in table().
@@ -66,6 +80,7 @@ class RowExchange {
       c10::string_view reduce) const;
 
  private:
+  EncodedExchange encoded(const at::Tensor& x, int64_t dim) const;
   at::Tensor all_to_all(const at::Tensor& x, int64_t dim, bool back) const;
 
   SpecPtr index_spec_;

@@ -1,0 +1,175 @@
+"""Graphs cut over ranks: none holds more than its nodes and their edges.
+
+See docs/graphs.md.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardtensor import _C
+from shardtensor.create import scatter_tensor
+from shardtensor.nn.points import partition_points
+from shardtensor.shard_tensor import ShardTensor
+
+
+class ShardGraph:
+    """A graph on all ranks of a mesh. Each rank has its own nodes, the edges that
+    end in them and a list of the halo, the sources of these edges that others own.
+
+        nodes = partition_nodes(mesh, points=coordinates)  # or owners=...
+        graph = ShardGraph(edge_index, nodes)
+        x = features[nodes]  # in the graph's order of nodes
+        e = weights[graph.edge_permutation]  # and of edges
+        y = conv(x, graph.edge_index)  # any network: ShardTensors as operands
+        table = graph.halo(x)  # or by hand: this rank's rows, then the halo's
+        sources, targets = graph.local_edge_index
+
+    `edge_index` (2, E), sources and targets in the numbers before, is cut along E or
+    the same on all ranks. `nodes` (N) says whose nodes are whose, and their order:
+    node i was node nodes[i]. In a graph that leads from one set of nodes to another
+    (grid to mesh) these are the targets; `sources` is the other set's. Graphs of
+    several kinds of edges share their `nodes`.
+
+    Thread safety / ordering: all ranks make the same calls in the same order.
+    Communication of the constructor: each edge once, four numbers for each end."""
+
+    def __init__(
+        self,
+        edge_index: torch.Tensor,
+        nodes: ShardTensor,
+        sources: ShardTensor | None = None,
+    ):
+        self.nodes = nodes
+        self.sources = nodes if sources is None else sources
+        self._core = _C.ShardGraph(edge_index, self.nodes, self.sources)
+
+    @property
+    def edge_index(self) -> ShardTensor:
+        """(2, E) in the new numbers, cut along E: each rank's edges end in its own
+        nodes. Interior edges stand first, whose source is an own node, too."""
+        return self._core.edge_index
+
+    @property
+    def edge_permutation(self) -> ShardTensor:
+        """(E), cut alike: edge i was edge edge_permutation[i]."""
+        return self._core.edge_permutation
+
+    @property
+    def local_edge_index(self) -> torch.Tensor:
+        """Plain, (2, own edges): sources among the rows of `halo`, targets among the
+        own nodes."""
+        return self._core.local_edge_index
+
+    @property
+    def interior_edges(self) -> int:
+        """How many of the own edges, the first ones, need no halo."""
+        return self._core.interior_edges
+
+    @property
+    def halo_nodes(self) -> torch.Tensor:
+        """Plain: the new numbers of the halo's nodes, ascending, so that those of one
+        owner stand together."""
+        return self._core.halo_nodes
+
+    def halo(
+        self,
+        x: ShardTensor,
+        meanwhile: Callable[[torch.Tensor], object] | None = None,
+    ):
+        """The own rows of `x` (sources, ...) and behind them the halo's, a plain
+        tensor. Differentiable to any order: gradients of the halo's rows are added
+        where these came from. Communication: one message to and from each rank
+        concerned.
+
+        With `meanwhile`, a function of the own rows that runs while the messages
+        travel (the work of the interior edges): a pair of the rows and its result.
+        It must not communicate."""
+        if meanwhile is None:
+            return self._core.halo(x)
+        results = []
+        rows = self._core.halo_during(x, lambda own: results.append(meanwhile(own)))
+        return rows, results[0]
+
+    def node_tensor(self, local: torch.Tensor) -> ShardTensor:
+        """A row for each own (target) node, as a ShardTensor of all."""
+        return self._core.node_tensor(local)
+
+    def edge_tensor(self, local: torch.Tensor) -> ShardTensor:
+        """A row for each own edge, as a ShardTensor of all."""
+        return self._core.edge_tensor(local)
+
+
+def partition_nodes(
+    mesh: DeviceMesh,
+    *,
+    owners: torch.Tensor | None = None,
+    points: torch.Tensor | None = None,
+    edge_index: torch.Tensor | None = None,
+    nodes: int | None = None,
+    method: str | None = None,
+    weights: torch.Tensor | None = None,
+) -> ShardTensor:
+    """Which rank owns which node, as the order of the nodes: (N), int64, cut by all
+    axes of the mesh; node i was node result[i]. One of
+
+    - `owners` (N): the position in the mesh of each node's owner;
+    - `points` (N, D): the nodes' coordinates; `method` is "rcb" (the default) or
+      "hilbert", as in `partition_points`, and `weights` (N) balance work;
+    - `edge_index` (2, E) and the number of `nodes`: METIS cuts few edges. It needs
+      the package pymetis, and one rank gathers the graph for it."""
+    given = [x is not None for x in (owners, points, edge_index)]
+    if sum(given) != 1:
+        raise ValueError(
+            "partition_nodes: expected one of owners, points and edge_index, got "
+            f"{sum(given)}"
+        )
+    if points is not None:
+        return partition_points(points, mesh, method or "rcb", weights)[1]
+    if method not in (None, "given" if edge_index is None else "metis"):
+        raise ValueError(
+            "partition_nodes: expected no method, for owners are given, or 'metis' for "
+            f"a graph, got {method!r}"
+        )
+    if edge_index is not None:
+        owners = _owners_by_metis(edge_index, nodes, mesh)
+    places = torch.zeros_like(owners, dtype=torch.float32).unsqueeze(-1)
+    return partition_points(places, mesh, "given", owners=owners)[1]
+
+
+def _owners_by_metis(edge_index, nodes, mesh):
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            "partition_nodes: a partition of edge_index needs pymetis: "
+            "pip install shardtensor[metis]"
+        ) from error
+    if nodes is None:
+        raise ValueError("partition_nodes: expected the number of nodes, got None")
+    whole = edge_index.full_tensor() if _is_sharded(edge_index) else edge_index
+    first = int(mesh.mesh.flatten()[0])
+    owners = None
+    if torch.distributed.get_rank() == first:
+        begins, neighbours = _neighbours(whole.cpu(), nodes)
+        _, parts = pymetis.part_graph(
+            mesh.size(), xadj=begins.tolist(), adjncy=neighbours.tolist()
+        )
+        owners = torch.tensor(parts, dtype=torch.int64)
+    from torch.distributed.tensor import Replicate  # slow to import
+
+    return scatter_tensor(owners, first, mesh, [Replicate()] * mesh.ndim)
+
+
+def _is_sharded(x):
+    return _C.is_shard_tensor(x)
+
+
+def _neighbours(edges, nodes):
+    """Each node's neighbours, both ways, once: as METIS reads them."""
+    source, target = torch.cat([edges, edges.flip(0)], dim=1)
+    pairs = (source * nodes + target)[source != target].unique()
+    counts = torch.bincount(pairs // nodes, minlength=nodes)
+    begins = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return begins, pairs % nodes

@@ -1,0 +1,218 @@
+"""Graphs whose nodes and edges no rank holds whole."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
+from shardtensor import ShardGraph, ShardTensor, partition_nodes
+
+NODES, EDGES, SOURCES = 9, 17, 6
+
+
+def owner_lists(mesh):
+    """Who owns which node: mixed, with a rank without nodes, all on one."""
+    ranks = mesh.size()
+    mixed = torch.arange(NODES).mul(5).remainder(7).remainder(ranks)
+    return mixed, mixed.clamp(max=max(ranks - 2, 0)), torch.full((NODES,), ranks - 1)
+
+
+def on_all(placement, mesh):
+    return [placement] * mesh.ndim
+
+
+def pieces(extent, mesh):
+    return partitions(extent, mesh.size(), repeated=False)
+
+
+@ranks(1, 2, 3, 4, "2x2")
+def test_edges_go_to_the_owners_of_their_targets(mesh):
+    edges = torch.randint(NODES, (2, EDGES))
+    cut = on_all(Shard(1), mesh)
+    for owners in owner_lists(mesh):
+        nodes = partition_nodes(mesh, owners=owners)
+        order = nodes.full_tensor()
+        assert torch.equal(order, owners.argsort(stable=True))
+        for sizes in pieces(EDGES, mesh):
+            graph = ShardGraph(shard(edges, mesh, cut, {1: sizes}), nodes)
+            renumbered = graph.edge_index.full_tensor()
+            kept = graph.edge_permutation.full_tensor()
+            assert torch.equal(kept.sort().values, torch.arange(EDGES))
+            assert torch.equal(order[renumbered], edges[:, kept])
+            check_own_edges(graph)
+
+
+def check_own_edges(graph):
+    begin, end = graph.nodes._spec.interval(0)
+    sources, targets = graph.edge_index.to_local()
+    assert bool(((begin <= targets) & (targets < end)).all())
+    inside = (begin <= sources) & (sources < end)
+    assert inside.sum() == graph.interior_edges
+    assert inside[: graph.interior_edges].all()
+    for part in graph.edge_permutation.to_local().split(
+        [graph.interior_edges, inside.numel() - graph.interior_edges]
+    ):
+        assert torch.equal(part, part.sort().values)  # in the order that was given
+    assert torch.equal(graph.halo_nodes, sources[~inside].unique())
+    rows = torch.cat([torch.arange(begin, end), graph.halo_nodes])
+    assert torch.equal(rows[graph.local_edge_index[0]], sources)
+    assert torch.equal(graph.local_edge_index[1] + begin, targets)
+
+
+class Layer:
+    """By hand on the rows that a rank has, and the same on one device."""
+
+    def __init__(self, graph, edges, overlaps=False):
+        self.graph, self.edges, self.overlaps = graph, edges, overlaps
+        self.order = graph.nodes.full_tensor()
+        self.kept = graph.edge_permutation.full_tensor()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def messages(self, x, source, e):
+        return x[source].sin() * e
+
+    def __call__(self, x, e):
+        if isinstance(x, ShardTensor):
+            return self.by_hand(x[self.graph.sources], e[self.graph.edge_permutation])
+        out = x.new_zeros(NODES, x.size(1)).index_add(
+            0, self.edges[1], self.messages(x, self.edges[0], e)
+        )
+        return out[self.order]
+
+    def by_hand(self, x, e):
+        graph, inner = self.graph, self.graph.interior_edges
+        source, target = graph.local_edge_index
+        e = e.to_local()
+        if self.overlaps:
+            table, first = graph.halo(
+                x, lambda own: self.messages(own, source[:inner], e[:inner])
+            )
+            last = self.messages(table, source[inner:], e[inner:])
+            messages = torch.cat([first, last])
+        else:
+            messages = self.messages(graph.halo(x), source, e)
+        begin, end = graph.nodes._spec.interval(0)
+        out = messages.new_zeros(end - begin, x.size(1)).index_add(0, target, messages)
+        return graph.node_tensor(out)
+
+
+def double(*sizes):
+    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+
+@ranks(1, 2, 3, 4, "2x2")
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_layers_by_hand(mesh, overlaps):
+    x, e, edges = double(NODES, 3), double(EDGES, 1), torch.randint(NODES, (2, EDGES))
+    rows = on_all(Shard(0), mesh)
+    for owners in owner_lists(mesh):
+        nodes = partition_nodes(mesh, owners=owners)
+        for sizes in pieces(EDGES, mesh)[:3]:
+            cut = shard(edges, mesh, on_all(Shard(1), mesh), {1: sizes})
+            check_op(
+                Layer(ShardGraph(cut, nodes), edges, overlaps),
+                sharded(x, rows), sharded(e, rows, {0: sizes}),
+                mesh=mesh, second_order=True,
+            )  # fmt: skip
+
+
+@ranks(1, 2, 3, "2x2")
+def test_from_one_set_of_nodes_to_another(mesh):
+    x, e = double(SOURCES, 2), double(EDGES, 1)
+    edges = torch.stack([torch.randint(SOURCES, (EDGES,)), torch.arange(EDGES) % NODES])
+    rows = on_all(Shard(0), mesh)
+    givers = partition_nodes(mesh, owners=torch.arange(SOURCES) * 3 % mesh.size())
+    for owners in owner_lists(mesh):
+        graph = ShardGraph(edges, partition_nodes(mesh, owners=owners), givers)
+        for overlaps in (False, True):
+            check_op(
+                Layer(graph, edges, overlaps), sharded(x, rows), sharded(e, rows),
+                mesh=mesh, second_order=True,
+            )  # fmt: skip
+
+
+@ranks(2, 3)
+def test_networks_on_its_edges_send_a_message_to_each_neighbour(mesh):
+    """Each layer, both ways, and plan the rows of its edges no more."""
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    count = 6 * ranks
+    ring = torch.arange(count)
+    edges = torch.stack([ring, (ring + 1) % count])
+    nodes = partition_nodes(mesh, points=ring.view(-1, 1).float())
+    graph = ShardGraph(shard(edges, mesh, [Shard(1)]), nodes)
+    x = torch.randn(count, 2)
+    rows = shard(x, mesh, [Shard(0)])[nodes]
+
+    def layer(x, edge_index):
+        out = torch.zeros_like(x)
+        return out.index_add(0, edge_index[1], x.index_select(0, edge_index[0]))
+
+    layer(rows, graph.edge_index)
+    shardtensor.reset_comm_stats()
+    out = layer(rows, graph.edge_index)
+    stats = shardtensor.comm_stats()
+    assert (stats.plans, stats.messages, stats.all_reduces) == (0, 1, 0)
+    assert stats.bytes == 2 * x.element_size()
+    assert_close(out, layer(x, edges)[nodes.full_tensor()])
+    assert len(graph.halo_nodes) == 1, rank
+
+
+@ranks(1, 2, 3)
+def test_owners_by_metis(mesh):
+    calls = []
+
+    def part_graph(parts, xadj, adjncy):
+        calls.append((xadj, adjncy))
+        return 0, [node * parts // NODES for node in range(NODES)]
+
+    edges = torch.tensor([[0, 1, 1, 3, 8], [1, 0, 1, 2, 0]])
+    cut = shard(edges, mesh, [Shard(1)])
+    sys.modules["pymetis"] = SimpleNamespace(part_graph=part_graph)
+    try:
+        nodes = partition_nodes(mesh, edge_index=cut, nodes=NODES)
+    finally:
+        del sys.modules["pymetis"]
+    if mesh.get_local_rank() == 0:
+        begins = [0, 2, 3, 4, 5, 5, 5, 5, 5, 6]
+        assert calls == [(begins, [1, 8, 0, 3, 2, 0])]
+    assert_close(nodes, torch.arange(NODES))
+    sys.modules["pymetis"] = None
+    try:
+        with pytest.raises(ImportError, match="needs pymetis"):
+            partition_nodes(mesh, edge_index=cut, nodes=NODES)
+    finally:
+        del sys.modules["pymetis"]
+
+
+@ranks(2, 3)
+def test_what_is_no_graph_is_the_same_error_everywhere(mesh):
+    edges = torch.randint(NODES, (2, EDGES))
+    nodes = partition_nodes(mesh, owners=owner_lists(mesh)[0])
+    for row, text in ((0, "index 9 is out of bounds"), (1, "index 9 is out")):
+        wrong = edges.clone()
+        wrong[row, -1] = NODES
+        with pytest.raises(IndexError, match=text):
+            ShardGraph(shard(wrong, mesh, [Shard(1)]), nodes)
+    twice = torch.arange(NODES)
+    twice[0] = 1
+    with pytest.raises(ValueError, match="each of 9 nodes once"):
+        ShardGraph(edges, shard(twice, mesh, [Shard(0)]))
+    with pytest.raises(
+        ValueError, match=r"edge_index \(2, E\) of int64, got \[17, 2\]"
+    ):
+        ShardGraph(edges.t(), nodes)
+    with pytest.raises(ValueError, match="cut by all axes"):
+        ShardGraph(edges, shard(twice, mesh, [Replicate()]))
+    with pytest.raises(TypeError, match="plain tensor"):
+        ShardGraph(edges, twice)
+    graph = ShardGraph(edges, nodes)
+    with pytest.raises(ValueError, match="a row for each of 9 sources"):
+        graph.halo(shard(torch.ones(NODES + 1, 2), mesh, [Shard(0)]))
+    with pytest.raises(ValueError, match="expected one of owners, points"):
+        partition_nodes(mesh)

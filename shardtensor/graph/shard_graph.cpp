@@ -1,0 +1,312 @@
+#include "shardtensor/graph/shard_graph.h"
+
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+
+#include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/graph/route.h"
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/index/row_exchange.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+using namespace detail;
+
+namespace {
+
+using at::Tensor;
+using Numbers = std::vector<int64_t>;
+
+constexpr auto kOp = "ShardGraph";
+
+// ---- what is given ----------------------------------------------------------
+
+void check_nodes(const Tensor& nodes, const char* name) {
+  TORCH_CHECK_TYPE(
+      is_shard_tensor(nodes) && nodes.scalar_type() == at::kLong,
+      kOp,
+      ": expected ",
+      name,
+      " to be a ShardTensor of int64, got ",
+      is_shard_tensor(nodes) ? "one" : "a plain tensor",
+      " of ",
+      nodes.scalar_type());
+  const auto& layout = spec(nodes);
+  TORCH_CHECK_VALUE(
+      nodes.dim() == 1 &&
+          static_cast<int64_t>(layout->axes(0).size()) ==
+              layout->mesh()->axes() &&
+          layout->partition(0).is_contiguous(),
+      kOp,
+      ": expected ",
+      name,
+      " (N) cut by all axes of their mesh, got ",
+      to_string(*layout));
+}
+
+void check_edges(const Tensor& edge_index, const MeshPtr& mesh) {
+  TORCH_CHECK_VALUE(
+      edge_index.dim() == 2 && edge_index.size(0) == 2 &&
+          edge_index.scalar_type() == at::kLong,
+      kOp,
+      ": expected edge_index (2, E) of int64, got ",
+      edge_index.sizes(),
+      " of ",
+      edge_index.scalar_type());
+  TORCH_CHECK_VALUE(
+      !is_shard_tensor(edge_index) || spec(edge_index)->mesh() == mesh,
+      kOp,
+      ": expected edge_index on the mesh of its nodes");
+}
+
+Numbers all_axes(const Mesh& mesh) {
+  Numbers axes(mesh.axes());
+  std::iota(axes.begin(), axes.end(), 0);
+  return axes;
+}
+
+/// `dim` cut by all axes into `pieces`.
+SpecPtr cut_by_all(
+    const MeshPtr& mesh,
+    Numbers sizes,
+    int64_t dim,
+    const Partition& pieces) {
+  ShardSpec::Partitions partitions(sizes.size());
+  partitions[dim] = pieces;
+  return make_spec(
+      mesh,
+      std::move(sizes),
+      std::vector<Placement>(mesh->axes(), Placement::shard(dim)),
+      std::move(partitions));
+}
+
+/// The given edges, cut along E by all axes, as they are if they are.
+Tensor cut_edges(const Tensor& edge_index, const MeshPtr& mesh) {
+  const auto edges = promote(edge_index.detach(), mesh);
+  const auto& given = spec(edges);
+  const bool is_cut =
+      static_cast<int64_t>(given->axes(1).size()) == mesh->axes() &&
+      given->partition(1).is_contiguous();
+  const auto pieces = is_cut ? given->partition(1)
+                             : Partition::chunked(edges.size(1), mesh->ranks());
+  return redistribute(edges, cut_by_all(mesh, edges.sizes().vec(), 1, pieces));
+}
+
+// ---- renumbering ------------------------------------------------------------
+
+/// The new numbers of nodes, each on the rank whose chunk of old numbers it is
+/// in.
+class NodeNumbers {
+ public:
+  explicit NodeNumbers(const Tensor& nodes)
+      : mesh_(spec(nodes)->mesh()),
+        chunks_(Partition::chunked(nodes.size(0), mesh_->ranks())) {
+    check_index(kOp, nodes, 0, nodes.size(0));
+    const auto old = to_local(nodes.detach()).cpu();
+    const auto begin = spec(nodes)->interval(0).begin;
+    const Route route(pieces_of(old, chunks_), mesh_->group());
+    const auto numbers = at::arange(old.numel(), old.options()).add(begin);
+    const auto own = chunks_.interval(mesh_->position());
+    numbers_ = at::full({own.extent()}, -1, old.options());
+    numbers_.index_copy_(
+        0, route.send(old).sub(own.begin), route.send(numbers));
+    check_all_are_named();
+  }
+
+  /// Of nodes in old numbers. Communication: two numbers for each.
+  Tensor of(const Tensor& old) const {
+    const Route route(pieces_of(old, chunks_), mesh_->group());
+    const auto begin = chunks_.interval(mesh_->position()).begin;
+    return route.answer(numbers_.index_select(0, route.send(old).sub(begin)));
+  }
+
+ private:
+  void check_all_are_named() const {
+    const auto missing = numbers_.lt(0).any().to(at::kLong);
+    const auto all = all_reduce(missing, Reduce::Max, *mesh_, all_axes(*mesh_));
+    TORCH_CHECK_VALUE(
+        all.item<int64_t>() == 0,
+        kOp,
+        ": expected nodes to name each of ",
+        chunks_.extent(),
+        " nodes once, got one twice");
+  }
+
+  MeshPtr mesh_;
+  Partition chunks_;
+  Tensor numbers_;
+};
+
+// ---- edges ------------------------------------------------------------------
+
+/// Ends in new numbers and the edges' places in the given list.
+struct Edges {
+  Tensor sources;
+  Tensor targets;
+  Tensor places;
+
+  Edges sorted(const Tensor& order) const {
+    return {
+        sources.index_select(0, order),
+        targets.index_select(0, order),
+        places.index_select(0, order)};
+  }
+};
+
+/// Interior edges stand first.
+std::pair<Edges, int64_t> interior_first(
+    const Edges& edges,
+    const Interval& own) {
+  const auto inside =
+      edges.sources.ge(own.begin).logical_and_(edges.sources.lt(own.end));
+  const auto first = inside.nonzero().select(1, 0);
+  const auto last = inside.logical_not().nonzero().select(1, 0);
+  return {edges.sorted(at::cat({first, last})), first.numel()};
+}
+
+/// How many each rank has.
+Partition pieces_by_counts(int64_t own, const Mesh& mesh) {
+  const auto all = all_gather_v(
+      at::full({1}, own, at::kLong), 0, Numbers(mesh.ranks(), 1), mesh.group());
+  const auto* const counts = all.const_data_ptr<int64_t>();
+  return Partition(Numbers(counts, counts + all.numel()));
+}
+
+/// The layout of a tensor whose rows are cut as `rows` is.
+SpecPtr beside(const SpecPtr& rows, const Tensor& x) {
+  auto sizes = x.sizes().vec();
+  sizes[0] = rows->size(0);
+  Numbers from(x.dim(), -1);
+  from[0] = 0;
+  return with_dims(rows, std::move(sizes), from);
+}
+
+// ---- the halo of features ---------------------------------------------------
+
+/// The way back of rows that came while something else ran.
+struct OthersBackward final : torch::autograd::Node {
+  explicit OthersBackward(std::shared_ptr<const RowExchange> exchange)
+      : exchange(std::move(exchange)) {}
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& gradients) override {
+    const auto& gradient = gradients.front();
+    return {gradient.defined() ? exchange->returned(gradient, 0) : gradient};
+  }
+  std::shared_ptr<const RowExchange> exchange;
+};
+
+} // namespace
+
+ShardGraph::ShardGraph(
+    const Tensor& edge_index,
+    const Tensor& targets,
+    const Tensor& sources) {
+  const CommScope scope("shardtensor::ShardGraph");
+  check_nodes(targets, "targets");
+  check_nodes(sources, "sources");
+  targets_ = spec(targets);
+  sources_ = spec(sources);
+  const auto& mesh = targets_->mesh();
+  TORCH_CHECK_VALUE(
+      sources_->mesh() == mesh, kOp, ": expected sources on targets' mesh");
+  check_edges(edge_index, mesh);
+
+  const auto given = cut_edges(edge_index, mesh);
+  check_index(kOp, given.select(0, 0), 0, sources.size(0));
+  check_index(kOp, given.select(0, 1), 0, targets.size(0));
+  const auto ends = to_local(given).cpu();
+  const NodeNumbers target_numbers(targets);
+  const auto source_numbers = sources.is_same(targets)
+      ? target_numbers.of(ends.select(0, 0).contiguous())
+      : NodeNumbers(sources).of(ends.select(0, 0).contiguous());
+  const Edges renumbered{
+      source_numbers,
+      target_numbers.of(ends.select(0, 1).contiguous()),
+      at::arange(ends.size(1), ends.options())
+          .add(spec(given)->interval(1).begin)};
+
+  const Route route(
+      pieces_of(renumbered.targets, targets_->partition(0)), mesh->group());
+  Edges own{
+      route.send(renumbered.sources),
+      route.send(renumbered.targets),
+      route.send(renumbered.places)};
+  std::tie(own, interior_edges_) = interior_first(own, sources_->interval(0));
+
+  const auto device = edge_index.device();
+  const auto pieces = pieces_by_counts(own.places.numel(), *mesh);
+  const auto count = given.size(1);
+  edge_index_ = from_local(
+      at::stack({own.sources, own.targets}).to(device),
+      cut_by_all(mesh, {2, count}, 1, pieces));
+  edge_permutation_ =
+      from_local(own.places.to(device), cut_by_all(mesh, {count}, 0, pieces));
+
+  exchange_ = row_exchange(kOp, edge_index_.select(0, 0), sources_, 0, false);
+  const auto mine = sources_->interval(0);
+  local_edge_index_ = at::stack(
+      {exchange_->places(),
+       own.targets.to(device).sub(targets_->interval(0).begin)});
+  halo_nodes_ = exchange_->others(
+      at::arange(mine.extent(), exchange_->places().options()).add(mine.begin),
+      0);
+}
+
+Tensor ShardGraph::own_rows(const Tensor& x) const {
+  TORCH_CHECK_TYPE(
+      is_shard_tensor(x), "ShardGraph.halo: expected a ShardTensor");
+  TORCH_CHECK_VALUE(
+      x.dim() > 0 && x.size(0) == sources_->size(0) &&
+          spec(x)->mesh() == sources_->mesh(),
+      "ShardGraph.halo: expected a row for each of ",
+      sources_->size(0),
+      " sources, on their mesh, got ",
+      to_string(*spec(x)));
+  return to_local(redistribute(x, beside(sources_, x)));
+}
+
+Tensor ShardGraph::node_tensor(const Tensor& local) const {
+  return from_local(local, beside(targets_, local));
+}
+
+Tensor ShardGraph::edge_tensor(const Tensor& local) const {
+  return from_local(local, beside(spec(edge_permutation_), local));
+}
+
+Tensor ShardGraph::halo(const Tensor& x) const {
+  const CommScope scope("shardtensor::ShardGraph.halo");
+  const auto own = own_rows(x);
+  return at::cat({own, exchange_->others(own, 0)});
+}
+
+Tensor ShardGraph::halo(
+    const Tensor& x,
+    c10::function_ref<void(const Tensor&)> meanwhile) const {
+  const CommScope scope("shardtensor::ShardGraph.halo");
+  const auto own = own_rows(x);
+  const bool records = at::GradMode::is_enabled();
+  Tensor others;
+  {
+    const at::NoGradGuard no_grad;
+    others = exchange_->others_during(own.detach(), 0, [&] {
+      const at::AutoGradMode mode(records);
+      meanwhile(own);
+    });
+  }
+  connect<OthersBackward>(others, own, exchange_);
+  return at::cat({own, others});
+}
+
+} // namespace shardtensor
