@@ -33,7 +33,7 @@ CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
 
 .PHONY: help setup build demo demo-attention test test-all test-cpp test-python test-device \
   conformance asan \
-  lint format check-headers bench wheel clean
+  lint format check-headers bench report wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' \
@@ -129,6 +129,9 @@ format: setup-lint  ## format C++ and Python in place
 
 bench: build-tests setup-demo  ## per-operator cost and the UNet step
 	@$(BIN)/python benchmarks/python/run.py $(ARGS)
+
+report: build-tests setup-demo setup-fields  ## tests and benchmarks into out/report.html
+	@$(BIN)/python tools/report.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation \

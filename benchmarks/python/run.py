@@ -2,6 +2,7 @@
 
     make bench                        # everything; rewrites benchmarks/README.md
     make bench ARGS="operators"       # one part; only prints
+    make bench ARGS="--list"          # the parts
 
 Every number of a table row comes from the same run: the variants take turns,
 and ratios are medians over the rounds. Timed parts run twice, over gloo and
@@ -46,6 +47,9 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 def main():
     if {"RANK", "OMPI_COMM_WORLD_RANK"} & set(os.environ):
         measure(sys.argv[1], sys.argv[2:])
+        return
+    if sys.argv[1:] == ["--list"]:
+        print(*PARTS)
         return
     wanted = sys.argv[1:] or list(PARTS)
     for part in wanted:
