@@ -112,6 +112,10 @@ def _explained():
         inner = failure[0] if isinstance(failure, tuple) else failure
         kind = type(inner) if type(inner) in (OSError, ValueError) else RuntimeError
         raise kind(f"{inner} (on rank {rank})") from error
+    except RuntimeError as error:  # of the process group: others are in the one above
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        lost = f"checkpoint: rank {rank} does not reach the others: {error}"
+        raise RuntimeError(lost) from error
 
 
 def _own_group():
