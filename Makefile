@@ -31,7 +31,8 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo demo-attention test test-all test-cpp test-python test-device \
+.PHONY: help setup build demo demo-attention demo-climate test test-all test-cpp \
+  test-python test-device \
   conformance asan \
   lint format check-headers bench report wheel clean
 
@@ -79,6 +80,9 @@ demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS process
 
 demo-attention: build setup-demo setup-fields  ## a vision transformer on real ocean temperatures
 	@$(call RUN_DEMO,examples/python/train_ocean_vit.py)
+
+demo-climate: build setup-demo setup-fields  ## train on climate fields, a node dies, it goes on
+	@OMP_NUM_THREADS=1 $(BIN)/python examples/python/train_climate.py $(ARGS)
 
 test: test-cpp test-python test-device  ## all tests but the tail (DEVICE=cuda: there)
 

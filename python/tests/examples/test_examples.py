@@ -1,9 +1,12 @@
 """The examples print what their headers promise, and the demo compares well."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
-from programs import launch, printed, promised
+from programs import EXAMPLES, ROOT, launch, printed, promised
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,21 @@ def test_ocean_demo_equals_one_process(ranks, arguments, tmp_path):
     assert re.search(r"^error of months never learnt from: \d\.\d{3} K", text, re.M)
     for file in (picture, curves):
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.tail
+def test_a_killed_job_goes_on_with_the_curve_of_one_left_alone(tmp_path):
+    program = EXAMPLES / "train_climate.py"
+    done = subprocess.run(
+        [sys.executable, program, "--steps=12", "--every=4", f"--out={tmp_path}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a node dies\n1 x 2 ranks, from step 8\n" in done.stdout
+    assert (tmp_path / "climate.png").read_bytes().startswith(b"\x89PNG")
 
 
 def losses(text):
