@@ -1,5 +1,6 @@
 """Checkpoints: written on some ranks, loaded on others, whole or not there."""
 
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from torch.distributed.tensor import distribute_tensor as distribute_dtensor
 
 import shardtensor
 from shardtensor import checkpoint
+from shardtensor.checkpoint.mapped import MappedStream, mapped_tensor
 
 PRELOAD = ("shardtensor.checkpoint", "torch._inductor.compile_fx")
 
@@ -106,6 +108,27 @@ def test_dcp_itself_saves_and_loads(mesh, tmp_path):
     with pytest.raises(ValueError, match="sum: sum is a sum that is still to be made"):
         term = from_spec(torch.ones(3), shardtensor.make_spec(mesh, (3,), [Partial()]))
         checkpoint.save({"sum: sum": term}, tmp_path, 2)
+
+
+def test_tensors_of_any_kind_are_seen_in_place(tmp_path):
+    """Without a copy where the memory is that of one dense tensor."""
+    base = torch.arange(24.0).reshape(4, 6)
+    for x in (
+        base, base.t(), base[1:3], base.bool(), base.bfloat16(), base[:0], base.int(),
+        base.to(torch.complex64), base.to(torch.uint16), base.to(torch.float8_e5m2),
+        torch.tensor(2.5),
+    ):  # fmt: skip
+        for lead in (0, 3):  # an item begins anywhere
+            file = io.BytesIO(b"." * lead)
+            file.seek(lead)
+            torch.save(x, file)
+            data = memoryview(bytearray(file.getvalue()))[lead:]
+            found = mapped_tensor(MappedStream(data))
+            assert found.dtype == x.dtype and found.stride() == x.stride()
+            assert found.tolist() == x.tolist()
+    data[:] = bytes(len(data))
+    with pytest.raises(RuntimeError):
+        mapped_tensor(MappedStream(data))
 
 
 # ---- training ---------------------------------------------------------------
