@@ -31,6 +31,7 @@ TIMED = (
     "graphs",
     "neighborhood",
     "points",
+    "files",
     "unet",
     "unet3d",
     "unet_profile",

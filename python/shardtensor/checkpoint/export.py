@@ -33,21 +33,52 @@ def export(state: nn.Module | Mapping, path: str | os.PathLike) -> None:
     """Writes them into a file of the safetensors format, which rank 0 does as they
     come. The file appears when it is complete."""
     named = list(_named(state))
-    path = Path(path)
-    begun = path.with_name(path.name + ".writing")
+    header = _header(named)
     writes = not dist.is_initialized() or dist.get_rank() == 0
-    with open(begun if writes else os.devnull, "wb") as file:
-        header = json.dumps(_header(named)).encode()
-        header += b" " * (-len(header) % 8)
-        file.write(len(header).to_bytes(8, "little") + header)
-        for _, whole in full_tensors(dict(named)):
-            if writes and whole.numel():
-                data = whole.contiguous().view(-1).view(torch.uint8).numpy()
-                file.write(data.data)
-        file.flush()
-        if writes:
-            os.fsync(file.fileno())
-            begun.rename(path)
+    file = _File(Path(path)) if writes else None
+    if file:
+        file.write(header)
+    for _, whole in full_tensors(dict(named)):
+        if file and whole.numel():
+            data = whole.contiguous().view(-1).view(torch.uint8).numpy()
+            file.write(data.data)
+    problem = [file.finish() if file else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(problem, 0)
+    if problem[0]:
+        raise OSError(f"checkpoint: cannot write {path}: {problem[0]}")
+
+
+class _File:
+    """Appears under its name when it is complete. Errors wait for the end, as the
+    other ranks do."""
+
+    def __init__(self, path: Path):
+        self._path, self._begun = path, path.with_name(path.name + ".writing")
+        self._error = self._file = None
+        try:
+            self._file = open(self._begun, "wb")  # noqa: SIM115
+        except OSError as error:
+            self._error = error
+
+    def write(self, data) -> None:
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+
+    def finish(self) -> str | None:
+        if self._error is None:
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._begun.rename(self._path)
+            except OSError as error:
+                self._error = error
+        if self._file is not None:
+            self._file.close()
+        return self._error and str(self._error)
 
 
 def _named(state):
@@ -63,7 +94,8 @@ def _named(state):
 
 def _header(named):
     """The offsets follow from shapes and dtypes: no rank is asked."""
-    header, begin = {}, 0
+    header: dict[str, dict] = {}
+    begin = 0
     for name, value in named:
         if value.dtype not in _TYPES:
             raise TypeError(
@@ -77,4 +109,6 @@ def _header(named):
             "data_offsets": [begin, end],
         }
         begin = end
-    return header
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

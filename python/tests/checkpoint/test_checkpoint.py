@@ -236,6 +236,8 @@ def test_whole_tensors_stream_into_one_file(mesh, tmp_path):
         expected = whole.contiguous().view(-1).view(torch.uint8)
         assert torch.equal(found[: expected.numel()], expected), name
     assert max(told["data_offsets"][1] for told in header.values()) == len(body)
+    with pytest.raises(OSError, match="cannot write .*no/a: .*No such file"):
+        checkpoint.export(state["fields"], tmp_path / "no" / "a")
     with pytest.raises(TypeError, match="x is of torch.complex64, which the format"):
         checkpoint.export({"x": torch.zeros(1, dtype=torch.complex64)}, path)
 
