@@ -9,14 +9,19 @@ from shardtensor import _C, _ops
 from shardtensor.shard_tensor import ShardTensor
 
 
-def halo_exchange(x, width, dims=None, boundary="none"):
+def halo_exchange(
+    x, width, dims=None, boundary="none", *, vector=False, pole_rows=False
+):
     """This rank's shard of `x` with its ghost cells, a plain tensor.
 
     `width` is the number of ghost cells: one number for both sides, a pair
     (before, after), or a dict from dim to either. `dims` are the dims that get
     them, by default every sharded one. Beyond the ends of the domain stands
     what `boundary` says: "zeros", "periodic", "reflect" or "replicate"; with
-    "none" nothing does, and the shards at the ends get fewer rows.
+    "none" nothing does, and the shards at the ends get fewer rows. "sphere" is for
+    two dims, latitude and longitude (by default the last two), which go on around
+    the sphere; `vector` and `pole_rows` are those of nn.functional.pad_sphere, and
+    widths are the same on both sides.
 
     Differentiable to any order: the gradient of a ghost cell is added where
     the cell came from. Communication: one message per rank that has ghost
@@ -25,7 +30,32 @@ def halo_exchange(x, width, dims=None, boundary="none"):
         u = halo_exchange(x, 1, boundary="periodic")  # x cut along dim 0
         laplacian = u[2:] - 2 * u[1:-1] + u[:-2]      # this rank's rows
     """
+    if boundary == "sphere":
+        return _halo_on_sphere(x, width, dims, vector, pole_rows)
     return _C.halo_exchange(x, _widths(x, width, dims), boundary)
+
+
+def _halo_on_sphere(x, width, dims, vector, pole_rows):
+    from shardtensor.nn.sphere import pad_sphere
+
+    if not isinstance(width, dict):
+        dims = (-2, -1) if dims is None else dims
+        width = {dim: width for dim in dims}
+    widths = [(dim, *_pair(w)) for dim, w in width.items()]
+    if len(widths) != 2 or any(before != after for _, before, after in widths):
+        raise ValueError(
+            "halo_exchange: the sphere has two dims with widths that are the same on "
+            f"both sides, got {width}"
+        )
+    padded = pad_sphere(
+        x,
+        tuple(before for _, before, _ in widths),
+        tuple(dim for dim, _, _ in widths),
+        vector=vector,
+        pole_rows=pole_rows,
+    )
+    # What lies beyond the ends is there; between shards there are none yet.
+    return _C.halo_exchange(padded, _widths(padded, dict(width), None), "none")
 
 
 def halo_trim(local, like, width, dims=None, boundary="none"):

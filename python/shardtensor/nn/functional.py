@@ -8,11 +8,13 @@ from shardtensor.nn.points import (
     partition_points,
     radius_search,
 )
+from shardtensor.nn.sphere import pad_sphere
 
 __all__ = [
     "interpolate_neighbors",
     "knn",
     "neighborhood_attention",
+    "pad_sphere",
     "partition_points",
     "radius_search",
     "register_natten",
