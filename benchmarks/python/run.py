@@ -32,6 +32,7 @@ TIMED = (
     "neighborhood",
     "points",
     "files",
+    "spectra",
     "unet",
     "unet3d",
     "unet_profile",

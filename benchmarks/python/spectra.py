@@ -1,0 +1,151 @@
+"""Fourier and spherical transforms of domains whose rows are cut, and an FNO."""
+
+import torch
+import torch.distributed as dist
+from report import Table
+from timing import compare
+
+import shardtensor
+from shardtensor import Shard, ShardTensor
+
+SAMPLES, HEIGHT, WIDTH = 8, 2048, 4096
+LATITUDES, LONGITUDES, LEVELS = 361, 720, 16
+PIXELS, CHANNELS, MODES = 512, 32, 16
+ROUNDS = 3
+
+
+def table(mesh):
+    rows = {
+        f"rfft2 + irfft2 of ({SAMPLES}, {HEIGHT}, {WIDTH}), forward and backward": (
+            planes(mesh)
+        ),
+        "rfft + irfft along its uncut dim": lines(mesh),
+        f"SHT round trip, {LATITUDES} x {LONGITUDES}, {LEVELS} channels": sphere(mesh),
+        f"FNO step, {PIXELS} x {PIXELS}, {CHANNELS} channels, {MODES} modes": fno(mesh),
+    }
+    note = (
+        "Ceiling: each rank's share of the transforms without communication. By hand: "
+        "with one all-to-all each way, packed and unpacked by torch."
+    )
+    rows = {name: compare(found, ROUNDS, calls=1) for name, found in rows.items()}
+    return Table("Spectra, rows cut evenly, float32", "ceiling", rows, note)
+
+
+def forward_and_backward(transform, x):
+    grad = torch.ones_like(transform(x))
+
+    def run():
+        x.grad = None
+        transform(x).backward(grad)
+
+    return run
+
+
+def cut(mesh, local, dim):
+    return ShardTensor.from_local(local, mesh, [Shard(dim)]).requires_grad_()
+
+
+def planes(mesh):
+    ranks = mesh.size()
+    x = torch.randn(SAMPLES, HEIGHT // ranks, WIDTH)
+    columns = WIDTH // 2 // ranks
+
+    def alone(x):
+        half = torch.fft.rfft(x)[..., :-1].reshape(SAMPLES, HEIGHT, columns)
+        half = torch.fft.ifft(torch.fft.fft(half, dim=1), dim=1)
+        return torch.fft.irfft(half.reshape(SAMPLES, HEIGHT // ranks, -1), n=WIDTH)
+
+    def by_hand(x):
+        half = Transpose.apply(torch.fft.rfft(x)[..., :-1], 1, 2)
+        half = torch.fft.ifft(torch.fft.fft(half, dim=1), dim=1)
+        return torch.fft.irfft(Transpose.apply(half, 2, 1), n=WIDTH)
+
+    def sharded(x):
+        return torch.fft.irfft2(torch.fft.rfft2(x))
+
+    return {
+        "ceiling": forward_and_backward(alone, x.clone().requires_grad_()),
+        "all-to-all by hand": forward_and_backward(by_hand, x.clone().requires_grad_()),
+        "ShardTensor": forward_and_backward(sharded, cut(mesh, x, 1)),
+    }
+
+
+class Transpose(torch.autograd.Function):
+    """Pieces of dim `there` become pieces of dim `here`, all alike."""
+
+    @staticmethod
+    def forward(ctx, x, here, there):
+        ctx.dims = here, there
+        parts = [p.contiguous() for p in x.chunk(dist.get_world_size(), there)]
+        sent = torch.view_as_real(torch.stack(parts))
+        came = torch.empty_like(sent)
+        dist.all_to_all_single(came, sent)
+        return torch.cat(torch.view_as_complex(came).unbind(), here)
+
+    @staticmethod
+    def backward(ctx, grad):
+        here, there = ctx.dims
+        return Transpose.apply(grad, there, here), None, None
+
+
+def lines(mesh):
+    x = torch.randn(SAMPLES, HEIGHT // mesh.size(), WIDTH)
+
+    def round_trip(x):
+        return torch.fft.irfft(torch.fft.rfft(x))
+
+    return {
+        "ceiling": forward_and_backward(round_trip, x.clone().requires_grad_()),
+        "ShardTensor": forward_and_backward(round_trip, cut(mesh, x, 1)),
+    }
+
+
+def sphere(mesh):
+    from torch_harmonics import InverseRealSHT, RealSHT
+
+    there = RealSHT(LATITUDES, LONGITUDES)
+    back = InverseRealSHT(LATITUDES, LONGITUDES)
+    share = torch.randn(1, LEVELS // mesh.size(), LATITUDES, LONGITUDES)
+    whole = torch.randn(1, LEVELS, LATITUDES, LONGITUDES)
+    local = whole.chunk(mesh.size(), 2)[mesh.get_local_rank()].contiguous()
+    x = cut(mesh, local, 2)
+
+    def sharded(x):
+        with shardtensor.new_tensors_on(mesh):
+            return back(there(x))
+
+    return {
+        "ceiling": forward_and_backward(
+            lambda x: back(there(x)), share.requires_grad_()
+        ),
+        "ShardTensor": forward_and_backward(sharded, x),
+    }
+
+
+def fno(mesh):
+    from neuralop.models import FNO
+
+    model = FNO((MODES, MODES), 3, 1, hidden_channels=CHANNELS, n_layers=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step(x):
+        def run():
+            optimizer.zero_grad()
+            with shardtensor.new_tensors_on(mesh):
+                loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+
+        return run
+
+    def alone(x):
+        def run():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return run
+
+    local = torch.randn(1, 3, PIXELS // mesh.size(), PIXELS)
+    x = ShardTensor.from_local(local, mesh, [Shard(2)])
+    return {"ceiling": alone(local), "ShardTensor": step(x)}
