@@ -1,5 +1,8 @@
 #include "shardtensor/dispatch/constants.h"
 
+#include <string>
+#include <unordered_set>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "shardtensor/dispatch/tensor_arguments.h"
@@ -43,6 +46,18 @@ SpecPtr written_layout(
   return largest;
 }
 
+/// Its kernel knows better what layout fits: Note [Rows that are made].
+bool begins_itself(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names{
+      "aten::scatter_add_",
+      "aten::scatter_reduce_",
+      "aten::index_add_",
+      "aten::index_reduce_",
+      "aten::index_put_",
+      "aten::_index_put_impl_"};
+  return names.count(op.operator_name().name) > 0;
+}
+
 /// Without autograd and modes, which have seen the view when it was made.
 at::Tensor view_again(
     const c10::OperatorHandle& op,
@@ -75,7 +90,7 @@ ConstantsOfCall::ConstantsOfCall(
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (is_written(op, i)) {
       visit_tensors(arguments[i], [&](const at::Tensor& tensor) {
-        if (is_constant(tensor)) {
+        if (is_constant(tensor) && !begins_itself(op)) {
           begin_write(*impl_of(tensor), written_layout(op, arguments));
         }
       });

@@ -10,21 +10,20 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/row_exchange.h"
-#include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/rules/index/row_terms.h"
 
 // Operators that read, or reduce into, the rows of one dim that an index names:
 // gather, scatter and their kin. Where rows and index are cut along the same
-// mesh axes, rows travel (Note [Rows by a cut index]); otherwise the dim is
-// made whole.
+// mesh axes, rows travel (Note [Rows by a cut index]); rows that every rank has
+// are merged (Note [Rows that are made]); otherwise the dim is made whole.
 
 namespace shardtensor::detail {
 namespace {
@@ -75,7 +74,14 @@ class ByIndex {
         at("dim").toInt(), std::max<int64_t>(self().dim(), 1));
   }
   bool reads() const {
-    return !has("src") && !has("source");
+    return !has("src") && !has("source") && !fills();
+  }
+  /// With one number.
+  bool fills() const {
+    return has("value") && !has("reduce");
+  }
+  at::Scalar value() const {
+    return at("value").toScalar();
   }
   const at::Tensor& source() const {
     return at(has("src") ? "src" : "source").toTensor();
@@ -161,25 +167,23 @@ bool source_has_a_row_for_each(const ByIndex& call, const at::Tensor& index) {
       call.source().scalar_type() == call.self().scalar_type();
 }
 
-// ---- by an exchange of rows -------------------------------------------------
+// ---- rows that travel
+// ---------------------------------------------------------
 
 /// The reduction of self's own rows with what the source adds to them.
 at::Tensor reduced(
     const ByIndex& call,
-    const RowExchange& exchange,
-    const at::Tensor& self,
-    const at::Tensor& source) {
-  const auto dim = call.dim();
+    const RowTerms& terms,
+    const at::Tensor& self) {
   const auto reduce = call.reduce();
   const bool is_mean = reduce == "mean";
-  const auto rows =
-      reduce_rows_by_index(exchange, source, dim, is_mean ? "sum" : reduce);
+  const auto& rows = terms.rows;
   if (reduce == "sum" && call.includes_self()) {
     return at::add(self, rows, call.alpha());
   }
   std::vector<int64_t> sizes(self.dim(), 1);
-  sizes[dim] = self.size(dim);
-  const auto counts = exchange.counts().view(sizes);
+  sizes[call.dim()] = self.size(call.dim());
+  const auto counts = terms.counts.view(sizes);
   const auto joined = [&] {
     if (!call.includes_self()) {
       return at::where(counts.gt(0), rows, self);
@@ -192,91 +196,79 @@ at::Tensor reduced(
   if (!is_mean) {
     return joined;
   }
-  const auto terms = (counts + (call.includes_self() ? 1 : 0)).clamp_min(1);
+  const auto divisors = (counts + (call.includes_self() ? 1 : 0)).clamp_min(1);
   return at::isFloatingType(self.scalar_type())
-      ? at::div(joined, terms.to(self.scalar_type()))
-      : at::div(joined, terms, "floor").to(self.scalar_type());
+      ? at::div(joined, divisors.to(self.scalar_type()))
+      : at::div(joined, divisors, "floor").to(self.scalar_type());
 }
 
-/// Raises nothing, does nothing and says so where another way is needed.
-bool runs_by_exchange(ByIndex& call, const at::Tensor& index) {
+// Both raise nothing, do nothing and say so where another way is needed.
+
+bool reads_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
   const auto dim = call.dim();
   const auto wanted = contiguous_dim(without_partial(spec(self)), dim);
   const auto exchange = row_exchange(
-      call.name().c_str(),
-      index,
-      wanted,
-      dim,
-      /*may_be_negative=*/false);
+      call.name().c_str(), index, wanted, dim, /*may_be_negative=*/false);
   if (!exchange) {
     return false;
   }
   const CommScope scope(call.name().c_str());
-  if (call.reads()) {
-    call.finish(
-        read_rows(*exchange, local_of(self, wanted).tensor, wanted, dim));
-    return true;
+  call.finish(read_rows(*exchange, local_of(self, wanted).tensor, wanted, dim));
+  return true;
+}
+
+bool reduces_rows(ByIndex& call, const at::Tensor& index) {
+  const auto& self = call.self();
+  const auto reduce = call.reduce();
+  const auto terms = row_terms(
+      self,
+      {call.name().c_str(),
+       index,
+       call.source(),
+       call.dim(),
+       reduce == "mean" ? "sum" : reduce,
+       /*may_be_negative=*/false,
+       /*counts=*/reduce != "sum" || !call.includes_self()});
+  if (!terms) {
+    return false;
   }
-  const auto source =
-      local_of(call.source(), rows_spec(*exchange, wanted, dim)).tensor;
+  const CommScope scope(call.name().c_str());
   if (!call.in_place()) {
-    const auto local = local_of(self, wanted).tensor;
-    call.finish(wrap(reduced(call, *exchange, local, source), wanted));
+    const auto local = local_of(self, terms->layout).tensor;
+    call.finish(wrap(reduced(call, *terms, local), terms->layout));
     return true;
   }
-  const LocalToWrite target(self, wanted);
-  target.local().copy_(reduced(call, *exchange, target.local(), source));
+  begin_row_write(self, terms->layout);
+  const LocalToWrite target(self, terms->layout);
+  target.local().copy_(reduced(call, *terms, target.local()));
   target.finish();
   call.finish(at::Tensor(self));
   return true;
 }
 
-// ---- sums into rows that every rank has -------------------------------------
-
-/// Each rank adds its part of the source to zeros; the sum of all is added.
-bool runs_as_sums(ByIndex& call, const at::Tensor& index) {
+/// The rows that are named become a number, by whom doesn't matter.
+bool fills_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
-  const auto dim = call.dim();
-  const auto own = spec(self);
-  const auto index_spec = without_partial(spec(index));
-  if (call.reads() || call.reduce() != "sum" || !call.includes_self() ||
-      own->is_sharded(dim) || own->has_partial() || !index_spec->is_sharded() ||
-      index_spec->mesh() != own->mesh() || is_traced(impl_of(index)->local())) {
+  RowReduction named{
+      call.name().c_str(), index, at::Tensor(), call.dim(), "sum"};
+  named.counts = true;
+  const auto terms = row_terms(self, named);
+  if (!terms) {
     return false;
   }
-  auto placements = own->placements();
-  auto partials = placements;
-  auto sizes = own->sizes();
-  auto partitions = own->partitions();
-  for (const auto axis : index_spec->axes(0)) {
-    if (!placements[axis].is_replicate()) {
-      return false;
-    }
-    placements[axis] = Placement::shard(dim);
-    partials[axis] = Placement::partial();
-  }
-  check_index(call.name(), index, dim, self.size(dim));
-  sizes[dim] = index.size(0);
-  partitions[dim] = index_spec->partition(0);
   const CommScope scope(call.name().c_str());
-  const auto wanted =
-      make_spec(own->mesh(), sizes, placements, std::move(partitions));
-  const auto source = local_of(call.source(), wanted).tensor;
-  const auto rows = at::zeros(own->local_sizes(), source.options());
-  rows.index_add_(
-      dim,
-      local_of(index, index_spec).tensor.to(at::kLong),
-      source,
-      call.alpha());
-  const auto total =
-      redistribute_local(rows, with_placements(own, partials), own);
+  std::vector<int64_t> ones(self.dim(), 1);
+  ones[call.dim()] = -1;
+  const auto mask = terms->counts.gt(0).view(ones);
   if (!call.in_place()) {
-    call.finish(wrap(impl_of(self)->local() + total, own));
+    const auto local = local_of(self, terms->layout).tensor;
+    call.finish(wrap(local.masked_fill(mask, call.value()), terms->layout));
     return true;
   }
-  const LocalToWrite target(self, own);
-  target.local().add_(total);
+  begin_row_write(self, terms->layout);
+  const LocalToWrite target(self, terms->layout);
+  target.local().masked_fill_(mask, call.value());
   target.finish();
   call.finish(at::Tensor(self));
   return true;
@@ -291,10 +283,13 @@ bool runs_by_rows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   const auto index = index_of_rows(call);
   if (!index || !is_index_type(call, index->scalar_type()) ||
-      (!call.reads() && !source_has_a_row_for_each(call, *index))) {
+      (!call.reads() && !call.fills() &&
+       !source_has_a_row_for_each(call, *index))) {
     return false;
   }
-  return runs_by_exchange(call, *index) || runs_as_sums(call, *index);
+  return call.fills() ? fills_rows(call, *index)
+      : call.reads()  ? reads_rows(call, *index)
+                      : reduces_rows(call, *index);
 }
 
 /// gather and scatter. See Note [Indices out of bounds].
@@ -312,12 +307,21 @@ void gather_kernel(
   run_rule(op, along_dim_rule, stack);
 }
 
+/// Before a rule writes into it.
+void begin_write_of(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const ByIndex call(op, stack);
+  if (call.in_place() && is_shard_tensor(call.self())) {
+    begin_row_write(call.self());
+  }
+}
+
 template <Rule rule>
 void by_rows_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
   if (!runs_by_rows(op, stack)) {
+    begin_write_of(op, stack);
     run_rule(op, rule, stack);
   }
 }
@@ -327,6 +331,7 @@ void gather_rows_kernel(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
   if (!runs_by_rows(op, stack)) {
+    begin_write_of(op, stack);
     gather_kernel(op, keys, stack);
   }
 }
@@ -336,17 +341,17 @@ void gather_rows_kernel(
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* op :
        {"scatter.src",
-        "scatter.value",
         "scatter.reduce",
         "scatter.value_reduce",
         "scatter_.src",
-        "scatter_.value",
         "scatter_.reduce",
         "scatter_.value_reduce"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&gather_kernel>());
   }
   for (const char* op :
        {"gather",
+        "scatter.value",
+        "scatter_.value",
         "scatter_add",
         "scatter_add_",
         "scatter_reduce.two",

@@ -23,6 +23,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor::detail {
@@ -58,7 +59,9 @@ std::vector<int64_t> count_by_piece(
   return counts;
 }
 
-at::Scalar neutral(c10::string_view reduce, at::ScalarType dtype) {
+} // namespace
+
+at::Scalar neutral_of(c10::string_view reduce, at::ScalarType dtype) {
   if (reduce == "sum") {
     return 0;
   }
@@ -92,8 +95,6 @@ void reduce_into(
   rows.scatter_reduce_(
       dim, places.view(ones).expand_as(source), source, reduce);
 }
-
-} // namespace
 
 RowExchange::RowExchange(
     const char* op,
@@ -309,6 +310,7 @@ std::shared_ptr<const RowExchange> row_exchange(
   }
   thread_local Known known;
   const auto rows = layout_of_dim(spec, dim);
+  note_row_layout(shardtensor::spec(index), rows);
   auto shown = shown_elements(index);
   auto found = known.find(shown, rows, may_be_negative);
   if (!found) {
@@ -374,8 +376,8 @@ at::Tensor reduce_rows_by_index(
   auto flat = sizes;
   flat.insert(flat.begin() + dim, exchange.places().numel());
   sizes.insert(sizes.begin() + dim, exchange.table_rows());
-  const auto table =
-      at::full(sizes, neutral(reduce, source.scalar_type()), source.options());
+  const auto table = at::full(
+      sizes, neutral_of(reduce, source.scalar_type()), source.options());
   reduce_into(table, dim, exchange.places(), source.reshape(flat), reduce);
   return exchange.own_rows(table, dim, reduce);
 }

@@ -129,4 +129,15 @@ at::Tensor reduce_rows_by_index(
     int64_t dim,
     c10::string_view reduce);
 
+/// What leaves a reduction by sum, prod, amax or amin as it is.
+at::Scalar neutral_of(c10::string_view reduce, at::ScalarType dtype);
+
+/// Row i of the source is reduced into rows[places[i]], along `dim`.
+void reduce_into(
+    const at::Tensor& rows,
+    int64_t dim,
+    const at::Tensor& places,
+    const at::Tensor& source,
+    c10::string_view reduce);
+
 } // namespace shardtensor::detail

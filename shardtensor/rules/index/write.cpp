@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 
@@ -104,6 +105,44 @@ void write_beside_own_rows(
   local.copy_(wider);
 }
 
+/// self[index] += values with a cut index, by what its rows get: Note [Rows by
+/// a cut index].
+bool adds_rows(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values) {
+  const auto dim = only_rows(given);
+  if (!dim || !is_shard_tensor(values) ||
+      values.scalar_type() != self.scalar_type()) {
+    return false;
+  }
+  const std::optional<at::Tensor> index = given.get(*dim);
+  if (!is_shard_tensor(*index) ||
+      !at::isIntegralType(index->scalar_type(), false)) {
+    return false;
+  }
+  auto sizes = self.sizes().vec();
+  sizes.erase(sizes.begin() + *dim);
+  sizes.insert(
+      sizes.begin() + *dim, index->sizes().begin(), index->sizes().end());
+  const auto terms = row_terms(
+      self,
+      {"aten::index_put_",
+       *index,
+       values.expand(sizes),
+       *dim,
+       "sum",
+       /*may_be_negative=*/true});
+  if (!terms) {
+    return false;
+  }
+  begin_row_write(self, terms->layout);
+  const LocalToWrite target(self, terms->layout);
+  target.local().add_(terms->rows);
+  target.finish();
+  return true;
+}
+
 at::Tensor& index_put_in_place_kernel(
     at::Tensor& self,
     const Indices& given,
@@ -114,13 +153,19 @@ at::Tensor& index_put_in_place_kernel(
       "index_put_: cannot write a ShardTensor into a plain tensor; use "
       "full_tensor() or to_local()");
   if (const auto indices = without_scalar_mask(given)) {
+    begin_row_write(self);
     auto rows = self.unsqueeze(0);
     index_put_in_place_kernel(rows, *indices, values, accumulate);
     return self;
   }
   if (const auto mask = fill_mask(self, given, values, accumulate)) {
+    begin_row_write(self);
     return self.masked_fill_(*mask, values.reshape({}));
   }
+  if (accumulate && adds_rows(self, given, values)) {
+    return self;
+  }
+  begin_row_write(self);
   if (indexes_whole_dims(without_partial(spec(self)), given)) {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put_", "");

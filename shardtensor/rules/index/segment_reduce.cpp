@@ -1,0 +1,180 @@
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/scatter_reduce.h>
+#include <ATen/ops/segment_reduce_ops.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/row_terms.h"
+#include "shardtensor/tensor/terms.h"
+
+// Runs of rows, one behind the other. Each row learns the number of its run,
+// and is reduced into the row of that number.
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// A layout of one dim, cut as the rows of `data`: for these pieces.
+SpecPtr beside_rows(const SpecPtr& data, const Partition& pieces) {
+  std::vector<Placement> placements(data->mesh()->axes());
+  for (const auto axis : data->axes(0)) {
+    placements[axis] = Placement::shard(0);
+  }
+  ShardSpec::Partitions partitions(1);
+  if (data->is_sharded(0)) {
+    partitions[0] = pieces;
+  }
+  return make_spec(data->mesh(), {pieces.extent()}, placements, partitions);
+}
+
+/// How many rows each piece of the runs has. Communication: one number.
+Partition rows_of_pieces(const Tensor& lengths, const SpecPtr& runs) {
+  const auto own = lengths.sum();
+  if (!runs->is_sharded()) {
+    return Partition({own.item<int64_t>()});
+  }
+  const auto all =
+      gather_terms(own, make_replicated(runs->mesh(), {}), runs->axes(0))
+          .flatten()
+          .cpu();
+  const auto* const data = all.const_data_ptr<int64_t>();
+  return Partition(std::vector<int64_t>(data, data + all.numel()));
+}
+
+/// The run that each row of `data` is in. Communication: one number, and that
+/// of a redistribution of integers.
+Tensor runs_of_rows(const Tensor& lengths, const Tensor& data, bool unsafe) {
+  const auto& runs = spec(lengths);
+  const auto own = to_local(lengths);
+  const auto pieces = rows_of_pieces(own, runs);
+  TORCH_CHECK(
+      unsafe || pieces.extent() == data.size(0),
+      "segment_reduce(): Expected all rows of lengths along axis to sum to "
+      "data.size(lengths.dim()-1) when !unsafe.");
+  const auto first = runs->is_sharded() ? runs->interval(0).begin : 0;
+  const auto numbers = at::repeat_interleave(
+      at::arange(own.numel(), own.options()).add(first), own);
+  const auto& rows = spec(data);
+  const auto wanted = contiguous_dim(without_partial(rows), 0);
+  return redistribute(
+      from_local(numbers, beside_rows(rows, pieces)),
+      beside_rows(
+          rows,
+          wanted->is_sharded(0) ? wanted->partition(0)
+                                : Partition({data.size(0)})));
+}
+
+double neutral(const std::string& reduce) {
+  const auto infinity = std::numeric_limits<double>::infinity();
+  return reduce == "max" ? -infinity
+      : reduce == "min"  ? infinity
+      : reduce == "prod" ? 1
+                         : 0;
+}
+
+Tensor reduced_runs(
+    const Tensor& data,
+    const std::string& reduce,
+    const Tensor& lengths,
+    bool unsafe,
+    const std::optional<at::Scalar>& initial) {
+  const auto runs = runs_of_rows(lengths, data, unsafe);
+  if (spec(lengths)->is_sharded()) {
+    note_row_layout(spec(runs), spec(lengths)); // results lie as lengths do
+  }
+  const bool is_extreme = reduce == "max" || reduce == "min";
+  auto sizes = data.sizes().vec();
+  sizes[0] = lengths.size(0);
+  const auto start = data.new_full(
+      sizes, initial && !is_extreme ? *initial : at::Scalar(neutral(reduce)));
+  std::vector<int64_t> ones(data.dim(), 1);
+  ones[0] = -1;
+  const auto result = at::scatter_reduce(
+      start,
+      0,
+      runs.view(ones).expand_as(data),
+      data,
+      is_extreme             ? "a" + reduce
+          : reduce == "mean" ? "sum"
+                             : reduce);
+  if (is_extreme && initial) {
+    // A row that equals it has the gradient alone.
+    const auto beyond =
+        reduce == "max" ? result.lt(*initial) : result.gt(*initial);
+    return result.masked_fill(beyond, *initial);
+  }
+  if (reduce == "mean") {
+    const auto count = initial ? lengths.clamp_min(1) : lengths;
+    return result / count.to(data.scalar_type()).view(ones);
+  }
+  return result;
+}
+
+Tensor segment_reduce_function(
+    c10::DispatchKeySet keys,
+    const Tensor& data,
+    c10::string_view reduce,
+    const OptionalTensor& lengths,
+    const OptionalTensor& indices,
+    const OptionalTensor& offsets,
+    int64_t axis,
+    bool unsafe,
+    const std::optional<at::Scalar>& initial) {
+  const auto& runs = lengths ? lengths : offsets;
+  const bool is_known = is_shard_tensor(data) && runs && runs->dim() == 1 &&
+      !indices && !(lengths && offsets) && data.dim() > 0 &&
+      at::maybe_wrap_dim(axis, data.dim()) == 0 &&
+      at::isFloatingType(data.scalar_type()) &&
+      at::isIntegralType(runs->scalar_type(), false);
+  if (!is_known || is_traced(impl_of(data)->local())) {
+    return at::_ops::segment_reduce::redispatch(
+        below_function_level(keys),
+        data,
+        reduce,
+        lengths,
+        indices,
+        offsets,
+        axis,
+        unsafe,
+        initial);
+  }
+  const auto given = promote(runs->detach(), spec(data)->mesh()).to(at::kLong);
+  const auto counts = lengths ? given : at::diff(given);
+  const auto& rows = spec(data);
+  const auto pieces = rows->is_sharded(0) ? rows->partition(0).pieces() : 1;
+  const auto wanted =
+      beside_rows(rows, Partition::chunked(counts.size(0), pieces));
+  const auto cut = spec(counts)->axes(0) == wanted->axes(0) &&
+          (!wanted->is_sharded() || spec(counts)->partition(0).is_contiguous())
+      ? counts
+      : redistribute(counts, wanted);
+  TORCH_CHECK(
+      unsafe || counts.size(0) == 0 ||
+          full_tensor(cut.min()).item<int64_t>() >= 0,
+      "lengths contains negative value!");
+  return reduced_runs(data, std::string(reduce), cut, unsafe, initial);
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "segment_reduce",
+      function_rule<at::_ops::segment_reduce, segment_reduce_function>);
+}
+
+} // namespace shardtensor::detail
