@@ -9,6 +9,8 @@ from ranks import ranks, shard, uneven
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import shardtensor
 from shardtensor import check_replicas, parallelize
@@ -167,20 +169,108 @@ def test_the_wrapper_sums_all_gradients(mesh):
         assert shardtensor.comm_stats().all_reduces == expected
 
 
+class Variant(nn.Module):
+    """What programs do with parameters."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.one = nn.Conv2d(2, 4, 3, padding=1)
+        self.two = nn.Conv2d(4, 4, 3, padding=1)
+        self.three = self.two if kind == "shared" else nn.Conv2d(4, 4, 3, padding=1)
+        if kind == "frozen":
+            self.two.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.one(x).tanh()
+        if self.kind == "checkpointed":
+            x = checkpoint(self.two, x, use_reentrant=False)
+        elif self.kind != "unused":
+            x = self.two(x)
+        return self.three(x.tanh())
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["frozen", "shared", "checkpointed", "unused"])
+def test_parameters_of_every_kind(mesh, kind, data):
+    mesh, axes, domain = make("2x2")
+    torch.manual_seed(2)
+    reference = Variant(kind).double()
+    options = (
+        {"find_unused_parameters": True} if (data, kind) == ("ddp", "unused") else {}
+    )
+    model = parallelize(copy.deepcopy(reference), mesh, data, axes, **options)
+    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(3)]
+    pairs = [
+        (torch.optim.AdamW(m.parameters(), 0.05, foreach=True), m)
+        for m in (reference, model)
+    ]
+    steps(reference, batches, pairs[0][0], mean_square)
+    steps(model, [part(x, mesh, domain) for x in batches], pairs[1][0], mean_square)
+    assert_same(model, reference)
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("optimizer", ["lbfgs", "fused", "zero"])
+def test_optimizers_and_averages(mesh, optimizer):
+    mesh, axes, domain = make("2x2")
+    reference, model = net(), parallelize(net(), mesh, "ddp", axes)
+    averages = [AveragedModel(m) for m in (reference, model.module)]
+    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(3)]
+    makers = {
+        "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3),
+        "fused": lambda p: torch.optim.AdamW(p, 0.05, fused=True),
+        "zero": lambda p: torch.optim.AdamW(p, 0.05),
+    }
+    optimizers = [makers[optimizer](m.parameters()) for m in (reference, model)]
+    if optimizer == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        options = {"optimizer_class": torch.optim.AdamW, "lr": 0.05}
+        optimizers[1] = ZeroRedundancyOptimizer(model.parameters(), **options)
+    for x in batches:
+        for m, each, data in zip(
+            (reference, model), optimizers, (x, part(x, mesh, domain)), strict=True
+        ):
+
+            def closure(m=m, each=each, data=data):
+                each.zero_grad()
+                loss = mean_square(m(data))
+                loss.backward()
+                # LBFGS looks at the value: that of all samples, on all ranks.
+                return over_data(loss, mesh)
+
+            each.step(closure)
+        for average, m in zip(averages, (reference, model.module), strict=True):
+            average.update_parameters(m)
+    assert_same(model, reference)
+    assert_same(averages[1].module, averages[0].module)
+
+
+def over_data(loss, mesh):
+    if not shardtensor.is_shard_tensor(loss):
+        return loss
+    value = loss.detach().full_tensor()
+    dist.all_reduce(value, group=mesh.get_group(0))
+    return value / mesh.size(0)
+
+
 @ranks(4)
 def test_replicas_stay_equal_for_200_steps(mesh):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
-    runs = []
-    for _ in range(2):
+    kept = []
+    for count in (200, 40):
         model = parallelize(net().float(), mesh)
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         torch.manual_seed(dist.get_rank() // 2)
-        batches = [torch.randn(1, 2, 9, 6) for _ in range(200)]
-        parts = [shard(x, mesh["domain"], [Shard(2)]) for x in batches]
-        steps(model, parts, optimizer, mean_square)
+        for i in range(count):
+            x = shard(torch.randn(1, 2, 9, 6), mesh["domain"], [Shard(2)])
+            steps(model, [x], optimizer, mean_square)
+            if i == 39:
+                kept.append([p.detach().clone() for p in model.parameters()])
         check_replicas(model, mesh)
-        runs.append([p.detach().clone() for p in model.parameters()])
-    for p, q in zip(*runs, strict=True):
+    for p, q in zip(*kept, strict=True):
         assert torch.equal(p, q)  # the same run gives the same bits
 
 
