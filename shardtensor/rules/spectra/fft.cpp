@@ -135,9 +135,12 @@ SpecPtr home_of(
     const SpecPtr& given,
     const Transform& transform,
     const LocalTransform& local) {
-  return is_inverse(transform, local)
-      ? recall_home(given, result_sizes(given, transform), transform.dims)
-      : nullptr;
+  return is_inverse(transform, local) ? recall_home(
+                                            given,
+                                            result_sizes(given, transform),
+                                            transform.dims,
+                                            transform.lines == Lines::ToReal)
+                                      : nullptr;
 }
 
 template <class Level, class Signal>

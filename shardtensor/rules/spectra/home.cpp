@@ -1,5 +1,6 @@
 #include "shardtensor/rules/spectra/home.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -27,7 +28,16 @@ Memories& memories() {
   return all;
 }
 
-/// What a home is known by, the most telling first.
+/// Whether a transform of these dims moves the spectrum anyway.
+bool moves(const SpecPtr& spectrum, const std::vector<int64_t>& dims) {
+  return spectrum->has_partial() ||
+      std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
+           return spectrum->is_sharded(dim);
+         });
+}
+
+/// What a home is known by, the most telling first. The even ones know where
+/// the spectrum lay.
 std::vector<Key> keys_of(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
@@ -82,15 +92,18 @@ void remember_home(
 SpecPtr recall_home(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
-    const std::vector<int64_t>& dims) {
+    const std::vector<int64_t>& dims,
+    bool is_real) {
   auto& all = memories();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto memory = all.by_mesh.find(spectrum->mesh().get());
   if (memory == all.by_mesh.end()) {
     return nullptr;
   }
-  for (const auto& key : keys_of(spectrum, signal_sizes, dims)) {
-    const auto home = memory->second.homes.find(key);
+  const auto keys = keys_of(spectrum, signal_sizes, dims);
+  const size_t step = is_real || moves(spectrum, dims) ? 1 : 2;
+  for (size_t i = 0; i < keys.size(); i += step) {
+    const auto home = memory->second.homes.find(keys[i]);
     if (home != memory->second.homes.end()) {
       return resized(home->second, signal_sizes);
     }

@@ -167,6 +167,31 @@ def test_one_line_has_no_other_dim_to_cut(mesh):
     assert list(shardtensor.fallback_counts()) == ["aten::_fft_c2c"]
 
 
+@ranks(2)
+def test_what_need_not_move_stays_for_others_homes(mesh):
+    fft.fft2(shard(signal(4, 3, 12, 10), mesh, [Shard(2)]))
+    samples = shard(signal(4, 3, 12, 10), mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    assert fft.ifft2(samples)._spec == samples._spec
+    assert shardtensor.comm_stats().exchanges == 0
+
+
+@ranks(2, "2x2")
+def test_tangents_go_along(mesh):
+    forward_ad = torch.autograd.forward_ad
+    x, t = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+
+    def jvp(x, t):
+        with forward_ad.dual_level():
+            y = fft.irfft2(fft.rfft2(forward_ad.make_dual(x, t)) * 2)
+            return forward_ad.unpack_dual(y).tangent
+
+    expected = jvp(x, t)
+    placements = placements_of(mesh, 2, 3)
+    parts = (shard(each, mesh, placements) for each in (x, t))
+    assert_close(jvp(*parts), expected)
+
+
 @ranks(2, "2x2")
 @pytest.mark.parametrize("shape", [(5,), (4, 6)])
 def test_sums_are_transformed_term_by_term_or_scattered(mesh, shape):
