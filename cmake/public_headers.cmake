@@ -38,6 +38,7 @@ set(public_headers
   shardtensor/rules/points/interpolate.h
   shardtensor/rules/points/partition.h
   shardtensor/rules/points/points.h
+  shardtensor/rules/points/sampling.h
   shardtensor/rules/points/transport.h
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h

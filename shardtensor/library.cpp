@@ -69,6 +69,13 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "interpolate_neighbors(Tensor points, Tensor values, Tensor queries, "
       "int k=3, float power=2) -> Tensor");
+  // See rules/points/sampling.h.
+  m.def(
+      "farthest_point_sampling(Tensor points, int count, int start=0) "
+      "-> Tensor");
+  m.def(
+      "ball_query(Tensor points, Tensor queries, float radius, "
+      "int max_points) -> (Tensor indices, Tensor counts)");
   // See rules/points/partition.h.
   m.def(
       "partition_points(Tensor points, str method, Tensor? weights=None, "

@@ -37,6 +37,7 @@
 #include "shardtensor/rules/points/interpolate.h"
 #include "shardtensor/rules/points/partition.h"
 #include "shardtensor/rules/points/points.h"
+#include "shardtensor/rules/points/sampling.h"
 #include "shardtensor/rules/points/transport.h"
 
 // Graphs.

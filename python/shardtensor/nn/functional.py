@@ -3,6 +3,8 @@
 from shardtensor.nn.natten import register_natten
 from shardtensor.nn.neighborhood import neighborhood_attention
 from shardtensor.nn.points import (
+    ball_query,
+    farthest_point_sampling,
     interpolate_neighbors,
     knn,
     partition_points,
@@ -11,6 +13,8 @@ from shardtensor.nn.points import (
 from shardtensor.nn.sphere import pad_sphere
 
 __all__ = [
+    "ball_query",
+    "farthest_point_sampling",
     "interpolate_neighbors",
     "knn",
     "neighborhood_attention",

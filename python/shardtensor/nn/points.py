@@ -38,6 +38,23 @@ def radius_search(
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def ball_query(
+    points: torch.Tensor, queries: torch.Tensor, radius: float, max_points: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Groups of neighbours: for each query the `max_points` nearest points within
+    `radius`, ([B,] M, max_points), and how many they are, ([B,] M). Where there are
+    fewer the nearest stands again, 0 where there is none."""
+    return _ops.ball_query(points, queries, radius, max_points)
+
+
+def farthest_point_sampling(
+    points: torch.Tensor, count: int, start: int = 0
+) -> torch.Tensor:
+    """`count` rows of the points ([B,] N, D), from `start` on each the one that is
+    farthest from those before: ([B,] count), cut as the points' rows are."""
+    return _ops.farthest_point_sampling(points, count, start)
+
+
 def interpolate_neighbors(
     points: torch.Tensor,
     values: torch.Tensor,

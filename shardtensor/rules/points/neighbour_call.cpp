@@ -55,23 +55,6 @@ void check_operands(
       queries.device());
 }
 
-/// Raises on every rank if it must on one.
-void check_finite(const LocalCall& call) {
-  const auto finite = at::isfinite(call.points)
-                          .all()
-                          .logical_and(at::isfinite(call.queries).all());
-  auto failed = finite.logical_not().to(at::kInt);
-  if (call.mesh) {
-    std::vector<int64_t> axes(call.mesh->axes());
-    std::iota(axes.begin(), axes.end(), 0);
-    failed = all_reduce(failed, Reduce::Max, *call.mesh, axes);
-  }
-  TORCH_CHECK_VALUE(
-      failed.item<int64_t>() == 0,
-      call.op,
-      ": expected finite coordinates, got NaN or infinite ones");
-}
-
 /// The layout of what has the first dims of `spec`, up to its rows, and whole
 /// ones behind them.
 SpecPtr with_tail(const SpecPtr& spec, const Tensor& like) {
@@ -88,6 +71,22 @@ SpecPtr with_tail(const SpecPtr& spec, const Tensor& like) {
 }
 
 } // namespace
+
+void check_finite(const LocalCall& call) {
+  const auto finite = at::isfinite(call.points)
+                          .all()
+                          .logical_and(at::isfinite(call.queries).all());
+  auto failed = finite.logical_not().to(at::kInt);
+  if (call.mesh) {
+    std::vector<int64_t> axes(call.mesh->axes());
+    std::iota(axes.begin(), axes.end(), 0);
+    failed = all_reduce(failed, Reduce::Max, *call.mesh, axes);
+  }
+  TORCH_CHECK_VALUE(
+      failed.item<int64_t>() == 0,
+      call.op,
+      ": expected finite coordinates, got NaN or infinite ones");
+}
 
 NeighbourCall::NeighbourCall(
     const char* op,

@@ -59,7 +59,10 @@ class NeighbourCall {
 };
 
 /// Raises where a coordinate is not finite, on every rank if on one.
-/// Communication: one all-reduce of a number, and that of find_neighbours.
+/// Communication: one all-reduce of a number.
+void check_finite(const LocalCall& call);
+
+/// After check_finite. Communication: that of both, and of find_neighbours.
 Neighbours search(const LocalCall& call, const Wanted& wanted);
 
 /// What results of either kind are made from: neighbour i of the list belongs

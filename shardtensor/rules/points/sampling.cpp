@@ -1,0 +1,255 @@
+#include "shardtensor/rules/points/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/rules/points/neighbour_call.h"
+#include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+using namespace detail;
+
+namespace {
+
+using at::Tensor;
+
+constexpr auto kSamplingOp = "farthest_point_sampling";
+constexpr auto kBallOp = "ball_query";
+
+// ---- farthest points --------------------------------------------------------
+
+/// One rank's proposal for each batch entry, (B, 2 + D) of double: squared
+/// distance, row of the whole cloud, coordinates.
+class FarthestPoints {
+ public:
+  explicit FarthestPoints(const LocalCall& call)
+      : cloud_(call.cloud),
+        points_(call.points.detach().contiguous()),
+        squares_(
+            at::full(
+                {points_.size(0), points_.size(1)},
+                std::numeric_limits<double>::infinity(),
+                points_.options())) {}
+
+  /// (B, count).
+  Tensor sample(int64_t count, int64_t start) {
+    const auto rows =
+        at::empty({points_.size(0), count}, points_.options().dtype(at::kLong));
+    auto chosen = agreed(proposal_of_row(start));
+    for (int64_t i = 0; i < count; ++i) {
+      rows.select(1, i).copy_(chosen.select(1, 1));
+      if (i + 1 < count) {
+        chosen = agreed(farthest_from(chosen));
+      }
+    }
+    return rows;
+  }
+
+ private:
+  Tensor no_proposal() const {
+    return at::full(
+        {points_.size(0), 2 + points_.size(2)},
+        -1,
+        points_.options().dtype(at::kDouble));
+  }
+
+  Tensor proposal_of_row(int64_t row) const {
+    auto proposal = no_proposal();
+    const auto& own = cloud_.own();
+    if (row >= own.begin && row < own.end) {
+      propose(proposal, row - own.begin);
+    }
+    return proposal;
+  }
+
+  void propose(const Tensor& proposal, int64_t place) const {
+    proposal.select(1, 0).fill_(0);
+    proposal.select(1, 1).fill_(place + cloud_.own().begin);
+    proposal.slice(1, 2).copy_(points_.select(1, place));
+  }
+
+  /// After each point's distance to the chosen one is taken into account.
+  Tensor farthest_from(const Tensor& chosen) {
+    auto proposal = no_proposal();
+    AT_DISPATCH_FLOATING_TYPES(points_.scalar_type(), kSamplingOp, [&] {
+      for (int64_t entry = 0; entry < points_.size(0); ++entry) {
+        propose_farthest<scalar_t>(
+            entry, chosen.select(0, entry), proposal.select(0, entry));
+      }
+    });
+    return proposal;
+  }
+
+  template <typename scalar_t>
+  void propose_farthest(
+      int64_t entry,
+      const Tensor& chosen,
+      const Tensor& proposal) {
+    const auto count = points_.size(1);
+    const auto dims = points_.size(2);
+    const auto* point =
+        points_.const_data_ptr<scalar_t>() + entry * count * dims;
+    auto* square = squares_.mutable_data_ptr<scalar_t>() + entry * count;
+    const auto coordinates = chosen.slice(0, 2).to(points_.scalar_type());
+    const auto* from = coordinates.const_data_ptr<scalar_t>();
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; ++i, point += dims) {
+      scalar_t sum = 0;
+      for (int64_t dim = 0; dim < dims; ++dim) {
+        const scalar_t away = point[dim] - from[dim];
+        sum += away * away;
+      }
+      square[i] = std::min(square[i], sum);
+      if (best < 0 || square[i] > square[best]) {
+        best = i;
+      }
+    }
+    if (best >= 0) {
+      auto* out = proposal.mutable_data_ptr<double>();
+      point =
+          points_.const_data_ptr<scalar_t>() + (entry * count + best) * dims;
+      out[0] = square[best];
+      out[1] = static_cast<double>(best + cloud_.own().begin);
+      std::copy(point, point + dims, out + 2);
+    }
+  }
+
+  /// The ranks' best proposals; pieces stand in the order of rows, so the first
+  /// of equal ones is the first row.
+  Tensor agreed(const Tensor& proposal) const {
+    if (cloud_.group.empty()) {
+      return proposal;
+    }
+    const auto ranks = static_cast<int64_t>(cloud_.rows.size());
+    const auto all = all_gather_v(
+        proposal.unsqueeze(0), 0, std::vector<int64_t>(ranks, 1), cloud_.group);
+    auto best = all.select(0, 0);
+    for (int64_t rank = 1; rank < ranks; ++rank) {
+      const auto other = all.select(0, rank);
+      best = at::where(
+          other.narrow(1, 0, 1).gt(best.narrow(1, 0, 1)), other, best);
+    }
+    return best;
+  }
+
+  CloudPieces cloud_;
+  Tensor points_; // (B, n, D)
+  Tensor squares_; // of the distances to the nearest chosen point
+};
+
+/// Every rank's (B, count), cut as the rows of the cloud.
+Tensor cut_as_rows(const NeighbourCall& call, const Tensor& found) {
+  const auto whole = call.is_batched() ? found : found.squeeze(0);
+  const auto& cloud = call.layout();
+  if (!cloud) {
+    return whole;
+  }
+  const int64_t rows = call.is_batched() ? 1 : 0;
+  std::vector<int64_t> sizes(
+      cloud->sizes().begin(), cloud->sizes().begin() + rows);
+  sizes.push_back(found.size(1));
+  std::vector<int64_t> from(rows, 0);
+  from.push_back(-1);
+  const auto layout = with_dims(cloud, std::move(sizes), from);
+  auto placements = layout->placements();
+  for (const auto axis : cloud->axes(rows)) {
+    placements[axis] = Placement::shard(rows);
+  }
+  return redistribute(from_local(whole, layout), placements);
+}
+
+Tensor farthest_point_sampling_function(
+    const Tensor& points,
+    int64_t count,
+    int64_t start) {
+  const CommScope scope("shardtensor::farthest_point_sampling");
+  const at::NoGradGuard no_grad;
+  const NeighbourCall call(kSamplingOp, points, points);
+  TORCH_CHECK_VALUE(
+      count >= 1 && count <= points.size(-2),
+      "farthest_point_sampling: count is ",
+      count,
+      ", expected 1 <= count <= ",
+      points.size(-2),
+      ", the number of points");
+  TORCH_CHECK_VALUE(
+      start >= 0 && start < points.size(-2),
+      "farthest_point_sampling: start is ",
+      start,
+      ", expected a row of ",
+      points.size(-2),
+      " points");
+  check_finite(call.local());
+  return cut_as_rows(call, FarthestPoints(call.local()).sample(count, start));
+}
+
+// ---- balls ------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor> ball_query_function(
+    const Tensor& points,
+    const Tensor& queries,
+    double radius,
+    int64_t max_points) {
+  const CommScope scope("shardtensor::ball_query");
+  const at::NoGradGuard no_grad;
+  const NeighbourCall call(kBallOp, points, queries);
+  TORCH_CHECK_VALUE(
+      radius >= 0 && std::isfinite(radius),
+      "ball_query: radius is ",
+      radius,
+      ", expected a finite number >= 0");
+  TORCH_CHECK_VALUE(
+      max_points >= 1,
+      "ball_query: max_points is ",
+      max_points,
+      ", expected at least 1");
+  const auto rows = search(call.local(), {max_points, radius}).nearest.rows;
+  const auto none = rows.eq(Nearest::kNoRow);
+  const auto nearest = rows.narrow(2, 0, 1);
+  const auto filler =
+      nearest.masked_fill(nearest.eq(Nearest::kNoRow), 0).expand_as(rows);
+  return {
+      call.beside_queries(at::where(none, filler, rows)),
+      call.beside_queries(none.logical_not().sum(-1))};
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  m.impl("farthest_point_sampling", farthest_point_sampling_function);
+  m.impl("ball_query", ball_query_function);
+}
+TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("farthest_point_sampling", farthest_point_sampling_function);
+  m.impl("ball_query", ball_query_function);
+}
+
+} // namespace
+
+Tensor farthest_point_sampling(
+    const Tensor& points,
+    int64_t count,
+    int64_t start) {
+  return farthest_point_sampling_function(points, count, start);
+}
+
+std::tuple<Tensor, Tensor> ball_query(
+    const Tensor& points,
+    const Tensor& queries,
+    double radius,
+    int64_t max_points) {
+  return ball_query_function(points, queries, radius, max_points);
+}
+
+} // namespace shardtensor
