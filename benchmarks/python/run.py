@@ -3,6 +3,7 @@
     make bench                        # everything; rewrites benchmarks/README.md
     make bench ARGS="operators"       # one part; only prints
     make bench ARGS="--list"          # the parts
+    make bench DEVICE=cuda            # timed parts on GPUs; only prints
 
 Every number of a table row comes from the same run: the variants take turns,
 and ratios are medians over the rounds. Timed parts run twice, over gloo and
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import cpp
+import device
 import memory
 import plans
 import report
@@ -57,21 +59,26 @@ def main():
     for part in wanted:
         if part not in PARTS:
             sys.exit(f"run.py: no part {part!r}; there are {', '.join(PARTS)}")
+    if reason := device.missing():
+        print(reason)
+        return
     timed = [part for part in wanted if part in TIMED]
     texts = [timed_tables(launcher, timed) for launcher in launchers() if timed]
     for part, module in STARTED.items():
-        if part in wanted:
+        if part in wanted and device.DEVICE == "cpu":
             texts.append(module.report())
             print(texts[-1], end="\n\n", flush=True)
-    if set(wanted) == set(PARTS):
+    if set(wanted) == set(PARTS) and device.DEVICE == "cpu":
         report.write(HERE.parent / "README.md", texts)
 
 
 def launchers():
-    """torchrun's ranks talk over gloo, mpirun's over MPI."""
+    """torchrun's ranks talk over gloo or NCCL, mpirun's over MPI, on CPUs alone."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     yield [*torchrun, f"--nproc-per-node={RANKS}"]
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if device.DEVICE == "cuda":
+        return
     if mpirun := shutil.which("mpirun", path=programs):
         bound = ["--oversubscribe", "--bind-to", "none"]
         yield [mpirun, *bound, "-n", str(RANKS), sys.executable]
@@ -86,6 +93,8 @@ def timed_tables(launcher, parts):
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
+        if backend := device.backend(RANKS):
+            settings["SHARDTENSOR_DISTRIBUTED_BACKEND"] = backend
         done = subprocess.run(
             [*launcher, __file__, results.name, *parts], env=os.environ | settings
         )
@@ -103,7 +112,9 @@ def measure(results, wanted):
     torch.set_num_threads(1)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
-    backend = {"gloo": "gloo", "shardtensor_mpi": "MPI"}[dist.get_backend()]
+    device.enter(DistributedManager().local_rank)
+    names = {"gloo": "gloo", "nccl": "NCCL", "shardtensor_mpi": "MPI"}
+    backend = names[dist.get_backend()]
     tables = []
     for part in wanted:
         tables.append(importlib.import_module(part).table(mesh))

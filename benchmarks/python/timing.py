@@ -3,6 +3,7 @@
 import statistics
 import time
 
+import device
 import torch
 import torch.distributed as dist
 
@@ -38,6 +39,7 @@ def block(fn, calls):
     begin = time.perf_counter()
     for _ in range(calls):
         fn()
+    device.finish()
     return (time.perf_counter() - begin) / calls
 
 

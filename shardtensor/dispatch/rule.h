@@ -35,7 +35,7 @@ struct Decision {
   bool is_repair = false;
   /// Null, or the layout of the values that the local call may refuse: see
   /// Note [Errors by value].
-  SpecPtr refuses_values;
+  SpecPtr refuses_values = nullptr;
 };
 
 using Rule = Decision (*)(Call& call);
