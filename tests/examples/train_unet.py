@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples/python"))
 
 import brain
 import torch
+from segmentation import Segmentation
 from training import train
 
 PREPARE = Path(__file__).resolve().parents[2] / "examples/cpp/prepare.py"
@@ -52,7 +53,8 @@ def one_process():
     )
     torch.set_num_threads(1)
     volume, labels = brain.load()
-    run = train(args, volume, brain.hold_out(labels), lambda step, added: None)
+    job = Segmentation(args, volume, brain.hold_out(labels))
+    run = train(args, job, lambda step, added: None)
     return [step.loss for step in run.steps]
 
 
