@@ -31,7 +31,7 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo demo-attention demo-climate demo-sphere \
+.PHONY: help setup build demo demo-attention demo-climate demo-mesh demo-sphere \
   test test-all test-cpp test-python test-device conformance asan \
   lint format check-headers bench report wheel clean
 
@@ -83,6 +83,9 @@ demo-attention: build setup-demo setup-fields  ## a vision transformer on real o
 demo-climate: build setup-demo setup-fields  ## train on climate fields, a node dies, it goes on
 	@OMP_NUM_THREADS=1 $(BIN)/python examples/python/train_climate.py $(ARGS)
 
+demo-mesh: build setup-demo setup-mesh  ## a MeshGraphNet learns heat flow on a cortical surface
+	@$(call RUN_DEMO,examples/python/train_mesh.py)
+
 demo-sphere: build setup-demo setup-sphere  ## train a spherical operator on the globe's weather
 	@$(call RUN_DEMO,examples/python/train_sphere.py)
 
@@ -96,7 +99,7 @@ TAIL ?=
 test-cpp: build-tests setup-demo  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
-test-python: build-tests setup-demo setup-fields setup-sphere  ## pytest: gloo ranks, the API and the examples
+test-python: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
 	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
@@ -136,7 +139,7 @@ format: setup-lint  ## format C++ and Python in place
 bench: build-tests setup-demo setup-sphere  ## per-operator cost and the UNet step
 	@$(BIN)/python benchmarks/python/run.py $(ARGS)
 
-report: build-tests setup-demo setup-fields setup-sphere  ## tests and benchmarks into out/report.html
+report: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
 	@$(BIN)/python tools/report.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/
