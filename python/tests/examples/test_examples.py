@@ -71,6 +71,22 @@ def test_ocean_demo_equals_one_process(ranks, arguments, tmp_path):
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
+def test_mesh_demo_equals_one_process(tmp_path):
+    picture, curves = tmp_path / "mesh.png", tmp_path / "training.png"
+    small = ("--steps=3", "--width=8", "--depth=2", "--fields=4")
+    files = (f"--picture={picture}", f"--curves={curves}")
+    text = launch(3, "train_mesh.py", *small, *files, timeout=600)
+    difference = re.search(r"largest difference of the losses: (\S+)", text)
+    assert float(difference.group(1)) < 1e-5, text
+    assert len(re.findall(r"^│ rank \d", text, re.MULTILINE)) == 3, text
+    # Hardly trained: much like no flow, if each value is at its node.
+    errors = re.search(r"never learnt from: (\S+); of no flow: (\S+);", text)
+    of_model, of_persistence = map(float, errors.groups())
+    assert of_model < 1.2 * of_persistence, text
+    for file in (picture, curves):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.tail
 def test_a_killed_job_goes_on_with_the_curve_of_one_left_alone(tmp_path):
     program = EXAMPLES / "train_climate.py"
