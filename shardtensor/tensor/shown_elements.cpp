@@ -21,11 +21,10 @@ ShownElements shown_elements(const at::Tensor& tensor) {
     return shown;
   }
   shown.base_ = ShownElements::Weak(base.getIntrusivePtr());
-  const auto version = static_cast<int64_t>(base._version());
-  const auto own = static_cast<int64_t>(tensor._version());
+  // Views that kernels make have a version of their own.
   shown.changes_ = {
-      version,
-      own == version ? 0 : own, // of its own, as kernels make views
+      static_cast<int64_t>(base._version()),
+      static_cast<int64_t>(tensor._version()),
       place.base ? place.times_set : impl->times_set()};
   shown.offset_ = place.offset;
   shown.strides_ = tensor.strides().vec();

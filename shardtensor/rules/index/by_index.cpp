@@ -167,8 +167,7 @@ bool source_has_a_row_for_each(const ByIndex& call, const at::Tensor& index) {
       call.source().scalar_type() == call.self().scalar_type();
 }
 
-// ---- rows that travel
-// ---------------------------------------------------------
+// ---- rows that travel -------------------------------------------------------
 
 /// The reduction of self's own rows with what the source adds to them.
 at::Tensor reduced(
