@@ -98,6 +98,10 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter,
     bool allow_tensor_metadata_change) const {
   auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_, strides());
+  if (version_counter.unique()) { // nobody else's
+    note_other_version();
+    impl->note_other_version();
+  }
   impl->set_version_counter(version_counter);
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
@@ -130,7 +134,17 @@ void ShardTensorImpl::shallow_copy_from(
   constant_view_ = other->constant_view_;
   view_place_ = {};
   ++times_set_;
+  note_other_version();
+  other->note_other_version();
   shares_memory_ = other->shares_memory_;
+}
+
+void ShardTensorImpl::note_other_version() const {
+  has_other_versions_ = true;
+  if (view_place_.base) { // and of all its views
+    static_cast<const ShardTensorImpl*>(view_place_.base.get())
+        ->has_other_versions_ = true;
+  }
 }
 
 ShardTensorImpl* impl_of(const at::Tensor& tensor) {

@@ -91,6 +91,12 @@ class ShardTensorImpl final : public c10::TensorImpl {
   int64_t times_set() const {
     return times_set_;
   }
+  /// Whether its data is also that of a tensor with a version of its own, such
+  /// as `x.data`: no version then tells when it is written.
+  bool has_other_versions() const {
+    return has_other_versions_;
+  }
+  void note_other_version() const;
   const ViewPlace& view_place() const {
     return view_place_;
   }
@@ -123,6 +129,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<const ConstantView> constant_view_;
   ViewPlace view_place_;
   int64_t times_set_ = 0;
+  mutable bool has_other_versions_ = false;
   bool shares_memory_ = false;
 };
 

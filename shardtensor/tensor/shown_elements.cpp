@@ -17,14 +17,18 @@ ShownElements shown_elements(const at::Tensor& tensor) {
   const auto& place = impl->view_place();
   const auto base = place.base ? at::Tensor(place.base) : tensor;
   ShownElements shown;
-  if (tensor.is_inference() || base.is_inference()) {
+  if (tensor.is_inference() || base.is_inference() ||
+      impl->has_other_versions() || impl_of(base)->has_other_versions()) {
     return shown;
   }
   shown.base_ = ShownElements::Weak(base.getIntrusivePtr());
-  // Views that kernels make have a version of their own.
+  // A view has its base's version, or one of its own where a kernel made it,
+  // which stays 0 as nobody but the kernel sees it.
+  const auto version = static_cast<int64_t>(base._version());
+  const auto own = static_cast<int64_t>(tensor._version());
   shown.changes_ = {
-      static_cast<int64_t>(base._version()),
-      static_cast<int64_t>(tensor._version()),
+      version,
+      own == version ? 0 : own,
       place.base ? place.times_set : impl->times_set()};
   shown.offset_ = place.offset;
   shown.strides_ = tensor.strides().vec();

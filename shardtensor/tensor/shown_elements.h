@@ -27,7 +27,8 @@ class ShownElements {
  public:
   bool operator==(const ShownElements& other) const;
 
-  /// False for tensors without a version: nothing tells when they are written.
+  /// False for tensors without a version, or with several (`x.data`): nothing
+  /// tells when they are written.
   bool is_known() const {
     return layout_ != nullptr;
   }

@@ -220,6 +220,21 @@ def test_an_index_that_was_written_is_another(mesh):
     assert_close(rows[held], x[torch.zeros_like(edges[0])])
 
 
+@ranks(1, 2, 3, "2x2")
+def test_an_index_that_was_written_without_a_version_is_another(mesh):
+    x, edges = graph()
+    placements = [Shard(1)] * mesh.ndim
+    rows = shard(x.detach(), mesh, [Shard(0)] * mesh.ndim)
+    for part in (lambda e: e, lambda e: e[0]):
+        cut, whole = shard(edges, mesh, placements), edges.clone()
+        for _ in range(3):
+            assert_close(rows[cut[0]], x[whole[0]])
+            for index in (cut, whole):
+                part(index).data.add_(2).remainder_(NODES)
+        other, cut.data = cut, shard(edges, mesh, placements)
+        assert_close(rows[other[0]], x[edges[0]])
+
+
 @ranks(2, 3, 4)
 def test_parts_of_an_index_are_other_ones_on_all_ranks(mesh):
     """Also on those where both parts are empty."""
