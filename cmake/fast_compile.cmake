@@ -3,31 +3,38 @@
 # check-headers` goes without: every file still names what it needs.
 function(precompile target)
   if(SHARDTENSOR_FAST_COMPILE)
-    target_precompile_headers(${target} PRIVATE ${ARGN})
+    target_precompile_headers(${target} ${ARGN})
   endif()
 endfunction()
 
 # g++ collects its garbage once it has taken 1 GiB, a twentieth of the time less.
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND SHARDTENSOR_FAST_COMPILE)
-  target_compile_options(shardtensor PRIVATE --param=ggc-min-heapsize=1048576)
-endif()
+function(collect_later target)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND SHARDTENSOR_FAST_COMPILE)
+    target_compile_options(${target} PRIVATE --param=ggc-min-heapsize=1048576)
+  endif()
+endfunction()
+collect_later(shardtensor)
 
-precompile(shardtensor
+precompile(shardtensor PRIVATE
   <ATen/core/Tensor.h>
   <ATen/core/dispatch/Dispatcher.h>
   <torch/csrc/autograd/function.h>
   <torch/library.h>)
-# Six files of one folder at a time: a change compiles in little more than one
-# file without precompiled headers does.
-set_target_properties(shardtensor PROPERTIES
-  UNITY_BUILD ${SHARDTENSOR_FAST_COMPILE} UNITY_BUILD_MODE GROUP)
-foreach(source ${core_sources})
-  cmake_path(GET source PARENT_PATH folder)
-  cmake_path(GET folder FILENAME folder)
-  math(EXPR batch "0${files_in_${folder}} / 6")
-  math(EXPR files_in_${folder} "0${files_in_${folder}} + 1")
-  set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${batch})
-endforeach()
+# Some files of one folder at a time: of what a file costs, 2 s are templates of
+# torch's headers, once each time.
+function(compile_together target batch)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${SHARDTENSOR_FAST_COMPILE} UNITY_BUILD_MODE GROUP)
+  foreach(source ${ARGN})
+    cmake_path(GET source PARENT_PATH folder)
+    cmake_path(GET folder FILENAME folder)
+    math(EXPR group "0${files_in_${folder}} / ${batch}")
+    math(EXPR files_in_${folder} "0${files_in_${folder}} + 1")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${group})
+  endforeach()
+endfunction()
+# A change compiles no longer than one file without precompiled headers does.
+compile_together(shardtensor 9 ${core_sources})
 # Other flags than the target's.
 set_source_files_properties(
   shardtensor/distributed/gloo.cpp

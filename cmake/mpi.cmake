@@ -13,6 +13,7 @@ if(MPI_CXX_FOUND)
   set_target_properties(shardtensor_mpi PROPERTIES
     CXX_VISIBILITY_PRESET hidden
     VISIBILITY_INLINES_HIDDEN ON
+    UNITY_BUILD ${SHARDTENSOR_FAST_COMPILE} UNITY_BUILD_BATCH_SIZE 0
     LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:shardtensor>)
 else()
   message(NOTICE "No MPI: libshardtensor_mpi.so is left out")

@@ -16,10 +16,14 @@ foreach(source ${example_sources})
   target_link_libraries(${example} PRIVATE shardtensor)
   set_target_properties(${example} PROPERTIES RUNTIME_OUTPUT_DIRECTORY examples)
 endforeach()
-foreach(program shardtensor_rank_tests shardtensor_failures ${examples})
+foreach(program shardtensor_failures shardtensor_rank_tests ${examples})
   target_compile_options(${program} PRIVATE -Wall -Wextra -O0) # compiles faster
   add_dependencies(${program} shardtensor_mpi)
+  if(NOT program STREQUAL shardtensor_failures)
+    precompile(${program} REUSE_FROM shardtensor_failures)
+  endif()
 endforeach()
+precompile(shardtensor_failures PRIVATE <ATen/ATen.h> <shardtensor/shardtensor.h>)
 
 # A port per build folder, so that checkouts side by side do not meet.
 string(MD5 port_hash ${PROJECT_BINARY_DIR})

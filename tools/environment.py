@@ -189,15 +189,12 @@ def say(text: str) -> None:
 
 
 def run(*command: object) -> str:
-    """A command's output; its failure ends the set-up with what it printed."""
-    done = subprocess.run(
-        [str(c) for c in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """A command's output; its failure ends the set-up with what it printed.
+    Warnings (torch's of a missing numpy, say) are no part of the output."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"setup: {' '.join(map(str, command))} failed:\n{done.stdout}")
+        said = done.stdout + done.stderr
+        sys.exit(f"setup: {' '.join(map(str, command))} failed:\n{said}")
     return done.stdout
 
 

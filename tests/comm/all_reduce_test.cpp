@@ -11,8 +11,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
+#include "gradient.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/sum_in_place.h"
 #include "thread_ranks.h"
@@ -21,6 +21,7 @@ namespace shardtensor {
 namespace {
 
 using testing::collectives_run;
+using testing::gradient;
 using testing::run_on_mesh;
 
 class AllReduce : public testing::OnEachBackend {};
@@ -40,14 +41,6 @@ at::Tensor own(const MeshPtr& mesh, at::ScalarType dtype = at::kDouble) {
 at::Tensor times(double factor, at::ScalarType dtype = at::kDouble) {
   return (at::arange(1, 5, at::kDouble) * at::full({}, factor, at::kDouble))
       .to(dtype);
-}
-
-at::Tensor gradient(
-    const at::Tensor& y,
-    const at::Tensor& x,
-    const at::Tensor& gy,
-    bool create_graph = false) {
-  return torch::autograd::grad({y}, {x}, {gy}, {}, create_graph)[0];
 }
 
 TEST_P(AllReduce, ReducesEveryKindOnEveryRank) {

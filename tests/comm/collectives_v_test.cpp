@@ -9,8 +9,8 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
+#include "gradient.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
 #include "thread_ranks.h"
@@ -18,6 +18,7 @@
 namespace shardtensor {
 namespace {
 
+using testing::gradient;
 using testing::run_on_mesh;
 
 class AllGatherV : public testing::OnEachBackend {};
@@ -72,13 +73,6 @@ std::vector<Sizes> all_sizes() {
 
 at::Tensor whole(int64_t rows) {
   return at::arange(rows * 6, at::kDouble).view({2, rows, 3});
-}
-
-at::Tensor gradient(
-    const at::Tensor& y,
-    const at::Tensor& x,
-    const at::Tensor& gy) {
-  return torch::autograd::grad({y}, {x}, {gy})[0];
 }
 
 TEST_P(AllGatherV, PutsUnevenShardsSideBySide) {

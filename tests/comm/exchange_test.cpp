@@ -9,9 +9,9 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "gradient.h"
 #include "late_backend.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
@@ -23,6 +23,7 @@ namespace shardtensor::detail {
 namespace {
 
 using testing::collectives_run;
+using testing::gradient;
 using testing::run_on_mesh;
 
 class Exchange : public testing::OnEachBackend {};
@@ -115,14 +116,6 @@ struct Moved {
         to(make_spec(mesh, l.sizes, l.to, l.to_cut)),
         plan(plan_redistribute(from, to, mesh->position())) {}
 };
-
-at::Tensor gradient(
-    const at::Tensor& y,
-    const at::Tensor& x,
-    const at::Tensor& gy,
-    bool create_graph = false) {
-  return torch::autograd::grad({y}, {x}, {gy}, {}, create_graph)[0];
-}
 
 /// The sum of a number over the ranks of a mesh.
 double total(const at::Tensor& local, const Mesh& mesh) {

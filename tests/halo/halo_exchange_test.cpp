@@ -14,6 +14,7 @@
 #include "../comm/thread_ranks.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "windows.h"
 
 namespace shardtensor {
 namespace {
@@ -33,8 +34,6 @@ INSTANTIATE_TEST_SUITE_P(
     HaloTrim,
     testing::each_backend(),
     testing::backend_name);
-
-const auto kDouble = at::TensorOptions().dtype(at::kDouble);
 
 /// Every rank's part of `full`, cut along `dim`.
 at::Tensor shard_of(

@@ -5,7 +5,7 @@
 namespace shardtensor {
 namespace {
 
-MeshPtr mesh_of(
+MeshPtr mesh_over(
     std::vector<int64_t> shape,
     std::vector<int64_t> ranks,
     int64_t position,
@@ -21,31 +21,31 @@ MeshPtr mesh_of(
 using Axes = std::vector<int64_t>;
 
 TEST(AxesIn, FindsTheAxisOfTheSameRanks) {
-  const auto whole = mesh_of({2, 2}, {0, 1, 2, 3}, 2);
-  EXPECT_EQ(axes_in(*mesh_of({2}, {2, 3}, 0), *whole), Axes{1});
-  EXPECT_EQ(axes_in(*mesh_of({2}, {0, 2}, 1), *whole), Axes{0});
+  const auto whole = mesh_over({2, 2}, {0, 1, 2, 3}, 2);
+  EXPECT_EQ(axes_in(*mesh_over({2}, {2, 3}, 0), *whole), Axes{1});
+  EXPECT_EQ(axes_in(*mesh_over({2}, {0, 2}, 1), *whole), Axes{0});
   EXPECT_EQ(axes_in(*whole, *whole), (Axes{0, 1}));
-  EXPECT_FALSE(axes_in(*mesh_of({2}, {1, 2}, 1), *whole));
-  EXPECT_FALSE(axes_in(*mesh_of({4}, {0, 1, 2, 3}, 2), *whole));
-  EXPECT_FALSE(axes_in(*whole, *mesh_of({2}, {2, 3}, 0)));
+  EXPECT_FALSE(axes_in(*mesh_over({2}, {1, 2}, 1), *whole));
+  EXPECT_FALSE(axes_in(*mesh_over({4}, {0, 1, 2, 3}, 2), *whole));
+  EXPECT_FALSE(axes_in(*whole, *mesh_over({2}, {2, 3}, 0)));
 }
 
 TEST(AxesIn, NeedsThisRankInBoth) {
-  const auto whole = mesh_of({2, 2}, {0, 1, 2, 3}, 2);
-  EXPECT_FALSE(axes_in(*mesh_of({2}, {0, 1}, -1), *whole));
+  const auto whole = mesh_over({2, 2}, {0, 1, 2, 3}, 2);
+  EXPECT_FALSE(axes_in(*mesh_over({2}, {0, 1}, -1), *whole));
 }
 
 TEST(AxesIn, TellsAxesOfOneRankByName) {
-  const auto whole = mesh_of({1, 1, 2}, {0, 1}, 0, {"a", "b", "c"});
-  EXPECT_EQ(axes_in(*mesh_of({1}, {0}, 0, {"b"}), *whole), Axes{1});
-  EXPECT_EQ(axes_in(*mesh_of({1}, {0}, 0, {"x"}), *whole), Axes{0});
+  const auto whole = mesh_over({1, 1, 2}, {0, 1}, 0, {"a", "b", "c"});
+  EXPECT_EQ(axes_in(*mesh_over({1}, {0}, 0, {"b"}), *whole), Axes{1});
+  EXPECT_EQ(axes_in(*mesh_over({1}, {0}, 0, {"x"}), *whole), Axes{0});
   EXPECT_EQ(
-      axes_in(*mesh_of({1, 2}, {0, 1}, 0, {"b", "c"}), *whole), (Axes{1, 2}));
+      axes_in(*mesh_over({1, 2}, {0, 1}, 0, {"b", "c"}), *whole), (Axes{1, 2}));
 }
 
 TEST(OnMesh, IsReplicateAlongTheOtherAxes) {
-  const auto whole = mesh_of({2, 2}, {0, 1, 2, 3}, 2);
-  const auto part = mesh_of({2}, {0, 2}, 1);
+  const auto whole = mesh_over({2, 2}, {0, 1, 2, 3}, 2);
+  const auto part = mesh_over({2}, {0, 2}, 1);
   const auto spec =
       make_spec(part, {5, 4}, {Placement::shard(0)}, {Partition({4, 1}), {}});
   const auto seen = on_mesh(spec, whole);

@@ -46,7 +46,7 @@ Forward forward_elsewhere(
       query, key, value, decode_neighborhood(code), scale, /*in_parts=*/true));
 }
 
-Forward forward_meta(
+Forward neighborhood_meta(
     const Tensor& query,
     const Tensor&,
     const Tensor& value,
@@ -98,7 +98,7 @@ Backward backward_elsewhere(
       /*in_parts=*/true);
 }
 
-Backward backward_meta(
+Backward neighborhood_backward_meta(
     const Tensor&,
     const Tensor& query,
     const Tensor& key,
@@ -223,8 +223,8 @@ TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("_neighborhood_attention_backward", backward_elsewhere);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
-  m.impl("_neighborhood_attention", forward_meta);
-  m.impl("_neighborhood_attention_backward", backward_meta);
+  m.impl("_neighborhood_attention", neighborhood_meta);
+  m.impl("_neighborhood_attention_backward", neighborhood_backward_meta);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Autograd, m) {
   m.impl("_neighborhood_attention", forward_autograd);

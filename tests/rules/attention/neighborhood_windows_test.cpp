@@ -26,33 +26,33 @@ std::vector<int64_t> rows_of(const NeighborhoodDim& dim, int64_t query) {
   return rows;
 }
 
-using Rows = std::vector<int64_t>;
+using Keys = std::vector<int64_t>;
 
 TEST(KeyWindow, MovesInwardsAtTheEnds) {
   const auto dim = dim_of(8, 3);
-  EXPECT_EQ(rows_of(dim, 0), (Rows{0, 1, 2}));
-  EXPECT_EQ(rows_of(dim, 3), (Rows{2, 3, 4}));
-  EXPECT_EQ(rows_of(dim, 7), (Rows{5, 6, 7}));
-  EXPECT_EQ(rows_of(dim_of(8, 4), 3), (Rows{1, 2, 3, 4}));
+  EXPECT_EQ(rows_of(dim, 0), (Keys{0, 1, 2}));
+  EXPECT_EQ(rows_of(dim, 3), (Keys{2, 3, 4}));
+  EXPECT_EQ(rows_of(dim, 7), (Keys{5, 6, 7}));
+  EXPECT_EQ(rows_of(dim_of(8, 4), 3), (Keys{1, 2, 3, 4}));
 }
 
 TEST(KeyWindow, EndsWithACausalQuery) {
   const auto dim = dim_of(8, 3, 1, 1, true);
-  EXPECT_EQ(rows_of(dim, 0), (Rows{0}));
-  EXPECT_EQ(rows_of(dim, 3), (Rows{1, 2, 3}));
-  EXPECT_EQ(rows_of(dim_of(8, 3, 1, 2, true), 2), (Rows{1, 2}));
+  EXPECT_EQ(rows_of(dim, 0), (Keys{0}));
+  EXPECT_EQ(rows_of(dim, 3), (Keys{1, 2, 3}));
+  EXPECT_EQ(rows_of(dim_of(8, 3, 1, 2, true), 2), (Keys{1, 2}));
 }
 
 TEST(KeyWindow, StaysInTheRowsOfADilatedSequence) {
   const auto dim = dim_of(8, 3, 2);
-  EXPECT_EQ(rows_of(dim, 0), (Rows{0, 2, 4}));
-  EXPECT_EQ(rows_of(dim, 7), (Rows{3, 5, 7}));
+  EXPECT_EQ(rows_of(dim, 0), (Keys{0, 2, 4}));
+  EXPECT_EQ(rows_of(dim, 7), (Keys{3, 5, 7}));
 }
 
 TEST(KeyWindow, IsSharedByTheQueriesOfAStride) {
   const auto dim = dim_of(9, 3, 1, 3);
   for (int64_t query = 3; query < 6; ++query) {
-    EXPECT_EQ(rows_of(dim, query), (Rows{3, 4, 5}));
+    EXPECT_EQ(rows_of(dim, query), (Keys{3, 4, 5}));
   }
 }
 
@@ -80,7 +80,7 @@ TEST(KeyRows, AreThoseOfTheWindowsAndNoOthers) {
           const auto rows = rows_of(dim, query);
           expected.insert(rows.begin(), rows.end());
         }
-        ASSERT_EQ(key_rows(dim), Rows(expected.begin(), expected.end()));
+        ASSERT_EQ(key_rows(dim), Keys(expected.begin(), expected.end()));
       }
     }
   });
@@ -94,7 +94,7 @@ TEST(LocalWindows, SayWhereTheKeysOfAPieceAre) {
     ASSERT_EQ(local.queries(), dim.length - 2);
     ASSERT_EQ(local.keys(), static_cast<int64_t>(held.size()));
     for (int64_t query = 0; query < local.queries(); ++query) {
-      Rows rows;
+      Keys rows;
       for (int64_t i = 0; i < local.count(query); ++i) {
         rows.push_back(held[local.key(query, i)]);
       }
