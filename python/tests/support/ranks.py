@@ -49,6 +49,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import functools
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -338,6 +339,7 @@ def _exit_text(status):
 
 
 def _serve_seed(descriptor, preload):
+    gc.disable()
     import torch
     import torch.distributed.tensor  # noqa: F401
 
@@ -346,6 +348,8 @@ def _serve_seed(descriptor, preload):
     rig.prepare()
     for module in preload:
         importlib.import_module(module)
+    gc.freeze()  # what was imported stays: collections need not visit it
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     control = socket.socket(fileno=descriptor)
     children = set()
@@ -426,6 +430,7 @@ def _outcome(path, module, call):
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     _restore_settings()
+    _let_ranks_go_first()
     oracle.layouts.clear()
     try:
         with _on_device():
@@ -473,6 +478,16 @@ def _restore_settings():
     st.set_random_policy("one_device")
     st.set_communication_timeout(0)
     st.distributed.DistributedManager._shared_state = {}
+
+
+def _let_ranks_go_first():
+    """gloo's threads poll while a message is not yet awaited: on a machine with
+    fewer cores than ranks they hold up the ranks that they wait for."""
+    with contextlib.suppress(OSError):  # where there are no such threads
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/comm") as name:
+                if name.read() == "gloo_tcp_loop\n":
+                    os.setpriority(os.PRIO_PROCESS, int(thread), 15)
 
 
 def _format(error):
