@@ -1,4 +1,4 @@
-#include "shardtensor/graph/route.h"
+#include "shardtensor/comm/route.h"
 
 #include <numeric>
 #include <utility>
