@@ -40,14 +40,7 @@ void check_interpolation(
       points.scalar_type(),
       ", got ",
       values.scalar_type());
-  TORCH_CHECK_VALUE(
-      k >= 1 && k <= points.size(-2),
-      kInterpolateOp,
-      ": k is ",
-      k,
-      ", expected 1 <= k <= ",
-      points.size(-2),
-      ", the number of points");
+  check_k(kInterpolateOp, k, points);
   TORCH_CHECK_VALUE(
       std::isfinite(power) && power > 0,
       kInterpolateOp,
@@ -68,7 +61,9 @@ Tensor weights_of(const Tensor& squares, double power) {
   return weights.div(weights.sum(-1, true));
 }
 
-Tensor interpolate_neighbors_function(
+} // namespace
+
+Tensor interpolate_neighbors(
     const Tensor& points,
     const Tensor& values,
     const Tensor& queries,
@@ -85,22 +80,15 @@ Tensor interpolate_neighbors_function(
   return call.beside_queries(found.mul(weights.unsqueeze(-1)).sum(2));
 }
 
+namespace {
+
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
-  m.impl("interpolate_neighbors", interpolate_neighbors_function);
+  m.impl("interpolate_neighbors", interpolate_neighbors);
 }
 TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("interpolate_neighbors", interpolate_neighbors_function);
+  m.impl("interpolate_neighbors", interpolate_neighbors);
 }
 
 } // namespace
-
-Tensor interpolate_neighbors(
-    const Tensor& points,
-    const Tensor& values,
-    const Tensor& queries,
-    int64_t k,
-    double power) {
-  return interpolate_neighbors_function(points, values, queries, k, power);
-}
 
 } // namespace shardtensor

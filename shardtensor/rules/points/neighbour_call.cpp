@@ -1,5 +1,6 @@
 #include "shardtensor/rules/points/neighbour_call.h"
 
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -71,6 +72,35 @@ SpecPtr with_tail(const SpecPtr& spec, const Tensor& like) {
 }
 
 } // namespace
+
+void check_k(const char* op, int64_t k, const Tensor& points) {
+  TORCH_CHECK_VALUE(
+      k >= 1 && k <= points.size(-2),
+      op,
+      ": k is ",
+      k,
+      ", expected 1 <= k <= ",
+      points.size(-2),
+      ", the number of points");
+}
+
+void check_radius(const char* op, double radius) {
+  TORCH_CHECK_VALUE(
+      radius >= 0 && std::isfinite(radius),
+      op,
+      ": radius is ",
+      radius,
+      ", expected a finite number >= 0");
+}
+
+void check_max_points(const char* op, int64_t max_points) {
+  TORCH_CHECK_VALUE(
+      max_points >= 1,
+      op,
+      ": max_points is ",
+      max_points,
+      ", expected at least 1");
+}
 
 void check_finite(const LocalCall& call) {
   const auto finite = at::isfinite(call.points)

@@ -58,6 +58,11 @@ class NeighbourCall {
   SpecPtr point_terms_;
 };
 
+// Each raises, naming `op`, unless its argument is in bounds.
+void check_k(const char* op, int64_t k, const at::Tensor& points);
+void check_radius(const char* op, double radius);
+void check_max_points(const char* op, int64_t max_points);
+
 /// Raises where a coordinate is not finite, on every rank if on one.
 /// Communication: one all-reduce of a number.
 void check_finite(const LocalCall& call);

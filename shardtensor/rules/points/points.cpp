@@ -1,7 +1,5 @@
 #include "shardtensor/rules/points/points.h"
 
-#include <cmath>
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/repeat_interleave.h>
@@ -23,30 +21,8 @@ namespace {
 
 using at::Tensor;
 
-// ---- what is asked for ------------------------------------------------------
-
-void check_count(int64_t k, const Tensor& points) {
-  TORCH_CHECK_VALUE(
-      k >= 1 && k <= points.size(-2),
-      "knn: k is ",
-      k,
-      ", expected 1 <= k <= ",
-      points.size(-2),
-      ", the number of points");
-}
-
-void check_radius(double radius, std::optional<int64_t> max_points) {
-  TORCH_CHECK_VALUE(
-      radius >= 0 && std::isfinite(radius),
-      "radius_search: radius is ",
-      radius,
-      ", expected a finite number >= 0");
-  TORCH_CHECK_VALUE(
-      !max_points || *max_points >= 1,
-      "radius_search: max_points is ",
-      max_points.value_or(0),
-      ", expected at least 1");
-}
+constexpr auto kKnnOp = "knn";
+constexpr auto kRadiusOp = "radius_search";
 
 // ---- results ----------------------------------------------------------------
 
@@ -196,52 +172,17 @@ std::vector<Tensor> ragged_search(
   return results;
 }
 
-// ---- the operators ----------------------------------------------------------
-
-std::tuple<Tensor, Tensor> knn_function(
-    const Tensor& points,
-    const Tensor& queries,
-    int64_t k) {
-  const CommScope scope("shardtensor::knn");
-  const NeighbourCall operands("knn", points, queries, false);
-  check_count(k, points);
-  const auto found = padded_search(operands, {k, std::nullopt}, {true, false});
-  return {found[0], found[1]};
-}
-
-std::vector<Tensor> radius_search_function(
-    const Tensor& points,
-    const Tensor& queries,
-    double radius,
-    std::optional<int64_t> max_points,
-    bool return_dists,
-    bool return_points) {
-  const CommScope scope("shardtensor::radius_search");
-  const NeighbourCall operands(
-      "radius_search", points, queries, !max_points.has_value());
-  check_radius(radius, max_points);
-  const Wanted wanted{max_points, radius};
-  const Extras extras{return_dists, return_points};
-  return max_points ? padded_search(operands, wanted, extras)
-                    : ragged_search(operands, wanted, extras);
-}
-
-TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
-  m.impl("knn", knn_function);
-  m.impl("radius_search", radius_search_function);
-}
-TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("knn", knn_function);
-  m.impl("radius_search", radius_search_function);
-}
-
 } // namespace
 
 std::tuple<Tensor, Tensor> knn(
     const Tensor& points,
     const Tensor& queries,
     int64_t k) {
-  return knn_function(points, queries, k);
+  const CommScope scope("shardtensor::knn");
+  const NeighbourCall operands(kKnnOp, points, queries);
+  check_k(kKnnOp, k, points);
+  const auto found = padded_search(operands, {k, std::nullopt}, {true, false});
+  return {found[0], found[1]};
 }
 
 std::vector<Tensor> radius_search(
@@ -251,8 +192,30 @@ std::vector<Tensor> radius_search(
     std::optional<int64_t> max_points,
     bool return_dists,
     bool return_points) {
-  return radius_search_function(
-      points, queries, radius, max_points, return_dists, return_points);
+  const CommScope scope("shardtensor::radius_search");
+  const NeighbourCall operands(
+      kRadiusOp, points, queries, /*whole_queries=*/!max_points);
+  check_radius(kRadiusOp, radius);
+  check_max_points(kRadiusOp, max_points.value_or(1));
+  const Wanted wanted{max_points, radius};
+  const Extras extras{return_dists, return_points};
+  return max_points ? padded_search(operands, wanted, extras)
+                    : ragged_search(operands, wanted, extras);
 }
+
+namespace {
+
+void register_searches(torch::Library& m) {
+  m.impl("knn", knn);
+  m.impl("radius_search", radius_search);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  register_searches(m);
+}
+TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
+  register_searches(m);
+}
+
+} // namespace
 
 } // namespace shardtensor

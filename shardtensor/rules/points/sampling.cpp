@@ -1,7 +1,6 @@
 #include "shardtensor/rules/points/sampling.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -28,8 +27,6 @@ using at::Tensor;
 
 constexpr auto kSamplingOp = "farthest_point_sampling";
 constexpr auto kBallOp = "ball_query";
-
-// ---- farthest points --------------------------------------------------------
 
 /// One rank's proposal for each batch entry, (B, 2 + D) of double: squared
 /// distance, row of the whole cloud, coordinates.
@@ -171,34 +168,40 @@ Tensor cut_as_rows(const NeighbourCall& call, const Tensor& found) {
   return redistribute(from_local(whole, layout), placements);
 }
 
-Tensor farthest_point_sampling_function(
-    const Tensor& points,
-    int64_t count,
-    int64_t start) {
-  const CommScope scope("shardtensor::farthest_point_sampling");
-  const at::NoGradGuard no_grad;
-  const NeighbourCall call(kSamplingOp, points, points);
+void check_samples(const Tensor& points, int64_t count, int64_t start) {
   TORCH_CHECK_VALUE(
       count >= 1 && count <= points.size(-2),
-      "farthest_point_sampling: count is ",
+      kSamplingOp,
+      ": count is ",
       count,
       ", expected 1 <= count <= ",
       points.size(-2),
       ", the number of points");
   TORCH_CHECK_VALUE(
       start >= 0 && start < points.size(-2),
-      "farthest_point_sampling: start is ",
+      kSamplingOp,
+      ": start is ",
       start,
       ", expected a row of ",
       points.size(-2),
       " points");
+}
+
+} // namespace
+
+Tensor farthest_point_sampling(
+    const Tensor& points,
+    int64_t count,
+    int64_t start) {
+  const CommScope scope("shardtensor::farthest_point_sampling");
+  const at::NoGradGuard no_grad;
+  const NeighbourCall call(kSamplingOp, points, points);
+  check_samples(points, count, start);
   check_finite(call.local());
   return cut_as_rows(call, FarthestPoints(call.local()).sample(count, start));
 }
 
-// ---- balls ------------------------------------------------------------------
-
-std::tuple<Tensor, Tensor> ball_query_function(
+std::tuple<Tensor, Tensor> ball_query(
     const Tensor& points,
     const Tensor& queries,
     double radius,
@@ -206,16 +209,8 @@ std::tuple<Tensor, Tensor> ball_query_function(
   const CommScope scope("shardtensor::ball_query");
   const at::NoGradGuard no_grad;
   const NeighbourCall call(kBallOp, points, queries);
-  TORCH_CHECK_VALUE(
-      radius >= 0 && std::isfinite(radius),
-      "ball_query: radius is ",
-      radius,
-      ", expected a finite number >= 0");
-  TORCH_CHECK_VALUE(
-      max_points >= 1,
-      "ball_query: max_points is ",
-      max_points,
-      ", expected at least 1");
+  check_radius(kBallOp, radius);
+  check_max_points(kBallOp, max_points);
   const auto rows = search(call.local(), {max_points, radius}).nearest.rows;
   const auto none = rows.eq(Nearest::kNoRow);
   const auto nearest = rows.narrow(2, 0, 1);
@@ -226,30 +221,19 @@ std::tuple<Tensor, Tensor> ball_query_function(
       call.beside_queries(none.logical_not().sum(-1))};
 }
 
+namespace {
+
+void register_samplings(torch::Library& m) {
+  m.impl("farthest_point_sampling", farthest_point_sampling);
+  m.impl("ball_query", ball_query);
+}
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
-  m.impl("farthest_point_sampling", farthest_point_sampling_function);
-  m.impl("ball_query", ball_query_function);
+  register_samplings(m);
 }
 TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("farthest_point_sampling", farthest_point_sampling_function);
-  m.impl("ball_query", ball_query_function);
+  register_samplings(m);
 }
 
 } // namespace
-
-Tensor farthest_point_sampling(
-    const Tensor& points,
-    int64_t count,
-    int64_t start) {
-  return farthest_point_sampling_function(points, count, start);
-}
-
-std::tuple<Tensor, Tensor> ball_query(
-    const Tensor& points,
-    const Tensor& queries,
-    double radius,
-    int64_t max_points) {
-  return ball_query_function(points, queries, radius, max_points);
-}
 
 } // namespace shardtensor
