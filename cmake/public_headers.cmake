@@ -39,7 +39,10 @@ set(public_headers
   shardtensor/rules/points/partition.h
   shardtensor/rules/points/points.h
   shardtensor/rules/points/sampling.h
+  shardtensor/rules/points/signed_distance.h
+  shardtensor/rules/points/subsample.h
   shardtensor/rules/points/transport.h
+  shardtensor/rules/points/voxels.h
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
   shardtensor/tensor/infer_spec.h

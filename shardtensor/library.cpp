@@ -80,6 +80,21 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "partition_points(Tensor points, str method, Tensor? weights=None, "
       "Tensor? owners=None) -> (Tensor points, Tensor permutation)");
+  // See rules/points/signed_distance.h and voxels.h.
+  m.def(
+      "signed_distance_field(Tensor mesh_vertices, Tensor mesh_indices, "
+      "Tensor input_points, float max_dist=1e8, "
+      "bool use_sign_winding_number=False) "
+      "-> (Tensor distances, Tensor nearest, Tensor faces)");
+  m.def(
+      "voxelize(Tensor points, Tensor values, float[] low, float[] high, "
+      "int[] shape, str reduce='mean') -> Tensor");
+  m.def(
+      "devoxelize(Tensor voxels, Tensor points, float[] low, float[] high, "
+      "str mode='linear') -> Tensor");
+  m.def(
+      "grid_subsample(Tensor points, float size, Tensor? values=None) "
+      "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels)");
 
   // Neighbourhood attention, of a piece, and its gradients: see
   // rules/attention/neighborhood.h and neighborhood_op.h. `code` holds the dims

@@ -38,7 +38,10 @@
 #include "shardtensor/rules/points/partition.h"
 #include "shardtensor/rules/points/points.h"
 #include "shardtensor/rules/points/sampling.h"
+#include "shardtensor/rules/points/signed_distance.h"
+#include "shardtensor/rules/points/subsample.h"
 #include "shardtensor/rules/points/transport.h"
+#include "shardtensor/rules/points/voxels.h"
 
 // Graphs.
 #include "shardtensor/graph/shard_graph.h"

@@ -4,17 +4,23 @@ from shardtensor.nn.natten import register_natten
 from shardtensor.nn.neighborhood import neighborhood_attention
 from shardtensor.nn.points import (
     ball_query,
+    devoxelize,
     farthest_point_sampling,
+    grid_subsample,
     interpolate_neighbors,
     knn,
     partition_points,
     radius_search,
+    signed_distance_field,
+    voxelize,
 )
 from shardtensor.nn.sphere import pad_sphere
 
 __all__ = [
     "ball_query",
+    "devoxelize",
     "farthest_point_sampling",
+    "grid_subsample",
     "interpolate_neighbors",
     "knn",
     "neighborhood_attention",
@@ -22,4 +28,6 @@ __all__ = [
     "partition_points",
     "radius_search",
     "register_natten",
+    "signed_distance_field",
+    "voxelize",
 ]

@@ -5,6 +5,8 @@ any layout. What is found lies as the queries do; indices are rows of the whole
 cloud. See docs/points.md.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -66,6 +68,63 @@ def interpolate_neighbors(
     nearest points' values weighted by 1 / distance**power; at a point its own value.
     Differentiable to any order in all three."""
     return _ops.interpolate_neighbors(points, values, queries, k, power)
+
+
+def grid_subsample(
+    points: torch.Tensor, size: float, values: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """One point for each cube of edge `size` that has any of the points (N, D), which
+    begin at the least coordinates: the mean of its points (M, D), of their values (N,
+    C), how many they are (M), and the row of each point's cube (N). Cubes stand in
+    row-major order, cut by the axes that cut the points. Means are differentiable, to
+    any order."""
+    means, of_values, counts, voxels = _ops.grid_subsample(points, size, values)
+    return means, None if values is None else of_values, counts, voxels
+
+
+def voxelize(
+    points: torch.Tensor,
+    values: torch.Tensor,
+    low: Sequence[float],
+    high: Sequence[float],
+    shape: Sequence[int],
+    reduce: str = "mean",
+) -> torch.Tensor:
+    """The mean, or "sum", of the values ([B,] N, C) of the points in each of the
+    `shape` voxels of a box: ([B,] C, *shape), zero where there are none, the first dim
+    of space cut by the axes that cut the points. Points outside count nowhere."""
+    return _ops.voxelize(points, values, low, high, shape, reduce)
+
+
+def devoxelize(
+    voxels: torch.Tensor,
+    points: torch.Tensor,
+    low: Sequence[float],
+    high: Sequence[float],
+    mode: str = "linear",
+) -> torch.Tensor:
+    """Voxels ([B,] C, *shape) of a box at the points: ([B,] N, C), linear between the
+    centers of voxels and constant beyond the outermost, or "nearest": of the voxel
+    that a point is in. Differentiable, to any order, in voxels and points."""
+    return _ops.devoxelize(voxels, points, low, high, mode)
+
+
+def signed_distance_field(
+    mesh_vertices: torch.Tensor,
+    mesh_indices: torch.Tensor,
+    input_points: torch.Tensor,
+    max_dist: float = 1e8,
+    use_sign_winding_number: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Distances (...) of points (..., 3) from a surface of triangles, negative inside,
+    the nearest points on it (..., 3) and the faces those are on (...); NaN, NaN and -1
+    beyond `max_dist`. Vertices (V, 3) and faces (F, 3) or (3 F) are gathered to all
+    ranks; results lie as the points do. Inside is behind the nearest face, or with
+    `use_sign_winding_number` where the surface, which may have holes, winds around the
+    point. Differentiable, to any order, in vertices and points."""
+    return _ops.signed_distance_field(
+        mesh_vertices, mesh_indices, input_points, max_dist, use_sign_winding_number
+    )
 
 
 def partition_points(

@@ -1,0 +1,74 @@
+#include "shardtensor/rules/points/unique_rows.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/comm/unique_keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+bool is_cut(const Tensor& x) {
+  return is_shard_tensor(x) && spec(x)->is_sharded();
+}
+
+} // namespace
+
+Tensor cut_rows(const Tensor& given) {
+  if (!is_cut(given)) {
+    return given;
+  }
+  const auto layout = spec(given);
+  const auto& mesh = *layout->mesh();
+  const bool is_by_all =
+      static_cast<int64_t>(layout->axes(0).size()) == mesh.axes() &&
+      layout->partition(0).is_contiguous();
+  ShardSpec::Partitions partitions(given.dim());
+  partitions[0] = is_by_all ? layout->partition(0)
+                            : Partition::chunked(given.size(0), mesh.ranks());
+  return redistribute(
+      given,
+      make_spec(
+          layout->mesh(),
+          layout->sizes(),
+          std::vector<Placement>(mesh.axes(), Placement::shard(0)),
+          partitions));
+}
+
+UniqueRows unique_rows(const Tensor& keys) {
+  if (!is_shard_tensor(keys)) {
+    const auto found = unique_keys(keys, "");
+    return {found.keys, found.inverse};
+  }
+  const auto rows = cut_rows(keys.detach());
+  const auto layout = without_partial(spec(rows));
+  const auto local = to_local(redistribute(rows, layout));
+  const bool cut = layout->is_sharded();
+  const auto found = unique_keys(local, cut ? layout->mesh()->group() : "");
+  ShardSpec::Partitions partitions(1);
+  if (cut) {
+    partitions[0] = Partition(found.sizes);
+  }
+  const auto unique = make_spec(
+      layout->mesh(), {found.all()}, layout->placements(), partitions);
+  return {from_local(found.keys, unique), from_local(found.inverse, layout)};
+}
+
+Tensor zero_rows(
+    const Tensor& like,
+    at::IntArrayRef tail,
+    const at::TensorOptions& options) {
+  std::vector<int64_t> sizes{like.size(0)};
+  sizes.insert(sizes.end(), tail.begin(), tail.end());
+  if (!is_shard_tensor(like)) {
+    return at::zeros(sizes, options);
+  }
+  std::vector<int64_t> from(sizes.size(), -1);
+  from[0] = 0;
+  const auto layout = with_dims(without_partial(spec(like)), sizes, from);
+  return from_local(at::zeros(layout->local_sizes(), options), layout);
+}
+
+} // namespace shardtensor::detail
