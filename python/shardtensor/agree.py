@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.mesh import device_of, whole_group
+from shardtensor.device_mesh import device_of, whole_group
 
 # What other ranks can raise again from its text.
 _KINDS = {

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from shardtensor import _C
-from shardtensor.mesh import core_mesh, default_mesh
+from shardtensor.device_mesh import core_mesh, default_mesh
 
 # What a factory fills its tensor with; None: the argument fill_value. An
 # uninitialised tensor must be the same on all ranks, too.

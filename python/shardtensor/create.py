@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.mesh import default_mesh, device_of, whole_group
+from shardtensor.device_mesh import default_mesh, device_of, whole_group
 from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec

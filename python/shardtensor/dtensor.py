@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from shardtensor import _C
-from shardtensor.mesh import core_mesh, joint_mesh
+from shardtensor.device_mesh import core_mesh, joint_mesh
 from shardtensor.placements import to_core
 
 # Layouts of DTensors seen: few, one for each shape and placement of parameters.

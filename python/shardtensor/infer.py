@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.mesh import core_mesh
+from shardtensor.device_mesh import core_mesh
 from shardtensor.placements import to_core
 from shardtensor.spec import ShardTensorSpec, make_spec
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.constants import new_tensors_on
-from shardtensor.mesh import core_mesh, default_mesh, device_of, whole_group
+from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.modes import set_gradient_policy
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.sync import sync_module_over_mesh

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
+from shardtensor.device_mesh import core_mesh, default_mesh
 from shardtensor.infer import infer_spec
-from shardtensor.mesh import core_mesh, default_mesh
 from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
 

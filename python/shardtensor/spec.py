@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.mesh import core_mesh, device_mesh, find_mesh
+from shardtensor.device_mesh import core_mesh, device_mesh, find_mesh
 from shardtensor.placements import check_placements, from_core, to_core
 
 if TYPE_CHECKING:

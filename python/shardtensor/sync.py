@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.mesh import device_of
+from shardtensor.device_mesh import device_of
 from shardtensor.shard_tensor import ShardTensor
 
 BUCKET = 250_000_000  # bytes in one broadcast

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _C
+from shardtensor.device_mesh import forget_groups, whole_group
 from shardtensor.distributed import mpi
 from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
-from shardtensor.mesh import forget_groups, whole_group
 
 
 class UninitializedManagerError(RuntimeError, Warning):

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor.agree import agree
 from shardtensor.create import scatter_tensor
+from shardtensor.device_mesh import core_mesh, default_mesh, device_of
 from shardtensor.halo import halo_exchange
 from shardtensor.io import boxes, cf
 from shardtensor.io.sources import Path, open_source
 from shardtensor.io.sources.joined import JoinedTimes
-from shardtensor.mesh import core_mesh, default_mesh, device_of
 from shardtensor.placements import check_placements
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec

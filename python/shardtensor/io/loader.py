@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler
 
 from shardtensor.agree import agree
+from shardtensor.device_mesh import core_mesh, device_of
 from shardtensor.io import boxes
 from shardtensor.io.array import Array
-from shardtensor.mesh import core_mesh, device_of
 from shardtensor.placements import check_placements
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor.agree import agree
+from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.io import boxes
 from shardtensor.io.array import Array
-from shardtensor.mesh import core_mesh, default_mesh, device_of, whole_group
 
 BLOCK = 1 << 24  # elements that a rank reads at a time
 

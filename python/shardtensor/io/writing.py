@@ -9,10 +9,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor.agree import agree
+from shardtensor.device_mesh import core_mesh, default_mesh
 from shardtensor.io import boxes, cf
 from shardtensor.io.array import explained, print_box
 from shardtensor.io.sources import format_of
-from shardtensor.mesh import core_mesh, default_mesh
 from shardtensor.shard_tensor import ShardTensor
 
 _NAMELESS = "data"  # of a variable in a file that must name it

@@ -14,7 +14,7 @@ from ranks import ranks
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.mesh import whole_group
+from shardtensor.device_mesh import whole_group
 
 PROGRAM = """
     import time

@@ -299,7 +299,7 @@ def test_transforms_follow_plain_tensors(mesh):
 @ranks(2)
 def test_only_a_plain_number_makes_a_constant(mesh):
     from shardtensor import _C
-    from shardtensor.mesh import core_mesh
+    from shardtensor.device_mesh import core_mesh
 
     with pytest.raises(TypeError, match=r"a plain 0-d tensor, got sizes \[2\]"):
         _C.constant(torch.zeros(2), core_mesh(mesh), [4])
