@@ -96,6 +96,26 @@ TORCH_LIBRARY(shardtensor, m) {
       "grid_subsample(Tensor points, float size, Tensor? values=None) "
       "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels)");
 
+  // Meshes of cells: see cells/elements.h and topology.h.
+  m.def("cell_measures(Tensor points, Tensor cells, str kind) -> Tensor");
+  m.def("cell_centers(Tensor points, Tensor cells, str kind) -> Tensor");
+  m.def(
+      "cell_normals(Tensor points, Tensor cells, str kind, "
+      "bool weighted=False) -> Tensor");
+  m.def(
+      "cell_gradients(Tensor points, Tensor cells, str kind, Tensor values, "
+      "str method='green_gauss') -> Tensor");
+  m.def(
+      "apply_mass(Tensor points, Tensor cells, str kind, Tensor values, "
+      "Tensor? coefficients=None) -> Tensor");
+  m.def(
+      "apply_stiffness(Tensor points, Tensor cells, str kind, Tensor values, "
+      "Tensor? coefficients=None) -> Tensor");
+  m.def("cell_edges(Tensor[] cells, str[] kinds, int points) -> Tensor");
+  m.def(
+      "cell_faces(Tensor[] cells, str[] kinds, int points) "
+      "-> (Tensor faces, Tensor cells)");
+
   // Neighbourhood attention, of a piece, and its gradients: see
   // rules/attention/neighborhood.h and neighborhood_op.h. `code` holds the dims
   // of the domain and the piece's queries.

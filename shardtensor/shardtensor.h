@@ -43,6 +43,10 @@
 #include "shardtensor/rules/points/transport.h"
 #include "shardtensor/rules/points/voxels.h"
 
+// Meshes of points and cells.
+#include "shardtensor/cells/elements.h"
+#include "shardtensor/cells/topology.h"
+
 // Graphs.
 #include "shardtensor/graph/shard_graph.h"
 

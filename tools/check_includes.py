@@ -25,7 +25,7 @@ LAYERS = [
         "rules/spectra",
     },
     {"rules/norm", "rules/stencil", "rules/attention", "rules/points"},
-    {"graph"},
+    {"graph", "cells"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 # Exported for the Python package and not installed.

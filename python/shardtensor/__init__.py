@@ -85,7 +85,7 @@ from shardtensor.sync import sync_module_over_mesh
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-    from shardtensor import checkpoint, io
+    from shardtensor import checkpoint, io, mesh
 
 __all__ = [
     "ST_AVAILABLE",
@@ -132,6 +132,7 @@ __all__ = [
     "io",
     "is_shard_tensor",
     "make_spec",
+    "mesh",
     "new_tensors_on",
     "nn",
     "ones",
@@ -174,7 +175,7 @@ def register_custom_ops() -> None:
 
 def __getattr__(name: str):
     """PyTorch's placements, see placements.py, and what imports a lot."""
-    if name in ("checkpoint", "io"):
+    if name in ("checkpoint", "io", "mesh"):
         return importlib.import_module(f"shardtensor.{name}")
     if name in ("Partial", "Placement", "Replicate", "Shard"):
         from torch.distributed import tensor

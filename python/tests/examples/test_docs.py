@@ -44,7 +44,7 @@ def test_python_code_about_own_operators(mesh, index):
 
 
 @ranks(1, 3)
-@pytest.mark.parametrize("page", ["points.md", "graphs.md", "spectra.md"])
+@pytest.mark.parametrize("page", ["points.md", "graphs.md", "mesh.md", "spectra.md"])
 def test_python_code_about_domains(mesh, page):
     names = {"mesh": mesh}
     for source in blocks(DOCS / page, "python"):

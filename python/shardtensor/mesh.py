@@ -1,0 +1,83 @@
+"""Meshes of points and cells, cut over ranks, differentiable.
+
+Points (N, D), D up to 3, and cells (C, corners) of one kind, rows of the points in
+the order of VTK and meshio: "line", "triangle", "quad", "tetra" or "hexahedron". A
+mesh of several kinds has a call for each, or gives a dict from kind to cells. Plain
+tensors or ShardTensors in any layout. See docs/mesh.md.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from shardtensor import _ops
+
+
+def cell_measures(points: torch.Tensor, cells: torch.Tensor, kind: str) -> torch.Tensor:
+    """Lengths, areas or volumes (C); negative where a cell that fills its space is
+    turned inside out."""
+    return _ops.cell_measures(points, cells, kind)
+
+
+def cell_centers(points: torch.Tensor, cells: torch.Tensor, kind: str) -> torch.Tensor:
+    """The means of the cells' corners (C, D)."""
+    return _ops.cell_centers(points, cells, kind)
+
+
+def cell_normals(
+    points: torch.Tensor, cells: torch.Tensor, kind: str, weighted: bool = False
+) -> torch.Tensor:
+    """Of triangles and quads in space, the normals (C, 3), of length 1 or, weighted,
+    of the cell's area."""
+    return _ops.cell_normals(points, cells, kind, weighted)
+
+
+def cell_gradients(
+    points: torch.Tensor,
+    cells: torch.Tensor,
+    kind: str,
+    values: torch.Tensor,
+    method: str = "green_gauss",
+) -> torch.Tensor:
+    """Gradients of the points' values (N) or (N, channels), one for each cell: (C, D)
+    or (C, channels, D). "green_gauss": their mean over the cell; "least_squares": of
+    the linear function that fits the corners' values. The same on simplices."""
+    return _ops.cell_gradients(points, cells, kind, values, method)
+
+
+def apply_mass(
+    points: torch.Tensor,
+    cells: torch.Tensor,
+    kind: str,
+    values: torch.Tensor,
+    coefficients: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The mass matrix of linear elements times values (N) or (N, channels), without
+    the matrix; cells count with their `coefficients` (C)."""
+    return _ops.apply_mass(points, cells, kind, values, coefficients)
+
+
+def apply_stiffness(
+    points: torch.Tensor,
+    cells: torch.Tensor,
+    kind: str,
+    values: torch.Tensor,
+    coefficients: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The stiffness matrix of linear elements, alike: minus the Laplacian."""
+    return _ops.apply_stiffness(points, cells, kind, values, coefficients)
+
+
+def cell_edges(cells: Mapping[str, torch.Tensor], points: int) -> torch.Tensor:
+    """The edges of all cells, each once and in ascending order: (2, E), cut along E
+    by all axes if the cells are cut. No rank holds all. `points` is their number."""
+    return _ops.cell_edges(list(cells.values()), list(cells), points)
+
+
+def cell_faces(
+    cells: Mapping[str, torch.Tensor], points: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What bounds the cells, each once: the corners (F, corners), -1 behind those of
+    faces with fewer, seen from outside the first cell, and the cells on either side
+    (F, 2), -1 where there is no second. Cells are numbered kind after kind."""
+    return _ops.cell_faces(list(cells.values()), list(cells), points)

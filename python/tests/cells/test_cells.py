@@ -1,0 +1,285 @@
+"""Meshes of points and cells: one device's numbers, however both are cut."""
+
+import itertools
+
+import pytest
+import torch
+from layouts import placements_of, sweep
+from ranks import assert_close, check_op, ranks, shard, sharded
+from scipy import spatial
+
+import shardtensor
+from shardtensor import mesh as cm
+
+KINDS = {"line": 1, "triangle": 2, "quad": 2, "tetra": 3, "hexahedron": 3}
+
+
+def block(kind, space=None, bend=0.0):
+    """The unit square or cube in cells of a kind: points, shaken inside, and cells."""
+    dims = KINDS[kind]
+    counts = (5,) if dims == 1 else (3, 4) if dims == 2 else (3, 2, 3)
+    axes = [torch.linspace(0, 1, n, dtype=torch.float64) for n in counts]
+    points = torch.cartesian_prod(*axes).reshape(-1, dims)
+    inner = ((points > 0) & (points < 1)).all(dim=1, keepdim=True)
+    points = points + bend * inner * torch.randn_like(points)
+    rows = torch.arange(len(points)).reshape(counts)
+    if kind in ("triangle", "tetra"):
+        cells = torch.from_numpy(spatial.Delaunay(points.numpy()).simplices).long()
+        size = points[cells[:, 1:]] - points[cells[:, :1]]
+        flipped = size.det() < 0
+        cells[flipped] = cells[flipped][:, [1, 0, *range(2, dims + 1)]]
+        cells = cells[size.det().abs() > 1e-9]
+    elif kind == "line":
+        cells = torch.stack([rows[:-1], rows[1:]], 1)
+    else:
+        first = [(0, 0), (1, 0), (1, 1), (0, 1)]
+        corners = first if dims == 2 else [(*c, z) for z in (0, 1) for c in first]
+        cells = torch.stack(
+            [
+                rows[tuple(slice(i, n - 1 + i) for i, n in zip(c, counts, strict=True))]
+                for c in corners
+            ],
+            dim=-1,
+        ).reshape(-1, len(corners))
+    if space == 3 and dims == 2:
+        points = torch.cat([points, points.prod(1, keepdim=True)], 1)
+    return points, cells
+
+
+def linear(points):
+    slope = torch.arange(1.0, points.shape[1] + 1, dtype=points.dtype)
+    return points @ slope + 2, slope
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_functions_are_exact(kind):
+    points, cells = block(kind, bend=0.05)
+    volumes = cm.cell_measures(points, cells, kind)
+    assert (volumes > 0).all()
+    torch.testing.assert_close(volumes.sum(), torch.ones(()).double())
+    values, slope = linear(points)
+    for method in ("green_gauss", "least_squares")[: 1 + (kind != "line")]:
+        found = cm.cell_gradients(points, cells, kind, values, method)
+        torch.testing.assert_close(found, slope.expand(len(cells), -1))
+    ones = torch.ones(len(points), 2, dtype=torch.float64)
+    masses = cm.apply_mass(points, cells, kind, ones)
+    torch.testing.assert_close(masses.sum(0), ones[0])
+    torch.testing.assert_close(
+        (values * cm.apply_stiffness(points, cells, kind, values)).sum(),
+        slope.square().sum(),
+    )
+    assert cm.apply_stiffness(points, cells, kind, ones).abs().max() < 1e-12
+    half = len(cells[0]) // 2
+    turned = cells.roll(half, 1) if kind == "hexahedron" else cells.flip(1)
+    inside_out = cells[:, [1, 0, 2, 3]] if kind == "tetra" else turned
+    assert (cm.cell_measures(points, inside_out, kind) < 0).all()
+
+
+@pytest.mark.parametrize("kind", ["triangle", "tetra"])
+def test_elements_have_their_known_matrices(kind):
+    points, cells = block(kind, bend=0.05)
+    corners = len(cells[0])
+    mass, stiffness = torch.zeros(2, len(points), len(points), dtype=torch.float64)
+    factors = torch.rand(len(cells), dtype=torch.float64)
+    for cell, factor in zip(cells, factors, strict=True):
+        edges = points[cell[1:]] - points[cell[0]]
+        volume = edges.det().abs() / (2 if corners == 3 else 6)
+        slopes = torch.linalg.inv(edges)
+        slopes = torch.cat([-slopes.sum(1, keepdim=True), slopes], 1)
+        at = torch.meshgrid(cell, cell, indexing="ij")
+        mass[at] += factor * volume * (1 + torch.eye(corners)) / corners / (corners + 1)
+        stiffness[at] += factor * volume * slopes.T @ slopes
+    eye = torch.eye(len(points), dtype=torch.float64)
+    torch.testing.assert_close(cm.apply_mass(points, cells, kind, eye, factors), mass)
+    found = cm.apply_stiffness(points, cells, kind, eye, factors)
+    torch.testing.assert_close(found, stiffness)
+
+
+@pytest.mark.parametrize("kind", ["triangle", "quad"])
+def test_surfaces_in_space(kind):
+    points, cells = block(kind, 3)
+    flat = torch.cat([points[:, :2], 1 + points[:, :1]], 1)  # one plane, tilted
+    normal = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64) / 2**0.5
+    normals = cm.cell_normals(flat, cells, kind)
+    torch.testing.assert_close(normals, normal.expand(len(cells), -1))
+    areas = cm.cell_measures(flat, cells, kind)
+    torch.testing.assert_close(areas.sum(), torch.tensor(2**0.5).double())
+    weighted = cm.cell_normals(flat, cells, kind, weighted=True)
+    torch.testing.assert_close(weighted, normals * areas[:, None])
+    values, slope = linear(flat)
+    along = slope - normal * (slope @ normal)
+    for method in ("green_gauss", "least_squares"):
+        found = cm.cell_gradients(flat, cells, kind, values, method)
+        torch.testing.assert_close(found, along.expand(len(cells), -1))
+
+
+# ---- in pieces ----------------------------------------------------------------
+
+
+def everything(kind, space):
+    """All functions of floating point, of points and values at once."""
+
+    def call(points, cells, values, coefficients):
+        results = [
+            cm.cell_measures(points, cells, kind),
+            cm.cell_centers(points, cells, kind),
+            cm.cell_gradients(points, cells, kind, values),
+            cm.cell_gradients(points, cells, kind, values[:, 0], "least_squares"),
+            cm.apply_mass(points, cells, kind, values, coefficients),
+            cm.apply_stiffness(points, cells, kind, values[:, 0]),
+            cm.apply_stiffness(points, cells, kind, values, coefficients),
+        ]
+        if space == 3 and KINDS[kind] == 2:
+            results.append(cm.cell_normals(points, cells, kind))
+        return results
+
+    return call
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("kind, space", [("triangle", 3), ("quad", 2), ("tetra", 3)])
+def test_derivatives_in_pieces(mesh, kind, space):
+    points, cells = block(kind, space, bend=0.05)
+    points.requires_grad_()
+    values = torch.randn(len(points), 2, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(len(cells), dtype=torch.float64)
+    rows = placements_of(mesh, 0)
+    layouts = list(sweep(mesh, cells.shape, dims=[0]))[::2]
+    with shardtensor.fallback_mode("error"):
+        for layout in layouts:
+            check_op(
+                everything(kind, space),
+                sharded(points, rows, {0: uneven_rows(len(points), mesh.size())}),
+                sharded(cells, *layout),
+                sharded(values, rows),
+                weights,
+                mesh=mesh,
+                second_order=layout is layouts[0],
+            )
+
+
+def uneven_rows(count, ranks):
+    return [count - ranks + 1] + [1] * (ranks - 1)
+
+
+@ranks(2)
+def test_hexahedra_in_pieces(mesh):
+    points, cells = block("hexahedron", bend=0.05)
+    values = torch.randn(len(points), 2, dtype=torch.float64)
+    rows = placements_of(mesh, 0)
+    check_op(
+        everything("hexahedron", 3),
+        *(sharded(x, rows) for x in (points, cells, values)),
+        torch.rand(len(cells), dtype=torch.float64),
+        mesh=mesh,
+    )
+
+
+# ---- what cells share -----------------------------------------------------------
+
+
+def all_edges(cells):
+    pairs = {
+        "triangle": [(0, 1), (1, 2), (2, 0)],
+        "quad": [(0, 1), (1, 2), (2, 3), (3, 0)],
+        "tetra": list(itertools.combinations(range(4), 2)),
+    }
+    found = {
+        tuple(sorted((int(cell[a]), int(cell[b]))))
+        for kind, block in cells.items()
+        for cell in block
+        for a, b in pairs[kind]
+    }
+    return torch.tensor(sorted(found)).T
+
+
+def mixed():
+    """Two quads and what is left as triangles."""
+    points, quads = block("quad")
+    split = torch.cat([quads[2:, [0, 1, 2]], quads[2:, [0, 2, 3]]])
+    return {"quad": quads[:2], "triangle": split}, len(points)
+
+
+def test_edges_and_faces_of_one_device():
+    cells, points = mixed()
+    edges = all_edges(cells)
+    assert torch.equal(cm.cell_edges(cells, points), edges)
+    faces, sides = cm.cell_faces(cells, points)
+    assert torch.equal(faces.sort(dim=1).values, edges.T)
+    assert (sides[:, 1] == -1).sum() == 10  # around the square
+    assert (sides[:, 0] < sides[:, 1]).sum() == len(faces) - 10
+    two = {"triangle": torch.tensor([[0, 1, 2], [2, 1, 3]])}
+    faces, sides = cm.cell_faces(two, 4)
+    assert faces.tolist() == [[0, 1], [2, 0], [1, 2], [1, 3], [3, 2]]
+    assert sides.tolist() == [[0, -1], [0, -1], [0, 1], [1, -1], [1, -1]]
+
+
+def test_faces_close_each_cell():
+    """Their area vectors, out of the cell, sum to nothing."""
+    for kind in ("hexahedron", "tetra"):
+        points, cells = block(kind, bend=0.05)
+        faces, sides = cm.cell_faces({kind: cells}, len(points))
+        assert faces.shape[1] == (4 if kind == "hexahedron" else 3)
+        face_kind = "quad" if kind == "hexahedron" else "triangle"
+        areas = cm.cell_normals(points, faces, face_kind, weighted=True)
+        sums = torch.zeros(len(cells) + 1, 3, dtype=torch.float64)
+        sums.index_add_(0, sides[:, 0], areas)
+        sums.index_add_(0, sides[:, 1] % (len(cells) + 1), -areas)
+        assert sums[:-1].abs().max() < 1e-12
+        assert areas[sides[:, 1] < 0].sum(0).abs().max() < 1e-12
+
+
+@ranks(1, 2, 3, "2x2")
+def test_edges_and_faces_in_pieces(mesh):
+    cells, points = mixed()
+    expected = cm.cell_edges(cells, points), *cm.cell_faces(cells, points)
+    hexahedra = block("hexahedron")[1]
+    sides = cm.cell_faces({"hexahedron": hexahedra}, 18)
+    triangles = cells["triangle"]
+    with shardtensor.fallback_mode("error"):
+        for layout in sweep(mesh, triangles.shape):
+            parts = {
+                "quad": shard(cells["quad"], mesh, placements_of(mesh, 0)),
+                "triangle": shard(triangles, mesh, *layout),
+            }
+            found = cm.cell_edges(parts, points), *cm.cell_faces(parts, points)
+            for actual, wanted in zip(found, expected, strict=True):
+                assert_close(actual, wanted)
+        for layout in sweep(mesh, hexahedra.shape, dims=[0]):
+            parts = {"hexahedron": shard(hexahedra, mesh, *layout)}
+            for actual, wanted in zip(cm.cell_faces(parts, 18), sides, strict=True):
+                assert_close(actual, wanted)
+
+
+@ranks(2)
+def test_errors_are_the_same_on_all_ranks(mesh):
+    points, cells = block("triangle")
+    cut = shard(cells, mesh, placements_of(mesh, 0))
+    with pytest.raises(ValueError, match="got 'prism'"):
+        cm.cell_measures(points, cut, "prism")
+    with pytest.raises(ValueError, match=r"expected cells \(C, 4\) of kind 'quad'"):
+        cm.cell_measures(points, cut, "quad")
+    with pytest.raises(ValueError, match="2 <= D <= 3"):
+        cm.cell_measures(points[:, :1], cut, "triangle")
+    with pytest.raises(TypeError, match="cells of int64"):
+        cm.cell_measures(points, cut.int(), "triangle")
+    with pytest.raises(ValueError, match=r"of points \(N, 3\)"):
+        cm.cell_normals(points, cut, "triangle")
+    with pytest.raises(ValueError, match=r"values \(N\) or \(N, channels\)"):
+        cm.apply_mass(points, cut, "triangle", points[:3])
+    with pytest.raises(TypeError, match="values of the points' dtype"):
+        cm.apply_mass(points, cut, "triangle", points.float())
+    with pytest.raises(ValueError, match="got 'spline'"):
+        cm.cell_gradients(points, cut, "triangle", points, "spline")
+    with pytest.raises(ValueError, match=r"coefficients \(C\)"):
+        cm.apply_mass(points, cut, "triangle", points, points[:2, 0])
+    with pytest.raises(IndexError):
+        cm.cell_measures(points, cut + 3, "triangle")
+    with pytest.raises(IndexError):
+        cm.cell_edges({"triangle": cut + 3}, len(points))
+    fan = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 1, 4]])
+    fan = shard(fan, mesh, placements_of(mesh, 0))
+    with pytest.raises(ValueError, match="a face has 3 cells"):
+        cm.cell_faces({"triangle": fan}, 5)
+    with pytest.raises(ValueError, match="one number of dims"):
+        cm.cell_faces({"triangle": fan, "line": fan[:, :2]}, 5)

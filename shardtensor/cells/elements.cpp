@@ -1,0 +1,444 @@
+#include "shardtensor/cells/elements.h"
+
+#include <array>
+
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include "shardtensor/cells/kinds.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+using namespace detail;
+
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Vector = std::array<Tensor, 3>; // components, each of one shape
+
+// ---- vectors ----------------------------------------------------------------
+
+Tensor dot(const Vector& a, const Vector& b) {
+  return a[0].mul(b[0]).add(a[1].mul(b[1])).add(a[2].mul(b[2]));
+}
+
+Vector cross(const Vector& a, const Vector& b) {
+  return {
+      a[1].mul(b[2]).sub(a[2].mul(b[1])),
+      a[2].mul(b[0]).sub(a[0].mul(b[2])),
+      a[0].mul(b[1]).sub(a[1].mul(b[0]))};
+}
+
+Vector over(const Vector& a, const Tensor& divisor) {
+  return {a[0].div(divisor), a[1].div(divisor), a[2].div(divisor)};
+}
+
+/// From a last dim of up to three components; the others are zero.
+Vector vector_of(const Tensor& x) {
+  Vector result;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    result[dim] =
+        dim < x.size(-1) ? x.select(-1, dim) : at::zeros_like(result[0]);
+  }
+  return result;
+}
+
+Tensor stacked(const Vector& a, int64_t dims) {
+  return at::stack({a.begin(), a.begin() + dims}, -1);
+}
+
+/// What a map from the cell to space, given by the tangents along the cell's
+/// own dims, does there: how it stretches, and the vectors whose products with
+/// the tangents are 1 and 0.
+struct Stretch {
+  Tensor measure;
+  std::vector<Vector> duals;
+};
+
+/// `space`: with signs where the tangents fill it.
+Stretch stretch_of(const std::vector<Vector>& tangents, int64_t space) {
+  const auto& a = tangents[0];
+  if (tangents.size() == 1) {
+    const auto square = dot(a, a);
+    return {space == 1 ? a[0] : square.sqrt(), {over(a, square)}};
+  }
+  const auto& b = tangents[1];
+  if (tangents.size() == 2) {
+    const auto normal = cross(a, b);
+    const auto square = dot(normal, normal);
+    return {
+        space == 2 ? normal[2] : square.sqrt(),
+        {over(cross(b, normal), square), over(cross(normal, a), square)}};
+  }
+  const auto& c = tangents[2];
+  const auto volume = dot(a, cross(b, c));
+  return {
+      volume,
+      {over(cross(b, c), volume),
+       over(cross(c, a), volume),
+       over(cross(a, b), volume)}};
+}
+
+// ---- cells ------------------------------------------------------------------
+
+const CellKind& check_cells(
+    const char* op,
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& name) {
+  const auto& kind = cell_kind(op, name);
+  TORCH_CHECK_VALUE(
+      points.dim() == 2 && points.size(1) >= kind.dims && points.size(1) <= 3,
+      op,
+      ": expected points (N, D), ",
+      kind.dims,
+      " <= D <= 3 for cells '",
+      name,
+      "', got ",
+      points.sizes());
+  TORCH_CHECK_TYPE(
+      points.is_floating_point() && cells.scalar_type() == at::kLong,
+      op,
+      ": expected points of floating point and cells of int64, got ",
+      points.scalar_type(),
+      " and ",
+      cells.scalar_type());
+  TORCH_CHECK_VALUE(
+      cells.dim() == 2 && cells.size(1) == kind.corners,
+      op,
+      ": expected cells (C, ",
+      kind.corners,
+      ") of kind '",
+      name,
+      "', got ",
+      cells.sizes());
+  return kind;
+}
+
+/// A plain constant where x's operators take it, of its dtype.
+Tensor constant_beside(const Tensor& x, const Tensor& constant) {
+  const auto& local = is_shard_tensor(x) ? to_local(x.detach()) : x;
+  const auto here = constant.to(local.options());
+  return is_shard_tensor(x) ? promote(here, spec(x)->mesh()) : here;
+}
+
+/// The corners of all cells as one list of rows, which shares memory with the
+/// cells so that what it plans is kept for them.
+Tensor corner_rows(const Tensor& cells) {
+  const bool has_cut_cells =
+      is_shard_tensor(cells) && spec(cells)->is_sharded(1);
+  return (has_cut_cells ? redistribute(cells, without_shard(spec(cells), 1))
+                        : cells)
+      .flatten();
+}
+
+/// Rows of the points' values (N, X) at the cells' corners: (C, corners, X).
+Tensor at_corners(const Tensor& values, const Tensor& cells) {
+  return values.index_select(0, corner_rows(cells))
+      .unflatten(0, {-1, cells.size(1)});
+}
+
+/// The sum of the corners' terms (C, corners, X) at each point, cut as `like`.
+Tensor sum_at_points(
+    const Tensor& terms,
+    const Tensor& cells,
+    const Tensor& like) {
+  return at::zeros_like(like).index_add(
+      0, corner_rows(cells), terms.flatten(0, 1));
+}
+
+/// The cells' maps at each point of their quadrature.
+class Maps {
+ public:
+  Maps(const CellKind& kind, const Tensor& corners)
+      : kind_(kind),
+        space_(corners.size(-1)),
+        corners_(corners),
+        slopes_(constant_beside(corners, quadrature(kind).slopes)) {
+    std::vector<Vector> tangents;
+    for (int64_t dim = 0; dim < kind.dims; ++dim) {
+      // (Q, corners) x (C, corners, D)
+      tangents.push_back(
+          vector_of(at::matmul(slopes_.select(2, dim), corners)));
+    }
+    stretch_ = stretch_of(tangents, space_);
+    tangents_ = std::move(tangents);
+  }
+
+  /// What each point counts in integrals: (C, Q).
+  Tensor volumes() const {
+    return stretch_.measure.mul(
+        constant_beside(corners_, quadrature(kind_).weights));
+  }
+  /// (C, Q, corners, D)
+  Tensor shape_gradients() const {
+    std::vector<Tensor> rows;
+    for (const auto& dual : stretch_.duals) {
+      rows.push_back(stacked(dual, space_));
+    }
+    return at::matmul(slopes_, at::stack(rows, 2)); // (C, Q, dims, D)
+  }
+  /// Of two tangents: their product at each point times its weight.
+  Tensor area_vectors() const {
+    const auto weights = constant_beside(corners_, quadrature(kind_).weights);
+    return stacked(cross(tangents_[0], tangents_[1]), 3)
+        .mul(weights.unsqueeze(1));
+  }
+
+ private:
+  const CellKind& kind_;
+  int64_t space_;
+  Tensor corners_;
+  Tensor slopes_;
+  std::vector<Vector> tangents_;
+  Stretch stretch_;
+};
+
+/// Values (N) as (N, 1); what is made of them goes back by `one`.
+struct Values {
+  Tensor channels;
+  bool one;
+};
+Values check_values(
+    const char* op,
+    const Tensor& points,
+    const Tensor& values) {
+  TORCH_CHECK_VALUE(
+      (values.dim() == 1 || values.dim() == 2) &&
+          values.size(0) == points.size(0),
+      op,
+      ": expected values (N) or (N, channels) of points ",
+      points.sizes(),
+      ", got ",
+      values.sizes());
+  TORCH_CHECK_TYPE(
+      values.scalar_type() == points.scalar_type(),
+      op,
+      ": expected values of the points' dtype, ",
+      points.scalar_type(),
+      ", got ",
+      values.scalar_type());
+  const bool one = values.dim() == 1;
+  return {one ? values.unsqueeze(1) : values, one};
+}
+
+/// The cells' coefficients as factors of volumes (C, Q).
+Tensor weighted(
+    const char* op,
+    const Tensor& volumes,
+    const OptionalTensor& coefficients) {
+  if (!coefficients) {
+    return volumes;
+  }
+  TORCH_CHECK_VALUE(
+      coefficients->dim() == 1 && coefficients->size(0) == volumes.size(0),
+      op,
+      ": expected coefficients (C) of ",
+      volumes.size(0),
+      " cells, got ",
+      coefficients->sizes());
+  return volumes.mul(coefficients->unsqueeze(1));
+}
+
+// ---- gradients --------------------------------------------------------------
+
+/// (C, D, channels)
+Tensor mean_gradients(const Maps& maps, const Tensor& values) {
+  const auto volumes = maps.volumes();
+  const auto shares = volumes.div(volumes.sum(1, /*keepdim=*/true));
+  const auto shapes =
+      maps.shape_gradients().mul(shares.unsqueeze(-1).unsqueeze(-1)).sum(1);
+  return at::matmul(shapes.transpose(1, 2), values);
+}
+
+/// Solves (ways^T ways) g = ways^T values; across a cell of fewer dims than its
+/// space, where the ways say nothing, the gradient is zero.
+Tensor fitted_gradients(
+    const CellKind& kind,
+    const Tensor& corners,
+    const Tensor& values) {
+  const int64_t space = corners.size(-1);
+  const auto ways = corners.sub(corners.mean(1, /*keepdim=*/true));
+  const auto differences = values.sub(values.mean(1, /*keepdim=*/true));
+  auto squares = at::matmul(ways.transpose(1, 2), ways); // (C, D, D)
+  if (kind.dims < space) {
+    const auto first = vector_of(ways.select(1, 0));
+    const auto second = vector_of(ways.select(1, 1));
+    const auto normal = cross(first, second);
+    const auto across = stacked(
+        over(normal, dot(normal, normal).div(dot(first, first)).sqrt()), space);
+    squares = squares.add(across.unsqueeze(2).mul(across.unsqueeze(1)));
+  }
+  std::vector<Vector> columns;
+  for (int64_t dim = 0; dim < space; ++dim) {
+    columns.push_back(vector_of(squares.select(2, dim)));
+  }
+  std::vector<Tensor> rows;
+  for (const auto& dual : stretch_of(columns, space).duals) {
+    rows.push_back(stacked(dual, space));
+  }
+  return at::matmul(
+      at::stack(rows, 1), at::matmul(ways.transpose(1, 2), differences));
+}
+
+} // namespace
+
+// ---- the functions ----------------------------------------------------------
+
+Tensor cell_measures(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind) {
+  const CommScope scope("shardtensor::cell_measures");
+  const auto& of = check_cells("cell_measures", points, cells, kind);
+  return Maps(of, at_corners(points, cells)).volumes().sum(1);
+}
+
+Tensor cell_centers(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind) {
+  const CommScope scope("shardtensor::cell_centers");
+  check_cells("cell_centers", points, cells, kind);
+  return at_corners(points, cells).mean(1);
+}
+
+Tensor cell_normals(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind,
+    bool weighted) {
+  const CommScope scope("shardtensor::cell_normals");
+  const auto& of = check_cells("cell_normals", points, cells, kind);
+  TORCH_CHECK_VALUE(
+      of.dims == 2 && points.size(1) == 3,
+      "cell_normals: expected cells 'triangle' or 'quad' of points (N, 3), got '",
+      kind,
+      "' and ",
+      points.sizes());
+  const auto areas = Maps(of, at_corners(points, cells)).area_vectors().sum(1);
+  return weighted ? areas
+                  : areas.div(areas.square().sum(1, /*keepdim=*/true).sqrt());
+}
+
+Tensor cell_gradients(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind,
+    const Tensor& values,
+    const std::string& method) {
+  const CommScope scope("shardtensor::cell_gradients");
+  const auto& of = check_cells("cell_gradients", points, cells, kind);
+  const auto given = check_values("cell_gradients", points, values);
+  TORCH_CHECK_VALUE(
+      method == "green_gauss" || (method == "least_squares" && of.dims > 1),
+      "cell_gradients: expected method 'green_gauss' or, for other cells than "
+      "lines, 'least_squares', got '",
+      method,
+      "'");
+  const auto corners = at_corners(points, cells);
+  const auto ends = at_corners(given.channels, cells);
+  const auto found = method == "green_gauss"
+      ? mean_gradients(Maps(of, corners), ends)
+      : fitted_gradients(of, corners, ends);
+  return given.one ? found.squeeze(2) : found.transpose(1, 2);
+}
+
+Tensor apply_mass(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind,
+    const Tensor& values,
+    const OptionalTensor& coefficients) {
+  const CommScope scope("shardtensor::apply_mass");
+  const auto& of = check_cells("apply_mass", points, cells, kind);
+  const auto given = check_values("apply_mass", points, values);
+  const Maps maps(of, at_corners(points, cells));
+  const auto volumes = weighted("apply_mass", maps.volumes(), coefficients);
+  const auto shapes = constant_beside(volumes, quadrature(of).shapes);
+  const auto inside = at::matmul(shapes, at_corners(given.channels, cells));
+  const auto terms =
+      at::matmul(shapes.transpose(0, 1), inside.mul(volumes.unsqueeze(-1)));
+  const auto sums = sum_at_points(terms, cells, given.channels);
+  return given.one ? sums.squeeze(1) : sums;
+}
+
+Tensor apply_stiffness(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind,
+    const Tensor& values,
+    const OptionalTensor& coefficients) {
+  const CommScope scope("shardtensor::apply_stiffness");
+  const auto& of = check_cells("apply_stiffness", points, cells, kind);
+  const auto given = check_values("apply_stiffness", points, values);
+  const Maps maps(of, at_corners(points, cells));
+  const auto volumes =
+      weighted("apply_stiffness", maps.volumes(), coefficients);
+  const auto slopes = maps.shape_gradients(); // (C, Q, corners, D)
+  const auto ends = at_corners(given.channels, cells).unsqueeze(1);
+  const auto inside = at::matmul(slopes.transpose(2, 3), ends);
+  const auto fluxes = inside.mul(volumes.unsqueeze(-1).unsqueeze(-1));
+  const auto terms = at::matmul(slopes, fluxes).sum(1);
+  const auto sums = sum_at_points(terms, cells, given.channels);
+  return given.one ? sums.squeeze(1) : sums;
+}
+
+namespace {
+
+Tensor measures_kernel(
+    const Tensor& points,
+    const Tensor& cells,
+    std::string kind) {
+  return cell_measures(points, cells, kind);
+}
+Tensor centers_kernel(
+    const Tensor& points,
+    const Tensor& cells,
+    std::string kind) {
+  return cell_centers(points, cells, kind);
+}
+Tensor normals_kernel(
+    const Tensor& points,
+    const Tensor& cells,
+    std::string kind,
+    bool weighted) {
+  return cell_normals(points, cells, kind, weighted);
+}
+Tensor gradients_kernel(
+    const Tensor& points,
+    const Tensor& cells,
+    std::string kind,
+    const Tensor& values,
+    std::string method) {
+  return cell_gradients(points, cells, kind, values, method);
+}
+template <auto apply>
+Tensor apply_kernel(
+    const Tensor& points,
+    const Tensor& cells,
+    std::string kind,
+    const Tensor& values,
+    const OptionalTensor& coefficients) {
+  return apply(points, cells, kind, values, coefficients);
+}
+
+/// ShardTensors take the same way, operator by operator.
+TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  m.impl("cell_measures", measures_kernel);
+  m.impl("cell_centers", centers_kernel);
+  m.impl("cell_normals", normals_kernel);
+  m.impl("cell_gradients", gradients_kernel);
+  m.impl("apply_mass", apply_kernel<apply_mass>);
+  m.impl("apply_stiffness", apply_kernel<apply_stiffness>);
+}
+
+} // namespace
+
+} // namespace shardtensor

@@ -1,0 +1,320 @@
+#include "shardtensor/cells/topology.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "shardtensor/cells/kinds.h"
+#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/route.h"
+#include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/unique_keys.h"
+#include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/unique_rows.h"
+#include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
+
+namespace shardtensor {
+
+using namespace detail;
+
+namespace {
+
+using at::Tensor;
+using Blocks = std::vector<Tensor>;
+using Kinds = std::vector<std::string>;
+
+// ---- this rank's cells
+// --------------------------------------------------------
+
+struct Block {
+  const CellKind& kind;
+  Tensor cells; // this rank's
+  int64_t first; // of them, among all cells
+};
+struct OwnCells {
+  std::vector<Block> blocks;
+  MeshPtr mesh; // null for plain tensors
+  bool is_cut = false;
+
+  std::string group() const {
+    return is_cut ? mesh->group() : "";
+  }
+};
+
+void check_block(
+    const char* op,
+    const CellKind& kind,
+    const Tensor& cells,
+    int64_t points) {
+  TORCH_CHECK_VALUE(
+      cells.dim() == 2 && cells.size(1) == kind.corners &&
+          cells.scalar_type() == at::kLong,
+      op,
+      ": expected cells (C, ",
+      kind.corners,
+      ") of int64 and kind '",
+      kind.name,
+      "', got ",
+      cells.sizes(),
+      " of ",
+      cells.scalar_type());
+  check_index(op, cells, 0, points);
+}
+
+Tensor cut_by_all(const Tensor& cells, const MeshPtr& mesh) {
+  return redistribute(
+      cells, std::vector<Placement>(mesh->axes(), Placement::shard(0)));
+}
+
+/// Blocks are cut by all axes if any is cut.
+OwnCells own_cells(
+    const char* op,
+    const Blocks& cells,
+    const Kinds& kinds,
+    int64_t points) {
+  TORCH_CHECK_VALUE(
+      !cells.empty() && cells.size() == kinds.size(),
+      op,
+      ": expected a kind for each block of cells, got ",
+      cells.size(),
+      " blocks and ",
+      kinds.size(),
+      " kinds");
+  OwnCells own;
+  for (const auto& block : cells) {
+    own.is_cut |= is_shard_tensor(block) && spec(block)->is_sharded();
+  }
+  if (std::any_of(cells.begin(), cells.end(), is_shard_tensor)) {
+    own.mesh = common_mesh(op, cells);
+  }
+  int64_t first = 0;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const auto& kind = cell_kind(op, kinds[i]);
+    check_block(op, kind, cells[i], points);
+    auto block = cells[i];
+    int64_t begin = 0;
+    if (own.mesh) {
+      block = cut_rows(promote_operand(block, own.mesh, op));
+      block = own.is_cut ? cut_by_all(block, own.mesh)
+                         : redistribute(block, replicated(spec(block)));
+      begin = spec(block)->interval(0).begin;
+      block = to_local(block);
+    }
+    own.blocks.push_back({kind, block, first + begin});
+    first += cells[i].size(0);
+  }
+  return own;
+}
+
+/// What each rank has `own` of, as one tensor.
+Tensor joined(
+    const OwnCells& cells,
+    const Tensor& local,
+    const std::vector<int64_t>& sizes) {
+  if (!cells.mesh) {
+    return local;
+  }
+  auto all = local.sizes().vec();
+  std::vector<Placement> placements(cells.mesh->axes());
+  ShardSpec::Partitions partitions(local.dim());
+  if (cells.is_cut) {
+    all[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    std::fill(placements.begin(), placements.end(), Placement::shard(0));
+    partitions[0] = Partition(sizes);
+  }
+  return from_local(local, make_spec(cells.mesh, all, placements, partitions));
+}
+
+// ---- faces
+// --------------------------------------------------------------------
+
+/// Faces of this rank's cells, (n, width): corners as the cell has them, -1
+/// behind them, and the cell.
+struct OwnFaces {
+  Tensor corners;
+  Tensor cells;
+};
+
+OwnFaces own_faces(const OwnCells& own) {
+  int64_t width = 0;
+  for (const auto& block : own.blocks) {
+    for (const auto& face : block.kind.faces) {
+      width = std::max(width, static_cast<int64_t>(face.size()));
+    }
+  }
+  std::vector<Tensor> corners;
+  std::vector<Tensor> cells;
+  for (const auto& block : own.blocks) {
+    const auto count = block.cells.size(0);
+    for (const auto& face : block.kind.faces) {
+      std::vector<Tensor> columns;
+      for (const int64_t corner : face) {
+        columns.push_back(block.cells.select(1, corner));
+      }
+      const auto missing = width - static_cast<int64_t>(face.size());
+      corners.push_back(
+          at::constant_pad_nd(at::stack(columns, 1), {0, missing}, -1));
+      cells.push_back(
+          at::arange(block.first, block.first + count, block.cells.options()));
+    }
+  }
+  return {at::cat(corners), at::cat(cells)};
+}
+
+/// Equal numbers for faces of equal corners, in the order of these: corner
+/// after corner, so that a key stays one number.
+UniqueKeys number_faces(
+    const Tensor& corners,
+    int64_t points,
+    const std::string& group) {
+  // -1 first, so that a face with fewer corners is told by its zero.
+  const auto sorted = std::get<0>(corners.sort(1)).add(1);
+  auto numbers = unique_keys(sorted.select(1, 0), group);
+  for (int64_t column = 1; column < sorted.size(1); ++column) {
+    numbers = unique_keys(
+        numbers.inverse.mul(points + 1).add(sorted.select(1, column)), group);
+  }
+  return numbers;
+}
+
+struct Sides {
+  Tensor corners; // (own faces, width)
+  Tensor cells; // (own faces, 2)
+  int64_t most = 0; // cells of one face, on this rank
+};
+
+/// From what all cells say of this rank's faces: rows of face, cell, corners.
+Sides sides_of(const Tensor& rows, int64_t first, int64_t faces) {
+  const auto by_cell = rows.select(1, 1).argsort(true, 0, false);
+  const auto order = by_cell.index_select(
+      0, rows.select(1, 0).index_select(0, by_cell).argsort(true, 0, false));
+  const auto dense = rows.index_select(0, order).contiguous();
+  const auto* const row = dense.const_data_ptr<int64_t>();
+  const int64_t width = rows.size(1);
+  Sides sides{
+      at::full({faces, width - 2}, -1, rows.options()),
+      at::full({faces, 2}, -1, rows.options())};
+  auto* const corners = sides.corners.mutable_data_ptr<int64_t>();
+  auto* const cells = sides.cells.mutable_data_ptr<int64_t>();
+  int64_t seen = 0; // of the face before
+  for (int64_t i = 0; i < rows.size(0); ++i) {
+    const auto* const now = row + i * width;
+    seen = i > 0 && now[-width] == now[0] ? seen + 1 : 1;
+    const int64_t face = now[0] - first;
+    if (seen == 1) {
+      std::copy(now + 2, now + width, corners + face * (width - 2));
+    }
+    if (seen <= 2) {
+      cells[face * 2 + seen - 1] = now[1];
+    }
+    sides.most = std::max(sides.most, seen);
+  }
+  return sides;
+}
+
+void check_sides(const OwnCells& cells, int64_t own_most) {
+  auto most = at::full({}, own_most, at::kLong);
+  if (cells.is_cut) {
+    std::vector<int64_t> axes(cells.mesh->axes());
+    std::iota(axes.begin(), axes.end(), 0);
+    most = all_reduce(most, Reduce::Max, *cells.mesh, axes);
+  }
+  TORCH_CHECK_VALUE(
+      most.item<int64_t>() <= 2,
+      "cell_faces: a face has ",
+      most.item<int64_t>(),
+      " cells, expected one or two");
+}
+
+} // namespace
+
+// ---- the functions
+// ------------------------------------------------------------
+
+Tensor cell_edges(const Blocks& cells, const Kinds& kinds, int64_t points) {
+  const CommScope scope("shardtensor::cell_edges");
+  const auto own = own_cells("cell_edges", cells, kinds, points);
+  std::vector<Tensor> keys;
+  for (const auto& block : own.blocks) {
+    for (const auto& edge : block.kind.edges) {
+      const auto a = block.cells.select(1, edge[0]);
+      const auto b = block.cells.select(1, edge[1]);
+      keys.push_back(at::minimum(a, b).mul(points).add(at::maximum(a, b)));
+    }
+  }
+  const auto unique = unique_keys(at::cat(keys), own.group());
+  const auto extent = std::max<int64_t>(points, 1);
+  const auto ends = at::stack(
+      {unique.keys.floor_divide(extent), unique.keys.remainder(extent)}, 1);
+  return joined(own, ends, unique.sizes).transpose(0, 1);
+}
+
+std::tuple<Tensor, Tensor> cell_faces(
+    const Blocks& cells,
+    const Kinds& kinds,
+    int64_t points) {
+  const CommScope scope("shardtensor::cell_faces");
+  const auto own = own_cells("cell_faces", cells, kinds, points);
+  for (const auto& block : own.blocks) {
+    TORCH_CHECK_VALUE(
+        block.kind.dims == own.blocks[0].kind.dims,
+        "cell_faces: expected cells of one number of dims, got '",
+        own.blocks[0].kind.name,
+        "' and '",
+        block.kind.name,
+        "'");
+  }
+  const auto given = own_faces(own);
+  const auto numbers = number_faces(given.corners, points, own.group());
+  const Partition faces(numbers.sizes);
+  auto rows = at::cat(
+      {numbers.inverse.unsqueeze(1), given.cells.unsqueeze(1), given.corners},
+      1);
+  if (own.is_cut) {
+    rows = Route(pieces_of(numbers.inverse, faces), own.group()).send(rows);
+  }
+  const auto mine = faces.interval(own.is_cut ? own.mesh->position() : 0);
+  const auto sides = sides_of(rows, mine.begin, mine.extent());
+  check_sides(own, sides.most);
+  return {
+      joined(own, sides.corners, numbers.sizes),
+      joined(own, sides.cells, numbers.sizes)};
+}
+
+namespace {
+
+Tensor edges_kernel(at::TensorList cells, Kinds kinds, int64_t points) {
+  return cell_edges(cells.vec(), kinds, points);
+}
+std::tuple<Tensor, Tensor> faces_kernel(
+    at::TensorList cells,
+    Kinds kinds,
+    int64_t points) {
+  return cell_faces(cells.vec(), kinds, points);
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  m.impl("cell_edges", edges_kernel);
+  m.impl("cell_faces", faces_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("cell_edges", edges_kernel);
+  m.impl("cell_faces", faces_kernel);
+}
+
+} // namespace
+
+} // namespace shardtensor
