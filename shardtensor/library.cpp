@@ -64,7 +64,13 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "radius_search(Tensor points, Tensor queries, float radius, "
       "int? max_points=None, bool return_dists=False, "
-      "bool return_points=False) -> Tensor[]");
+      "bool return_points=False, ScalarType? index_dtype=None) -> Tensor[]");
+  // What a compiler sees of them, of pieces: see rules/points/nearest_op.h.
+  m.def(
+      "_nearest(Tensor points, Tensor queries, int most, float? radius, "
+      "int[] pieces, str op, str everybody, str group) "
+      "-> (Tensor rows, Tensor squares)",
+      {at::Tag::pt2_compliant_tag});
   // See rules/points/interpolate.h.
   m.def(
       "interpolate_neighbors(Tensor points, Tensor values, Tensor queries, "

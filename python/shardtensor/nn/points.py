@@ -29,13 +29,22 @@ def radius_search(
     max_points: int | None = None,
     return_dists: bool = False,
     return_points: bool = False,
+    *,
+    index_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The points within `radius` of each query, nearest first: indices, then, as
     asked for, points and distances. With `max_points` the nearest of them, ([B,] M,
     max_points), zeros in unused slots; without, all pairs: indices (2, pairs) of
-    query and point, (3, pairs) with the batch entry before them."""
+    query and point, (3, pairs) with the batch entry before them. Indices are int64, or
+    of `index_dtype`: int32, as PhysicsNeMo gives them."""
     found = _ops.radius_search(
-        points, queries, radius, max_points, return_dists, return_points
+        points,
+        queries,
+        radius,
+        max_points,
+        return_dists,
+        return_points,
+        index_dtype,
     )
     return found[0] if len(found) == 1 else tuple(found)
 

@@ -12,6 +12,7 @@
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/nearest_op.h"
 #include "shardtensor/rules/points/rows_of_cloud.h"
 
 namespace shardtensor::detail {
@@ -102,20 +103,26 @@ void check_max_points(const char* op, int64_t max_points) {
       ", expected at least 1");
 }
 
-void check_finite(const LocalCall& call) {
-  const auto finite = at::isfinite(call.points)
-                          .all()
-                          .logical_and(at::isfinite(call.queries).all());
+void check_finite(
+    const char* op,
+    const Tensor& points,
+    const Tensor& queries,
+    const std::string& group) {
+  const auto finite =
+      at::isfinite(points).all().logical_and(at::isfinite(queries).all());
   auto failed = finite.logical_not().to(at::kInt);
-  if (call.mesh) {
-    std::vector<int64_t> axes(call.mesh->axes());
-    std::iota(axes.begin(), axes.end(), 0);
-    failed = all_reduce(failed, Reduce::Max, *call.mesh, axes);
+  if (!group.empty()) {
+    failed = all_reduce(failed, Reduce::Max, group);
   }
   TORCH_CHECK_VALUE(
       failed.item<int64_t>() == 0,
-      call.op,
+      op,
       ": expected finite coordinates, got NaN or infinite ones");
+}
+
+void check_finite(const LocalCall& call) {
+  check_finite(
+      call.op, call.points, call.queries, call.mesh ? call.mesh->group() : "");
 }
 
 NeighbourCall::NeighbourCall(
@@ -186,6 +193,13 @@ Tensor NeighbourCall::beside_queries(Tensor local) const {
 
 Neighbours search(const LocalCall& call, const Wanted& wanted) {
   const at::NoGradGuard no_grad;
+  if (is_traced(call.points) || is_traced(call.queries)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        wanted.most,
+        call.op,
+        ": all pairs have no number that a compiler knows, expected max_points");
+    return {run_nearest(call, *wanted.most, wanted.radius), {}};
+  }
   check_finite(call);
   return find_neighbours(
       call.points.detach().contiguous(),

@@ -191,16 +191,26 @@ std::vector<Tensor> radius_search(
     double radius,
     std::optional<int64_t> max_points,
     bool return_dists,
-    bool return_points) {
+    bool return_points,
+    std::optional<at::ScalarType> index_dtype) {
   const CommScope scope("shardtensor::radius_search");
   const NeighbourCall operands(
       kRadiusOp, points, queries, /*whole_queries=*/!max_points);
   check_radius(kRadiusOp, radius);
   check_max_points(kRadiusOp, max_points.value_or(1));
+  const auto dtype = index_dtype.value_or(at::kLong);
+  TORCH_CHECK_TYPE(
+      dtype == at::kLong || dtype == at::kInt,
+      kRadiusOp,
+      ": index_dtype is ",
+      dtype,
+      ", expected int64 or int32");
   const Wanted wanted{max_points, radius};
   const Extras extras{return_dists, return_points};
-  return max_points ? padded_search(operands, wanted, extras)
-                    : ragged_search(operands, wanted, extras);
+  auto found = max_points ? padded_search(operands, wanted, extras)
+                          : ragged_search(operands, wanted, extras);
+  found[0] = found[0].to(dtype);
+  return found;
 }
 
 namespace {

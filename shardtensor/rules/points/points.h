@@ -37,6 +37,8 @@ std::tuple<at::Tensor, at::Tensor> knn(
 /// - without, all pairs, query by query: indices (2, pairs), of the query and
 ///   of the point, or (3, pairs) with the batch entry before them.
 ///
+/// Indices are of `index_dtype`, int64 or int32.
+///
 /// Example: points 0, 1 and 4 on a line, queries 2 and 4, radius 1: all pairs
 /// are (0, 1) and (1, 2); with max_points = 2 indices are {1, 0} and {2, 0}.
 std::vector<at::Tensor> radius_search(
@@ -45,6 +47,7 @@ std::vector<at::Tensor> radius_search(
     double radius,
     std::optional<int64_t> max_points = std::nullopt,
     bool return_dists = false,
-    bool return_points = false);
+    bool return_points = false,
+    std::optional<at::ScalarType> index_dtype = std::nullopt);
 
 } // namespace shardtensor

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -88,6 +89,22 @@ Tensor fetch(
   return all_to_all_v(given, 0, asked, wanted, cloud.group);
 }
 
+/// Which rows ranks ask each other for is nothing that a compiler knows: it
+/// gets them all.
+Tensor rows_of_whole(
+    const Tensor& piece,
+    const Tensor& entries,
+    const Tensor& rows,
+    const CloudPieces& cloud) {
+  Numbers sizes;
+  for (const auto& own : cloud.rows) {
+    sizes.push_back(own.extent());
+  }
+  const auto whole = all_gather_v(piece, 1, sizes, cloud.group);
+  const auto places = entries.mul(cloud.points()).add(rows);
+  return rows_at(whole, places.masked_fill(rows.lt(0), -1));
+}
+
 } // namespace
 
 Tensor rows_of_cloud(
@@ -95,6 +112,9 @@ Tensor rows_of_cloud(
     const Tensor& entries,
     const Tensor& rows,
     const CloudPieces& cloud) {
+  if (is_traced(piece) && !cloud.group.empty()) {
+    return rows_of_whole(piece, entries, rows, cloud);
+  }
   const int64_t batch = piece.size(0);
   const auto places = places_of(entries, rows, batch, cloud);
   if (cloud.group.empty()) {

@@ -10,7 +10,8 @@ namespace shardtensor::detail {
 /// entry[i]'s row rows[i], both int64 of one dim; zeros where rows[i] is -1.
 /// Differentiable to any order. Communication: where several ranks have the
 /// points an all-gather of B numbers, the places of rows that another rank has,
-/// each once, and those rows; backward their gradients.
+/// each once, and those rows; backward their gradients. For a compiler: all
+/// rows.
 at::Tensor rows_of_cloud(
     const at::Tensor& piece,
     const at::Tensor& entries,

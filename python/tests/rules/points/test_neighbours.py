@@ -175,6 +175,20 @@ def test_results_lie_as_the_queries_do(mesh):
 
 
 @ranks(2)
+def test_radius_search_gives_int32_where_asked(mesh):
+    points, queries = cloud(9, 3, grad=False), cloud(5, 3, grad=False)
+    cut = [shard(x, mesh, [Shard(0)]) for x in (points, queries)]
+    for most in (3, None):
+        expected = radius_search(points, queries, 0.5, most)
+        found = radius_search(*cut, 0.5, most, index_dtype=torch.int32)
+        assert_close(found, expected.int())
+    with pytest.raises(
+        TypeError, match="index_dtype is Short, expected int64 or int32"
+    ):
+        radius_search(*cut, 0.5, 3, index_dtype=torch.int16)
+
+
+@ranks(2)
 def test_a_plain_operand_is_whole(mesh):
     points, queries = cloud(11, 3), cloud(6, 3)
     check_op(lambda p, q: knn(p, q, 5), points, sharded(queries, [Shard(0)]), mesh=mesh)
