@@ -24,6 +24,10 @@ TORCH_LIBRARY(shardtensor, m) {
       "gather_v(Tensor x, int dim, int[] sizes, int dst, str group) -> Tensor");
   m.def(
       "scatter_v(Tensor x, int dim, int[] sizes, int src, str group) -> Tensor");
+  m.def(
+      "indexed_all_to_all_v(Tensor x, int dim, Tensor[] indices, "
+      "int[] out_splits, str group) -> Tensor");
+  m.def("broadcast(Tensor x, int src, str group) -> Tensor");
   // The next rank's tensor, and the neighbours' rows: see comm/ring.h and
   // halo/halo_padding.h.
   m.def(

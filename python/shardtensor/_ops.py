@@ -7,7 +7,10 @@ from shardtensor import _C  # noqa: F401  loads them
 all_reduce = torch.ops.shardtensor.all_reduce
 all_gather_v = torch.ops.shardtensor.all_gather_v
 all_to_all_v = torch.ops.shardtensor.all_to_all_v
+broadcast = torch.ops.shardtensor.broadcast
 gather_v = torch.ops.shardtensor.gather_v
+indexed_all_to_all_v = torch.ops.shardtensor.indexed_all_to_all_v
+reduce_scatter_v = torch.ops.shardtensor.reduce_scatter_v
 scatter_v = torch.ops.shardtensor.scatter_v
 ring_step = torch.ops.shardtensor.ring_step
 apply_mass = torch.ops.shardtensor.apply_mass

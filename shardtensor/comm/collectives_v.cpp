@@ -5,6 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -174,6 +177,26 @@ EncodedExchange encode_gather(
   return encode_between(own, sends, receives, whole, largest, group);
 }
 
+// Note [Sums of 16-bit numbers]
+// An exchange adds what arrives in the tensor's own dtype, one rank after the
+// other; fp16 and bf16 would lose small terms. Where a sum over ranks is made
+// of them, in forward or backward, the terms arrive side by side instead and
+// ATen adds them, in fp32. As many bytes travel.
+bool adds_in_fp32(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+}
+
+bool backward_adds_in_fp32(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && adds_in_fp32(x);
+}
+
+/// `count` times x, side by side along dim.
+at::Tensor copies(const at::Tensor& x, int64_t dim, int64_t count) {
+  auto sizes = x.sizes().vec();
+  sizes.insert(sizes.begin() + dim, count);
+  return x.unsqueeze(dim).expand(sizes).flatten(dim, dim + 1);
+}
+
 } // namespace
 
 at::Tensor all_gather_v(
@@ -184,7 +207,13 @@ at::Tensor all_gather_v(
   const Group group(group_name);
   dim = c10::maybe_wrap_dim(dim, x.dim());
   check_splits("all_gather_v", "sizes", sizes, group);
-  check_extent("all_gather_v", x, dim, sizes[group.rank()]);
+  const int64_t own = sizes[group.rank()];
+  check_extent("all_gather_v", x, dim, own);
+  if (backward_adds_in_fp32(x)) {
+    const std::vector<int64_t> in_splits(group.ranks(), own);
+    return all_to_all_v(
+        copies(x, dim, group.ranks()), dim, in_splits, sizes, group_name);
+  }
   return exchange(x, encode_all_gather(x.sizes(), dim, sizes, group));
 }
 
@@ -197,6 +226,13 @@ at::Tensor reduce_scatter_v(
   dim = c10::maybe_wrap_dim(dim, x.dim());
   check_splits("reduce_scatter_v", "sizes", sizes, group);
   check_extent("reduce_scatter_v", x, dim, sum(sizes));
+  if (adds_in_fp32(x)) {
+    const int64_t own = sizes[group.rank()];
+    const std::vector<int64_t> out_splits(group.ranks(), own);
+    return all_to_all_v(x, dim, sizes, out_splits, group_name)
+        .unflatten(dim, {group.ranks(), own})
+        .sum(dim);
+  }
   return exchange(x, adjoint(encode_all_gather(x.sizes(), dim, sizes, group)));
 }
 
@@ -278,12 +314,61 @@ at::Tensor scatter_v(
       x, encode_between(x.sizes().vec(), sends, receives, own, largest, group));
 }
 
+at::Tensor indexed_all_to_all_v(
+    const at::Tensor& x,
+    int64_t dim,
+    at::TensorList indices,
+    c10::IntArrayRef out_splits,
+    const std::string& group_name) {
+  const Group group(group_name);
+  dim = c10::maybe_wrap_dim(dim, x.dim());
+  std::vector<int64_t> in_splits;
+  for (const auto& index : indices) {
+    in_splits.push_back(index.sym_numel().guard_int(__FILE__, __LINE__));
+  }
+  check_splits(
+      "indexed_all_to_all_v", "the extents of indices", in_splits, group);
+  const auto rows = at::cat(indices).to(at::kLong);
+  const bool wide = backward_adds_in_fp32(x);
+  const auto sent = wide
+      ? x.to(at::kFloat).index_select(dim, rows).to(x.scalar_type())
+      : x.index_select(dim, rows);
+  return all_to_all_v(sent, dim, in_splits, out_splits, group_name);
+}
+
+at::Tensor broadcast(
+    const at::Tensor& x,
+    int64_t src,
+    const std::string& group_name) {
+  const Group group(group_name);
+  check_rank("broadcast", "src", src, group);
+  const auto row = x.unsqueeze(0);
+  if (backward_adds_in_fp32(x)) {
+    const std::vector<int64_t> one_each(group.ranks(), 1);
+    return scatter_v(
+               copies(row, 0, group.ranks()), 0, one_each, src, group_name)
+        .squeeze(0);
+  }
+  const auto all = whole_box(row.sizes());
+  const auto none = rows(row.sizes(), 0, 0, 0);
+  const std::vector<Box> sends(group.ranks(), group.rank() == src ? all : none);
+  std::vector<Box> receives(group.ranks(), none);
+  receives[src] = all;
+  const auto sizes = row.sizes().vec();
+  return exchange(
+             row,
+             encode_between(sizes, sends, receives, sizes, numel(all), group))
+      .squeeze(0);
+}
+
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
   m.impl("all_gather_v", all_gather_v);
   m.impl("reduce_scatter_v", reduce_scatter_v);
   m.impl("all_to_all_v", all_to_all_v);
   m.impl("gather_v", gather_v);
   m.impl("scatter_v", scatter_v);
+  m.impl("indexed_all_to_all_v", indexed_all_to_all_v);
+  m.impl("broadcast", shardtensor::broadcast);
 }
 
 } // namespace shardtensor

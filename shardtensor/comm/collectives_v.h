@@ -10,7 +10,8 @@ namespace shardtensor {
 
 // Collectives whose pieces differ in size and may be empty, for programs that
 // work on local tensors. Each is an exchange, hence differentiable to any
-// order. Thread safety / ordering: as in collectives.h.
+// order. Sums of fp16 and bf16, in backward, too, are made in fp32. Thread
+// safety / ordering: as in collectives.h.
 
 /// Every rank's x, side by side along dim, on every rank. sizes[r] is the
 /// extent of rank r's x in that dim. The adjoint is reduce_scatter_v.
@@ -70,6 +71,26 @@ at::Tensor scatter_v(
     const at::Tensor& x,
     int64_t dim,
     c10::IntArrayRef sizes,
+    int64_t src,
+    const std::string& group);
+
+/// The rows indices[r] of x along dim to each rank r; the out_splits[r] rows
+/// that each rank r sends here, side by side. The adjoint adds up the gradients
+/// of a row that went several ways.
+///
+/// Example: rank 0 holds {1, 2} and sends {[1], [1, 0]}, rank 1 holds {3} and
+/// sends {[0], []}. They get {2, 3} (out_splits {1, 1}) and {2, 1} ({2, 0}).
+at::Tensor indexed_all_to_all_v(
+    const at::Tensor& x,
+    int64_t dim,
+    at::TensorList indices,
+    c10::IntArrayRef out_splits,
+    const std::string& group);
+
+/// src's x on every rank. Of the others' x only sizes, dtype and device count;
+/// their gradient is zero, src's is the sum of all.
+at::Tensor broadcast(
+    const at::Tensor& x,
     int64_t src,
     const std::string& group);
 

@@ -4,8 +4,12 @@ from shardtensor._C import Launch, LaunchError, detect_launch
 from shardtensor.distributed import mpi
 from shardtensor.distributed.autograd import (
     all_gather_v,
+    all_reduce,
+    all_to_all_v,
+    broadcast,
     gather_v,
     indexed_all_to_all_v,
+    reduce_scatter_v,
     scatter_v,
 )
 from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
@@ -38,12 +42,16 @@ __all__ = [
     "UndefinedGroupError",
     "UninitializedManagerError",
     "all_gather_v",
+    "all_reduce",
+    "all_to_all_v",
+    "broadcast",
     "detect_launch",
     "fused_all_reduce",
     "gather_v",
     "indexed_all_to_all_v",
     "mark_module_as_shared",
     "reduce_loss",
+    "reduce_scatter_v",
     "scatter_v",
     "unmark_module_as_shared",
 ]

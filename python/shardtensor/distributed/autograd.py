@@ -1,10 +1,10 @@
-"""Uneven collectives on local tensors, differentiable to any order.
+"""Collectives on local tensors, differentiable to any order, most of them uneven.
 
 `sizes[i]` is the extent of rank i's piece along `dim`, the same list on all
 ranks; numbers or integer tensors. `group` None is torch's default group; `dst`
-and `src` are ranks of the group. Gradients of fp16 and bf16 tensors that are
-summed are summed in fp32 where `use_fp32` says so. One exchange each way; one
-rank gets its tensor itself.
+and `src` are ranks of the group. fp16 and bf16 are summed in fp32, in backward,
+too; uneven collectives do so whatever `use_fp32` says, for it costs nothing
+there. One exchange each way; one rank gets its tensor itself.
 """
 
 from __future__ import annotations
@@ -34,13 +34,6 @@ def all_gather_v(
     _check_extent("all_gather_v", tensor, dim, sizes[rank])
     if ranks == 1:
         return tensor
-    if use_fp32 and tensor.dtype in _HALVES:
-        # A copy for each rank: expand's backward adds halves in fp32.
-        copies = tensor.unsqueeze(dim).expand(
-            *tensor.shape[:dim], ranks, *tensor.shape[dim:]
-        )
-        copies = copies.flatten(dim, dim + 1)
-        return _ops.all_to_all_v(copies, dim, [sizes[rank]] * ranks, sizes, name)
     return _ops.all_gather_v(tensor, dim, sizes, name)
 
 
@@ -101,15 +94,78 @@ def indexed_all_to_all_v(
             )
     sent = _piece_sizes("indexed_all_to_all_v", sizes[rank], ranks)
     received = [int(row[rank]) for row in sizes]
-    rows = _rows(tensor, torch.cat(list(indices)), dim, use_fp32)
-    return _ops.all_to_all_v(rows, dim, sent, received, name)
+    if len(sent) != ranks or [len(index) for index in indices] != sent:
+        raise ValueError(
+            f"indexed_all_to_all_v: indices of {[len(index) for index in indices]} "
+            f"rows, expected {sent} by sizes"
+        )
+    if ranks == 1:
+        return tensor.index_select(dim, indices[0].long())
+    return _ops.indexed_all_to_all_v(tensor, dim, list(indices), received, name)
 
 
-def _rows(tensor, index, dim, use_fp32):
+def reduce_scatter_v(
+    tensor: torch.Tensor,
+    sizes: Sequence[int],
+    dim: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """This rank's piece of the sum of every rank's tensor. all_gather_v's
+    adjoint."""
+    _, ranks, name = _place(group)
+    dim = _dim("reduce_scatter_v", tensor, dim)
+    sizes = _piece_sizes("reduce_scatter_v", sizes, ranks)
+    _check_extent("reduce_scatter_v", tensor, dim, sum(sizes))
+    return tensor if ranks == 1 else _ops.reduce_scatter_v(tensor, dim, sizes, name)
+
+
+def all_to_all_v(
+    tensor: torch.Tensor,
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    dim: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Sends `in_splits[i]` rows to each rank i, in rank order, and joins the
+    `out_splits[i]` that come from each."""
+    _, ranks, name = _place(group)
+    dim = _dim("all_to_all_v", tensor, dim)
+    sent = _piece_sizes("all_to_all_v", in_splits, ranks)
+    received = _piece_sizes("all_to_all_v", out_splits, ranks)
+    _check_extent("all_to_all_v", tensor, dim, sum(sent))
+    if ranks == 1:
+        return tensor
+    return _ops.all_to_all_v(tensor, dim, sent, received, name)
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: str = "sum",
+    use_fp32: bool = True,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """The "sum", "avg", "product", "max" or "min" of every rank's tensor, a new
+    one; the first two have a derivative, the sum of all ranks' gradients, or
+    their average. Without `use_fp32` sums of fp16 and bf16 travel, and are
+    added, as they are."""
+    _, ranks, name = _place(group)
+    if ranks == 1:
+        return tensor
     if use_fp32 and tensor.dtype in _HALVES:
-        # In fp32 for the sake of backward, which adds there.
-        return tensor.float().index_select(dim, index).to(tensor.dtype)
-    return tensor.index_select(dim, index)
+        return _ops.all_reduce(tensor.float(), op, name).to(tensor.dtype)
+    return _ops.all_reduce(tensor, op, name)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """src's tensor on every rank. Others pass one of the same shape, dtype and
+    device; its gradient is zero, src's is the sum of all."""
+    _, ranks, name = _place(group)
+    _check_rank("broadcast: src", src, ranks)
+    return tensor if ranks == 1 else _ops.broadcast(tensor, src, name)
 
 
 # ---- arguments --------------------------------------------------------------
