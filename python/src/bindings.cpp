@@ -19,4 +19,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   shardtensor::python::bind_comm(module);
   shardtensor::python::bind_halo(module);
   shardtensor::python::bind_graph(module);
+  shardtensor::python::bind_checkpoint(module);
 }

@@ -19,6 +19,7 @@ void bind_dispatch(py::module_& module);
 void bind_comm(py::module_& module);
 void bind_halo(py::module_& module);
 void bind_graph(py::module_& module);
+void bind_checkpoint(py::module_& module);
 
 // pybind11 holds no pointers to const; the bound classes have no setters.
 using MeshHandle = std::shared_ptr<Mesh>;

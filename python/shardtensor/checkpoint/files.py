@@ -4,13 +4,10 @@ What torch.distributed.checkpoint's own reader reads."""
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import shutil
-import zlib
 from pathlib import Path
 
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import (
@@ -23,7 +20,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.futures import Future
 from torch.utils.serialization import config
 
-from shardtensor.checkpoint.mapped import MappedStream, mapped_tensor
+from shardtensor import _C
+from shardtensor.checkpoint.reading import Item, read_tensor
 
 WRITING = ".writing"  # a folder that a save has not finished
 REPLACED = ".replaced"  # the folder that one takes the place of
@@ -50,7 +48,7 @@ class Writer(FileSystemWriter):
             done = super().write_data(plan, planner)
         for result in done.value():
             # A field more than DCP's own reader looks at.
-            result.storage_data.crc32 = self.transforms.found[result.index]
+            result.storage_data.crc32c = self.transforms.found[result.index]
         return done
 
     def finish(self, metadata: Metadata, results: list[list]) -> None:
@@ -88,7 +86,7 @@ class _Counted(io.RawIOBase):
         return True
 
     def write(self, data) -> int:
-        self._found[self._index] = zlib.crc32(data, self._found[self._index])
+        self._found[self._index] = _C.crc32c(data, self._found[self._index])
         return self._raw.write(data)
 
     def close(self):  # the file has more items to come
@@ -97,8 +95,7 @@ class _Counted(io.RawIOBase):
 
 class Reader(FileSystemReader):
     """Compares each item's checksum, and names the file that is missing or
-    damaged. Files are mapped: what is wanted of a tensor is copied from there to
-    its place and nowhere else."""
+    damaged. What is wanted of a tensor goes to its place by piece, see reading.py."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[str, list[ReadItem]] = {}
@@ -108,8 +105,8 @@ class Reader(FileSystemReader):
         for name, items in wanted.items():
             path = Path(self.path) / name
             try:
-                with open(path, "rb") as file:
-                    self._read_file(_mapped(file), items, planner)
+                with open(path, "rb", buffering=0) as file:
+                    self._read_file(file, items, planner)
             except FileNotFoundError as error:
                 raise OSError(f"checkpoint: {path} is missing") from error
             except Exception as error:
@@ -118,47 +115,32 @@ class Reader(FileSystemReader):
         done.set_result(None)
         return done
 
-    def _read_file(self, data, items, planner):
+    def _read_file(self, file, items, planner):
         checked = set()
         for item in items:
             told = self.storage_data[item.storage_index]
-            found = data[told.offset : told.offset + told.length]
+            stream = Item(file, told.offset, told.length)
             if told.offset not in checked:
-                _check(found, told)
+                _check(stream, told)
                 checked.add(told.offset)
-            stream = io.BytesIO(found) if _is_changed(told) else MappedStream(found)
             if _is_changed(told):  # compressed by another program
                 stream = self.transforms.transform_load_stream(
-                    item, told.transform_descriptors, stream
+                    item, told.transform_descriptors, io.BytesIO(stream.read())
                 )
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(stream.read()))
                 continue
-            tensor = narrow_tensor_by_index(
-                mapped_tensor(stream), item.storage_offsets, item.lengths
-            )
             target = planner.resolve_tensor(item).detach()
-            target.copy_(tensor)
+            read_tensor(stream, target, item.storage_offsets, item.lengths)
             planner.commit_tensor(item, target)
-
-
-def _mapped(file):
-    """The bytes of a file, which stay mapped as long as anything looks at them."""
-    if os.fstat(file.fileno()).st_size == 0:
-        return memoryview(b"")
-    # A private copy of what somebody writes, who doesn't: torch wants no read-only
-    # memory.
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def _is_changed(told):
     return bool(getattr(told, "transform_descriptors", None))
 
 
-def _check(found, told):
-    if len(found) != told.length:
-        raise OSError(f"it ends after {len(found)} of {told.length} bytes of an item")
-    if hasattr(told, "crc32") and zlib.crc32(found) != told.crc32:
+def _check(item, told):
+    if hasattr(told, "crc32c") and item.crc32c() != told.crc32c:
         raise OSError("its checksum is not that of what was written")
 
 

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import distribute_tensor as distribute_dtensor
 
 import shardtensor
-from shardtensor import checkpoint
-from shardtensor.checkpoint.mapped import MappedStream, mapped_tensor
+from shardtensor import _C, checkpoint
+from shardtensor.checkpoint.reading import BLOCK, Item, read_tensor
 
 PRELOAD = ("shardtensor.checkpoint", "torch._inductor.compile_fx")
 
@@ -110,25 +110,71 @@ def test_dcp_itself_saves_and_loads(mesh, tmp_path):
         checkpoint.save({"sum: sum": term}, tmp_path, 2)
 
 
-def test_tensors_of_any_kind_are_seen_in_place(tmp_path):
-    """Without a copy where the memory is that of one dense tensor."""
+def test_tensors_of_any_kind_are_read_into_their_place(tmp_path):
     base = torch.arange(24.0).reshape(4, 6)
+    long = torch.arange(2.0 * 3 * 300_000).reshape(2, 3, 300_000)  # rows beyond a block
     for x in (
         base, base.t(), base[1:3], base.bool(), base.bfloat16(), base[:0], base.int(),
         base.to(torch.complex64), base.to(torch.uint16), base.to(torch.float8_e5m2),
-        torch.tensor(2.5),
+        torch.tensor(2.5), long, long.to(torch.float64),
     ):  # fmt: skip
         for lead in (0, 3):  # an item begins anywhere
             file = io.BytesIO(b"." * lead)
             file.seek(lead)
             torch.save(x, file)
-            data = memoryview(bytearray(file.getvalue()))[lead:]
-            found = mapped_tensor(MappedStream(data))
-            assert found.dtype == x.dtype and found.stride() == x.stride()
-            assert found.tolist() == x.tolist()
-    data[:] = bytes(len(data))
+            data = file.getvalue()
+            for begins, ends in boxes(x):
+                found = read_back(tmp_path, data, lead, begins, ends, x.dtype)
+                box = x[tuple(map(slice, begins, ends))]
+                wide = torch.complex128 if x.is_complex() else torch.float64
+                assert torch.equal(found.to(wide), box.to(wide))
     with pytest.raises(RuntimeError):
-        mapped_tensor(MappedStream(data))
+        read_back(tmp_path, bytes(len(data)), 0, (0,), (1,), x.dtype)
+
+
+def boxes(x):
+    """All of it, and some of each dim."""
+    yield (0,) * x.dim(), tuple(x.shape)
+    if x.numel() > 1:
+        yield (1,) * x.dim(), tuple(x.shape)
+        yield (0, *(1 for _ in x.shape[1:])), (2, *(n - 1 for n in x.shape[1:]))
+
+
+def read_back(folder, data, lead, begins, ends, dtype):
+    lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    (folder / "file").write_bytes(data)
+    with open(folder / "file", "rb", buffering=0) as file:
+        for target in (torch.empty(lengths, dtype=dtype), strided(lengths, dtype)):
+            read_tensor(Item(file, lead, len(data) - lead), target, begins, lengths)
+    other = torch.empty(lengths, dtype=torch.float64)
+    if not dtype.is_complex:
+        with open(folder / "file", "rb", buffering=0) as file:
+            read_tensor(Item(file, lead, len(data) - lead), other, begins, lengths)
+        assert torch.equal(other, target.double())
+    return target
+
+
+def strided(lengths, dtype):
+    return torch.empty([*lengths, 2], dtype=dtype)[..., 1]
+
+
+def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(3 * BLOCK))
+    with open(tmp_path / "file", "rb", buffering=0) as file:
+        item = Item(file, 5, 3 * BLOCK - 5)
+        item.crc32c()
+        os.truncate(tmp_path / "file", BLOCK)
+        with pytest.raises(OSError, match=f"it ends after {BLOCK - 5} of "):
+            item.crc32c()
+        with pytest.raises(OSError, match="it ends after"):
+            item.fill(memoryview(bytearray(9)), BLOCK)
+
+
+def test_checksums_are_castagnolis():
+    assert _C.crc32c(b"123456789") == 0xE3069283
+    data = bytes(range(256)) * 3
+    for cut in (0, 1, 7, 8, 500, 768):
+        assert _C.crc32c(data[cut:], _C.crc32c(data[:cut])) == _C.crc32c(data)
 
 
 # ---- training ---------------------------------------------------------------
