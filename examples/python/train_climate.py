@@ -157,12 +157,7 @@ def launch(args, name, nodes, *more):
     command += ["--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1"]
     command += [__file__, "run", "--folder", str(folder), "--data", str(args.data)]
     command += ["--steps", str(args.steps), "--every", str(args.every), *more]
-    environment = {
-        **os.environ,
-        "SHARDTENSOR_DISTRIBUTED_TIMEOUT": "20",
-        # Else ranks that start again may read addresses of those before them.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {**os.environ, "SHARDTENSOR_DISTRIBUTED_TIMEOUT": "20"}
     quiet = None if args.verbose else subprocess.DEVNULL
     started = [
         subprocess.Popen(command, env=environment, stderr=quiet) for _ in range(nodes)

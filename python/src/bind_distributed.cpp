@@ -55,6 +55,12 @@ c10::intrusive_ptr<c10d::Backend> make_mpi_backend(
       ->getBackend(c10::kCPU);
 }
 
+std::string find_name_in_launchers_store(
+    const Launch& launch,
+    std::chrono::milliseconds limit) {
+  return name_in_launchers_store({launch, c10::Device(c10::kCPU), limit});
+}
+
 void bind_launch_error(py::module_& module) {
   static py::handle type =
       py::exception<LaunchError>(module, "LaunchError", PyExc_ValueError)
@@ -116,6 +122,12 @@ void bind_launch(py::module_& module) {
   module.def("detect_launch", py::overload_cast<>(&detect_launch), doc);
   module.def("detect_launch", &detect_launch_in, py::arg("environment"));
   module.def("address_of_rank_0", &address_of_rank_0, py::arg("launch"));
+  module.def(
+      "name_in_launchers_store",
+      &find_name_in_launchers_store,
+      py::arg("launch"),
+      py::arg("limit"),
+      ReleaseGil());
   module.def("first_host", &first_host, py::arg("nodes"));
 }
 

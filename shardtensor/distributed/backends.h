@@ -39,6 +39,11 @@ struct Joining {
 /// within the limit.
 BackendsPtr make_gloo(const Joining& joining);
 
+/// With a launcher whose store stays when it starts the ranks again: a name
+/// that the ranks of this job agree on there, under which those before them
+/// have left nothing. Else empty. All ranks call it together.
+std::string name_in_launchers_store(const Joining& joining);
+
 /// NCCL for CUDA tensors beside gloo for host tensors. Raises when libtorch
 /// has none.
 BackendsPtr make_nccl(const Joining& joining);

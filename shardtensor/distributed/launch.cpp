@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
+#include <utility>
 
 #include <c10/util/StringUtil.h>
 
@@ -163,6 +164,38 @@ Launch from_openmpi(const Environment& environment) {
   return launch;
 }
 
+/// In the script of sbatch itself, where one process runs: srun starts the
+/// tasks, and tells each its step.
+bool in_batch_script(const Environment& environment) {
+  return environment("ENVIRONMENT") == "BATCH" &&
+      !environment("SLURM_STEP_ID") && !environment("SLURM_STEPID");
+}
+
+Launch from_batch_script(const Environment& environment) {
+  const Variables of("slurm", environment);
+  const int64_t tasks = of.number({"SLURM_NTASKS", "SLURM_NPROCS"}, 1);
+  check(
+      tasks == 1,
+      "slurm: one process in the script of a job of ",
+      tasks,
+      " tasks; expected srun before the program");
+  return {};
+}
+
+/// Half of torchrun's variables, and nobody else's.
+void check_not_half_set(const Environment& environment) {
+  for (const auto& [set, missing] :
+       {std::pair("RANK", "WORLD_SIZE"), std::pair("WORLD_SIZE", "RANK")}) {
+    check(
+        !environment(set) || environment(missing),
+        "env: ",
+        set,
+        " is set, ",
+        missing,
+        " is not; expected both, or neither for a single process");
+  }
+}
+
 Launch by_name(const std::string& name, const Environment& environment) {
   std::string upper = name;
   std::transform(name.begin(), name.end(), upper.begin(), ::toupper);
@@ -192,11 +225,13 @@ Launch detect(const Environment& environment) {
     return from_torchrun(environment);
   }
   if (environment("SLURM_PROCID")) {
-    return from_slurm(environment);
+    return in_batch_script(environment) ? from_batch_script(environment)
+                                        : from_slurm(environment);
   }
   if (environment("OMPI_COMM_WORLD_RANK")) {
     return from_openmpi(environment);
   }
+  check_not_half_set(environment);
   return {};
 }
 

@@ -464,12 +464,23 @@ def _join(launch, backend=None):
         torch.cuda.set_device(device)  # c10d asks for the current one here and there
     dist.init_process_group(
         _name_in_torch(backend),
-        init_method=f"tcp://{_C.address_of_rank_0(launch)}:{launch.port}",
+        **_meeting(launch),
         rank=launch.rank,
         world_size=launch.world_size,
         timeout=_C.time_limit(),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def _meeting(launch):
+    """Where the ranks meet: init_process_group's arguments."""
+    address, limit = _C.address_of_rank_0(launch), _C.time_limit()
+    # A launcher's store that has seen ranks before these.
+    name = _C.name_in_launchers_store(launch, limit)
+    if not name:
+        return {"init_method": f"tcp://{address}:{launch.port}"}
+    store = dist.TCPStore(address, launch.port, is_master=False, timeout=limit)
+    return {"store": dist.PrefixStore(name, store)}
 
 
 def _name_in_torch(backend):

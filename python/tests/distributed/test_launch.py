@@ -26,6 +26,11 @@ OPENMPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 METHOD = "SHARDTENSOR_DISTRIBUTED_INITIALIZATION_METHOD"
+# What sbatch --nodelist=n[7-8] sets in the script itself.
+BATCH = {
+    "ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "9", "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "n[7-8]",
+}  # fmt: skip
 
 
 def test_each_launcher_is_understood():
@@ -76,6 +81,9 @@ def test_first_host(nodes, first):
         ({METHOD: "PBS"}, "'PBS': expected one of ENV, SLURM, OPENMPI"),
         ({METHOD: "ENV"}, "env: RANK is not set"),
         ({METHOD: "SLURM"}, "slurm: SLURM_PROCID is not set"),
+        ({"RANK": "0"}, "env: RANK is set, WORLD_SIZE is not; expected both"),
+        ({"WORLD_SIZE": "2"}, "env: WORLD_SIZE is set, RANK is not; expected both"),
+        ({**BATCH, "SLURM_NTASKS": "4"}, "a job of 4 tasks; expected srun before"),
         ({"SLURM_PROCID": "0"}, "slurm: SLURM_NTASKS or SLURM_NPROCS is not set"),
         ({**TORCHRUN, "RANK": "x"}, "RANK='x' is not an integer"),
         ({**TORCHRUN, "RANK": "8"}, "rank 8 is outside a job of 8 processes"),
@@ -85,6 +93,15 @@ def test_first_host(nodes, first):
 def test_wrong_environments_say_what_is_missing(environment, message):
     with pytest.raises(LaunchError, match=message):
         detect_launch(environment)
+
+
+def test_the_script_of_a_batch_job_is_one_process():
+    assert detect_launch(BATCH) == Launch()
+    assert detect_launch({**BATCH, "SLURM_NTASKS": "1"}) == Launch()
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+    task = detect_launch({**BATCH, **step, "SLURM_PROCID": "3"})
+    assert (task.rank, task.world_size, task.local_rank) == (3, 4, 1)
+    assert task.method == "slurm" and task.address == "n7"
 
 
 def test_mpirun_on_several_nodes_must_say_where_rank_0_is():

@@ -435,6 +435,85 @@ def test_one_launchers_variables_may_be_chosen(launcher):
     assert got == [(0, launcher, 2.0), (1, launcher, 2.0)]
 
 
+# ---- joining again ----------------------------------------------------------
+
+
+def join(rank, size, port, seconds="20"):
+    """As torchrun starts a rank."""
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
+        "SHARDTENSOR_DISTRIBUTED_TIMEOUT": seconds,
+    }  # fmt: skip
+    DistributedManager.initialize()
+
+
+def total():
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+def join_three_times(ports):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    for port in ports:
+        join(rank, 2, port)
+        DistributedManager().initialize_mesh((-1,), ("domain",))
+        DistributedManager.create_process_subgroup("pair", 2)
+        assert total() == 2
+        DistributedManager.cleanup(barrier=True)
+        assert not DistributedManager.is_initialized()
+
+
+def test_initialize_may_follow_cleanup_again_and_again():
+    values(run_isolated(2, join_three_times, [free_port() for _ in range(3)]))
+
+
+def one_round(port, size):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == 0:
+        time.sleep(0.3)  # so that the others come to what is there already
+    join(rank, size, port, "8")
+    return total()  # and goes without a word
+
+
+def test_ranks_start_again_on_the_store_that_torchrun_keeps():
+    """With what those before them have left there, on another number of ranks, too."""
+    agent = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for size in (2, 2, 3):
+        assert values(run_isolated(size, one_round, agent.port, size)) == [size] * size
+        for rank in range(3):  # of one that died before it met the others
+            agent.set(f"shardtensor/meeting/joined/{rank}", "an-old-id")
+
+
+def meet_nobody(port, sizes):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        join(rank, sizes[rank], port, "2")
+    assert time.monotonic() - began < 20
+    assert not DistributedManager.is_initialized()
+    return str(caught.value)
+
+
+def test_a_job_whose_ranks_do_not_all_come_is_an_error():
+    (text,) = values(run_isolated(1, meet_nobody, free_port(), [2]))
+    assert "imed out" in text and "1/2" in text
+
+
+def test_a_port_in_use_is_an_error():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        (text,) = values(run_isolated(1, meet_nobody, port, [1]))
+    assert "address already in use" in text.lower() and str(port) in text
+
+
 def set_up(port):
     rank = dist.get_rank()
     dist.destroy_process_group()
