@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from shardtensor import _C
 from shardtensor.device_mesh import core_mesh, default_mesh
+from shardtensor.modes import get_gradient_policy, gradient_policy
 
 # What a factory fills its tensor with; None: the argument fill_value. An
 # uninitialised tensor must be the same on all ranks, too.
@@ -44,7 +45,7 @@ def new_tensors_on(device_mesh: DeviceMesh | None = None) -> Iterator[None]:
     recomputed within it. Also a decorator. Default: DistributedManager's mesh.
     Tensors for other devices than the mesh's stay plain, and so do those that a
     compiled function makes, or one under a transform of torch.func."""
-    _hold_in_checkpoints()
+    hold_in_checkpoints()
     with _Constants(default_mesh() if device_mesh is None else device_mesh):
         yield
 
@@ -56,7 +57,7 @@ def _active() -> list[_Constants]:
 
 
 @functools.cache
-def _hold_in_checkpoints() -> None:
+def hold_in_checkpoints() -> None:
     """Backward runs without the modes of forward, and what a checkpoint recomputes
     there would be computed otherwise: gathered."""
     from torch.utils import checkpoint
@@ -77,14 +78,13 @@ def _hold_in_checkpoints() -> None:
 
 
 def _within_modes(run: Callable) -> Callable:
-    """`run` within the modes that are active now."""
-    modes = _active()
-    if not modes:
-        return run
+    """`run` within the modes that are active now, and under this gradient policy."""
+    modes, policy = _active(), get_gradient_policy()
 
     @functools.wraps(run)
     def run_within(*args, **kwargs):
         with contextlib.ExitStack() as stack:
+            stack.enter_context(gradient_policy(policy))
             for mode in modes if _active() != modes else ():
                 stack.enter_context(mode)
             return run(*args, **kwargs)

@@ -75,7 +75,8 @@ def set_gradient_policy(policy: str) -> None:
 
 @contextlib.contextmanager
 def gradient_policy(policy: str):
-    """set_gradient_policy within a with-block around forward and backward."""
+    """set_gradient_policy within a with-block around forward, whose backward goes
+    by the same policy wherever it runs."""
     with _restored(_C.gradient_policy, _C.set_gradient_policy, policy):
         yield
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import threading
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.constants import new_tensors_on
+from shardtensor.constants import hold_in_checkpoints, new_tensors_on
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
-from shardtensor.modes import set_gradient_policy
+from shardtensor.modes import gradient_policy
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.sync import sync_module_over_mesh
 
@@ -43,10 +45,10 @@ def parallelize(
     None leaves the module as it is: for a mesh of domain axes alone. `options` are
     the wrapper's.
 
-    Parameters and buffers get the values of the mesh's first rank. The gradient
-    policy of the process becomes "deferred", or "coalesced" without a wrapper: do
-    not mix both in one process. With `new_tensors` forward runs within
-    new_tensors_on, which FSDP's buffers do not bear.
+    Parameters and buffers get the values of the mesh's first rank. Forward runs
+    under the gradient policy "deferred", or "coalesced" without a wrapper, and with
+    `new_tensors` within new_tensors_on, which FSDP's buffers do not bear; backward
+    and what checkpoints recompute go by the same. Other modules go by their own.
 
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
@@ -66,11 +68,13 @@ def parallelize(
             f'data: the axes {others} have other samples, expected "ddp" or "fsdp"'
         )
     core_mesh(mesh)
-    set_gradient_policy("deferred" if data else "coalesced")
     if data != "ddp":  # which broadcasts by itself
         sync_module_over_mesh(module, _flat(mesh))
+    policy = "deferred" if data else "coalesced"
+    modes = [functools.partial(gradient_policy, policy)]
     if new_tensors and data != "fsdp":
-        _enter_around_forward(module, mesh[tuple(domain)])
+        modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
+    _enter_around_forward(module, modes)
     if data == "ddp":
         group = whole_group(mesh)
         return nn.parallel.DistributedDataParallel(
@@ -96,14 +100,24 @@ def _shard(module, mesh, units, options):
     fully_shard(module, mesh=mesh, **options)
 
 
-def _enter_around_forward(module, mesh):
-    """By hooks, which copies of the module keep."""
+_modes_of: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
+
+
+def _enter_around_forward(module, modes):
+    """By hooks, which copies of the module keep. A later call takes an earlier one's
+    place."""
+    hold_in_checkpoints()
+    if module in _modes_of:
+        _modes_of[module][:] = modes
+        return
+    _modes_of[module] = modes
     entered = threading.local()
 
     def enter(*_):
-        mode = contextlib.ExitStack()
-        mode.enter_context(new_tensors_on(mesh))
-        entered.stack = [*getattr(entered, "stack", ()), mode]
+        stack = contextlib.ExitStack()
+        for mode in modes:
+            stack.enter_context(mode())
+        entered.stack = [*getattr(entered, "stack", ()), stack]
 
     def leave(*_):
         entered.stack.pop().close()

@@ -16,6 +16,7 @@
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/sum_in_place.h"
+#include "shardtensor/tensor/recorded_policy.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -92,10 +93,11 @@ struct SharedWeightsBackward : Node {
     return "ShardTensorSharedWeightsBackward";
   }
   variable_list apply(variable_list&& grads) override {
-    return complete_gradients(grads, mesh_, axes_);
+    return complete_gradients(policy_, grads, mesh_, axes_);
   }
   MeshPtr mesh_;
   std::vector<int64_t> axes_;
+  GradientPolicy policy_ = gradient_policy();
 };
 
 /// Backward of a sum of terms into a plain, complete gradient: each rank's
@@ -371,11 +373,19 @@ std::vector<at::Tensor> complete_gradients(
     const std::vector<at::Tensor>& terms,
     const MeshPtr& mesh,
     const std::vector<int64_t>& axes) {
+  return complete_gradients(gradient_policy(), terms, mesh, axes);
+}
+
+std::vector<at::Tensor> detail::complete_gradients(
+    GradientPolicy policy,
+    const std::vector<at::Tensor>& terms,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes) {
   if (axes.empty()) {
     return terms;
   }
   std::vector<at::Tensor> result(terms.size());
-  if (gradient_policy() == GradientPolicy::Deferred) {
+  if (policy == GradientPolicy::Deferred) {
     int64_t ranks = 1;
     for (const int64_t axis : axes) {
       ranks *= mesh->ranks(axis);
@@ -387,7 +397,7 @@ std::vector<at::Tensor> complete_gradients(
     return result;
   }
   auto now = terms;
-  if (gradient_policy() == GradientPolicy::Coalesced) {
+  if (policy == GradientPolicy::Coalesced) {
     const auto node = torch::autograd::get_current_node();
     for (size_t i = 0; i < terms.size(); ++i) {
       const auto& next = node->next_edge(i).function;

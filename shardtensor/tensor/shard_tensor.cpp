@@ -11,6 +11,7 @@
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/recorded_policy.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -96,7 +97,7 @@ struct PromoteBackward : Node {
     }
     const auto terms = as_terms(grads[0]);
     const auto axes = spec(terms)->partial_axes();
-    return complete_gradients({to_local(terms)}, mesh_, axes);
+    return complete_gradients(policy_, {to_local(terms)}, mesh_, axes);
   }
   // Partial sums stay, everything else becomes Replicate.
   static at::Tensor as_terms(const at::Tensor& grad) {
@@ -109,6 +110,7 @@ struct PromoteBackward : Node {
     return redistribute(grad, placements);
   }
   MeshPtr mesh_;
+  GradientPolicy policy_ = gradient_policy();
 };
 
 /// Lives as long as the leaf, which it looks at anew: its data may be set.

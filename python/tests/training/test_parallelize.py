@@ -149,6 +149,7 @@ def test_new_tensors_follow_the_mesh_in_forward_only(mesh):
             return x * self.weight
 
     model = parallelize(Making(), mesh)
+    assert shardtensor.get_gradient_policy() == "coalesced"  # the default
     model(shard(torch.ones(4, 3), mesh, [Shard(0)]))
     assert shardtensor.is_shard_tensor(made["inside"])
     for each in (model, copy.deepcopy(model.module)):
