@@ -41,7 +41,9 @@ def parallelize(
 
     "ddp" gives DistributedDataParallel over all ranks, "fsdp" applies fully_shard
     over all ranks to `units` (the children with parameters by default) and the
-    module: their buckets then sum over data and domain at once, beside backward.
+    module, "hsdp" so that each index of the mesh's first axis has a copy, sharded
+    over the other axes: their buckets then sum over data and domain at once, beside
+    backward.
     None leaves the module as it is: for a mesh of domain axes alone. `options` are
     the wrapper's.
 
@@ -56,8 +58,8 @@ def parallelize(
     unknown = [name for name in domain if name not in names]
     if unknown or not domain:
         raise ValueError(f"domain: expected axes of {names}, got {tuple(domain)}")
-    if data not in ("ddp", "fsdp", None):
-        raise ValueError(f'data: expected "ddp", "fsdp" or None, got {data!r}')
+    if data not in ("ddp", "fsdp", "hsdp", None):
+        raise ValueError(f'data: expected "ddp", "fsdp", "hsdp" or None, got {data!r}')
     others = [
         n
         for n, size in zip(names, mesh.mesh.shape, strict=True)
@@ -72,7 +74,7 @@ def parallelize(
         sync_module_over_mesh(module, _flat(mesh))
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
-    if new_tensors and data != "fsdp":
+    if new_tensors and data not in ("fsdp", "hsdp"):
         modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
     _enter_around_forward(module, modes)
     if data == "ddp":
@@ -82,12 +84,24 @@ def parallelize(
         )
     if data == "fsdp":
         _shard(module, _flat(mesh), units, options)
+    if data == "hsdp":
+        _shard(module, _copies_by_shards(mesh), units, options)
     return module
 
 
 def _flat(mesh):
     """All ranks along one axis."""
     return mesh if mesh.ndim == 1 else mesh._flatten()
+
+
+def _copies_by_shards(mesh):
+    """The first axis, and all others along one."""
+    if mesh.ndim < 2:
+        raise ValueError(f'data: "hsdp" needs a mesh of 2 axes or more, got {mesh}')
+    if mesh.ndim == 2:
+        return mesh
+    ranks = mesh.mesh.flatten(1)
+    return DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("copies", "shards"))
 
 
 def _shard(module, mesh, units, options):

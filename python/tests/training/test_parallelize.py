@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import ranks, shard, uneven
+from data_by_domain import MESHES, make, over_data, part, whole
+from ranks import ranks, shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -16,13 +17,6 @@ import shardtensor
 from shardtensor import check_replicas, parallelize
 
 PRELOAD = ("torch._inductor.compile_fx",)
-
-MESHES = {
-    "1x4": ((1, 4), ("data", "domain")),
-    "2x2": ((2, 2), ("data", "domain")),
-    "4x1": ((4, 1), ("data", "domain")),
-    "2x1x2": ((2, 1, 2), ("data", "h", "w")),
-}
 
 
 class Net(nn.Module):
@@ -62,10 +56,6 @@ def mean_square(y):
     return y.square().mean()
 
 
-def whole(x):
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
 def assert_same(model, reference, tolerance=1e-9):
     inner = getattr(model, "module", model)
     for (name, p), q in zip(
@@ -78,20 +68,6 @@ def assert_same(model, reference, tolerance=1e-9):
             atol=tolerance,
             msg=lambda m, n=name: f"{n}: {m}",
         )
-
-
-def make(name):
-    shape, names = MESHES[name]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    return mesh, names[1:], mesh[names[1:]]
-
-
-def part(samples, mesh, domain):
-    """This data rank's samples, cut along rows over the last axis of the domain."""
-    mine = samples.chunk(mesh.size(0))[mesh.get_local_rank(0)]
-    if domain.ndim == 1:
-        return shard(mine, domain, [Shard(2)], {2: uneven(9, domain.size())})
-    return shard(mine, domain, [Shard(3), Shard(2)], {2: uneven(9, 2)})
 
 
 @ranks(4)
@@ -249,14 +225,6 @@ def test_optimizers_and_averages(mesh, optimizer):
     assert_same(averages[1].module, averages[0].module)
 
 
-def over_data(loss, mesh):
-    if not shardtensor.is_shard_tensor(loss):
-        return loss
-    value = loss.detach().full_tensor()
-    dist.all_reduce(value, group=mesh.get_group(0))
-    return value / mesh.size(0)
-
-
 @ranks(4)
 def test_replicas_stay_equal_for_200_steps(mesh):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
@@ -305,7 +273,7 @@ def test_axes_and_wrappers_that_are_not_there(mesh):
     with pytest.raises(ValueError, match="domain: expected axes of .* got \\('x',\\)"):
         parallelize(net(), mesh, domain=("x",))
     with pytest.raises(
-        ValueError, match='expected "ddp", "fsdp" or None, got \'zero\''
+        ValueError, match='expected "ddp", "fsdp", "hsdp" or None, got \'zero\''
     ):
         parallelize(net(), mesh, "zero", ("domain_w",))
     with pytest.raises(ValueError, match=r"the axes \['domain_h'\] have other samples"):
