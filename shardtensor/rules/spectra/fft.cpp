@@ -1,3 +1,4 @@
+#include <type_traits>
 #include <vector>
 
 #include <ATen/WrapDimUtils.h>
@@ -30,18 +31,20 @@ namespace {
 using at::Tensor;
 using Dims = std::vector<int64_t>;
 
-/// One of ATen's three operators on a local tensor: complex along dims, real
-/// along one.
-struct LocalTransform {
-  Lines lines;
+/// What a call of one of ATen's three operators asks for: complex transforms
+/// along dims, real ones along the last.
+struct Work {
+  Transform transform;
   int64_t normalization;
   bool forward;
   bool onesided = true;
 
-  at::ScalarType result_dtype(at::ScalarType given) const {
-    return lines == Lines::ToReal ? c10::toRealValueType(given)
-                                  : c10::toComplexType(given);
+  bool is_inverse() const {
+    return transform.lines == Lines::ToReal ||
+        (transform.lines == Lines::Complex && !forward);
   }
+
+  /// A step on a local tensor.
   Tensor operator()(const Tensor& x, const TransformPlan::Step& step) const {
     if (x.numel() == 0) {
       return of_nothing(x, step);
@@ -49,7 +52,7 @@ struct LocalTransform {
     if (!step.real) {
       return at::_fft_c2c(x, step.dims, normalization, forward);
     }
-    return lines == Lines::FromReal
+    return transform.lines == Lines::FromReal
         ? at::_fft_r2c(x, step.dims, normalization, onesided)
         : at::_fft_c2r(
               x,
@@ -59,6 +62,11 @@ struct LocalTransform {
   }
 
  private:
+  at::ScalarType result_dtype(at::ScalarType given) const {
+    return transform.lines == Lines::ToReal ? c10::toRealValueType(given)
+                                            : c10::toComplexType(given);
+  }
+
   /// PyTorch takes no empty tensor. The result depends on x all the same, or
   /// this rank would leave backward's exchanges to the others.
   Tensor of_nothing(const Tensor& x, const TransformPlan::Step& step) const {
@@ -81,9 +89,9 @@ struct Differentiable {
   }
   static Tensor transformed(
       const Tensor& x,
-      const LocalTransform& transform,
+      const Work& work,
       const TransformPlan::Step& step) {
-    return from_local(transform(to_local(x), step), step.result);
+    return from_local(work(to_local(x), step), step.result);
   }
 };
 
@@ -97,25 +105,11 @@ struct BelowAutograd {
   }
   static Local transformed(
       const Local& x,
-      const LocalTransform& transform,
+      const Work& work,
       const TransformPlan::Step& step) {
-    return {transform(x.tensor, step), step.result};
+    return {work(x.tensor, step), step.result};
   }
 };
-
-std::shared_ptr<const TransformPlan> find_plan(
-    const SpecPtr& spec,
-    const Transform& transform,
-    const SpecPtr& home) {
-  static PlanCache<TransformPlan> plans;
-  PlanKey key;
-  key.add(spec)
-      .add(home)
-      .add(transform.dims)
-      .add(static_cast<int64_t>(transform.lines))
-      .add(transform.extent);
-  return plans.find(key, [&] { return plan_transform(spec, transform, home); });
-}
 
 Dims result_sizes(const SpecPtr& spec, const Transform& transform) {
   auto sizes = spec->sizes();
@@ -125,47 +119,50 @@ Dims result_sizes(const SpecPtr& spec, const Transform& transform) {
   return sizes;
 }
 
-bool is_inverse(const Transform& transform, const LocalTransform& local) {
-  return transform.lines == Lines::ToReal ||
-      (transform.lines == Lines::Complex && !local.forward);
+/// Null for a forward transform.
+SpecPtr home_of(const SpecPtr& given, const Work& work) {
+  const auto& transform = work.transform;
+  return work.is_inverse() ? recall_home(
+                                 given,
+                                 result_sizes(given, transform),
+                                 transform.dims,
+                                 transform.lines == Lines::ToReal)
+                           : nullptr;
 }
 
-/// Null for a forward transform.
-SpecPtr home_of(
-    const SpecPtr& given,
-    const Transform& transform,
-    const LocalTransform& local) {
-  return is_inverse(transform, local) ? recall_home(
-                                            given,
-                                            result_sizes(given, transform),
-                                            transform.dims,
-                                            transform.lines == Lines::ToReal)
-                                      : nullptr;
+std::shared_ptr<const TransformPlan> find_plan(
+    const SpecPtr& spec,
+    const Work& work) {
+  static PlanCache<TransformPlan> plans;
+  const auto& transform = work.transform;
+  const auto home = home_of(spec, work);
+  PlanKey key;
+  key.add(spec)
+      .add(home)
+      .add(transform.dims)
+      .add(static_cast<int64_t>(transform.lines))
+      .add(transform.extent);
+  return plans.find(key, [&] { return plan_transform(spec, transform, home); });
 }
 
 template <class Level, class Signal>
-Signal run(
-    const char* op,
-    Signal x,
-    const Transform& transform,
-    const LocalTransform& local) {
-  if (transform.dims.empty()) {
+Signal run(const char* op, Signal x, const Work& work) {
+  if (work.transform.dims.empty()) {
     return x;
   }
   const auto given = Level::layout(x);
-  const auto plan =
-      find_plan(given, transform, home_of(given, transform, local));
+  const auto plan = find_plan(given, work);
   if (plan->gathered) {
     note_fallback(op, plan->before_gather, plan->gathered);
   }
   for (const auto& step : plan->steps) {
     x = Level::moved(x, step.layout);
     if (!step.dims.empty()) {
-      x = Level::transformed(x, local, step);
+      x = Level::transformed(x, work, step);
     }
   }
-  if (!is_inverse(transform, local)) {
-    remember_home(given, plan->result(), transform.dims);
+  if (!work.is_inverse()) {
+    remember_home(given, plan->result(), work.transform.dims);
   }
   return x;
 }
@@ -186,141 +183,94 @@ Transform transform_of(
   return transform;
 }
 
-Tensor resolved(const Tensor& self) {
-  return self.resolve_conj().resolve_neg();
-}
-
-/// Above autograd, unless sums are left that are still to be done: ranks then
-/// use one gradient for the same work, which only ATen's formulas know.
-template <class Op, class... Args>
-Tensor run_above(
-    c10::DispatchKeySet keys,
-    const Tensor& self,
-    const Transform& transform,
-    const LocalTransform& local,
-    Args... args) {
-  const auto x = resolved(self);
-  if (spec(x)->has_partial() && !transform.dims.empty() &&
-      find_plan(spec(x), transform, home_of(spec(x), transform, local))
-          ->keeps_sums()) {
-    return Op::redispatch(below_function_level(keys), x, args...);
-  }
-  return run<Differentiable>(Op::name, x, transform, local);
-}
-
-Tensor fft_c2c_function(
-    c10::DispatchKeySet keys,
+Work c2c_work(
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     bool forward) {
-  return run_above<at::_ops::_fft_c2c>(
-      keys,
-      self,
-      transform_of(self, dim, Lines::Complex),
-      {Lines::Complex, normalization, forward},
-      c10::fromIntArrayRefSlow(dim),
-      normalization,
-      forward);
+  return {transform_of(self, dim, Lines::Complex), normalization, forward};
 }
 
-Tensor fft_r2c_function(
-    c10::DispatchKeySet keys,
+Work r2c_work(
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     bool onesided) {
-  return run_above<at::_ops::_fft_r2c>(
-      keys,
-      self,
+  return {
       transform_of(self, dim, Lines::FromReal, onesided),
-      {Lines::FromReal, normalization, true, onesided},
-      dim,
       normalization,
-      onesided);
+      /*forward=*/true,
+      onesided};
 }
 
-Tensor fft_c2r_function(
-    c10::DispatchKeySet keys,
+Work c2r_work(
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     int64_t last_dim_size) {
-  return run_above<at::_ops::_fft_c2r>(
-      keys,
-      self,
+  return {
       transform_of(self, dim, Lines::ToReal, last_dim_size),
-      {Lines::ToReal, normalization, false},
-      dim,
       normalization,
-      c10::SymInt(last_dim_size));
+      /*forward=*/false};
 }
 
-Local terms_of(const Tensor& self) {
-  return local_of(self, spec(self));
+template <class To, class From>
+To symbolic(From argument) {
+  if constexpr (std::is_same_v<To, c10::SymIntArrayRef>) {
+    return c10::fromIntArrayRefSlow(argument);
+  } else {
+    return To(argument);
+  }
 }
 
-Tensor wrapped(const Local& result) {
-  return wrap(result.tensor, result.spec);
-}
+/// An operator whose arguments are read by `work_of`.
+template <class Op, auto work_of, class Signature = typename Op::schema>
+struct Entry;
 
-Tensor fft_c2c_kernel(
-    const Tensor& self,
-    at::IntArrayRef dim,
-    int64_t normalization,
-    bool forward) {
-  constexpr auto op = "aten::_fft_c2c";
-  const CommScope scope(op);
-  return wrapped(
-      run<BelowAutograd>(
-          op,
-          terms_of(self),
-          transform_of(self, dim, Lines::Complex),
-          {Lines::Complex, normalization, forward}));
-}
+template <class Op, auto work_of, class... Args>
+struct Entry<Op, work_of, Tensor(const Tensor&, Args...)> {
+  /// Above autograd, unless sums are left that are still to be done: ranks then
+  /// use one gradient for the same work, which only ATen's formulas know.
+  static Tensor function(
+      c10::DispatchKeySet keys,
+      const Tensor& self,
+      typename c10::remove_symint<Args>::type... args) {
+    const auto x = self.resolve_conj().resolve_neg();
+    const auto work = work_of(x, args...);
+    if (spec(x)->has_partial() && !work.transform.dims.empty() &&
+        find_plan(spec(x), work)->keeps_sums()) {
+      return Op::redispatch(
+          below_function_level(keys), x, symbolic<Args>(args)...);
+    }
+    return run<Differentiable>(Op::name, x, work);
+  }
 
-Tensor fft_r2c_kernel(
-    const Tensor& self,
-    at::IntArrayRef dim,
-    int64_t normalization,
-    bool onesided) {
-  constexpr auto op = "aten::_fft_r2c";
-  const CommScope scope(op);
-  return wrapped(
-      run<BelowAutograd>(
-          op,
-          terms_of(self),
-          transform_of(self, dim, Lines::FromReal, onesided),
-          {Lines::FromReal, normalization, true, onesided}));
-}
+  static Tensor kernel(
+      const Tensor& self,
+      typename c10::remove_symint<Args>::type... args) {
+    const CommScope scope(Op::name);
+    const auto result = run<BelowAutograd>(
+        Op::name, local_of(self, spec(self)), work_of(self, args...));
+    return wrap(result.tensor, result.spec);
+  }
+};
 
-Tensor fft_c2r_kernel(
-    const Tensor& self,
-    at::IntArrayRef dim,
-    int64_t normalization,
-    int64_t last_dim_size) {
-  constexpr auto op = "aten::_fft_c2r";
-  const CommScope scope(op);
-  return wrapped(
-      run<BelowAutograd>(
-          op,
-          terms_of(self),
-          transform_of(self, dim, Lines::ToReal, last_dim_size),
-          {Lines::ToReal, normalization, false}));
-}
+using C2C = Entry<at::_ops::_fft_c2c, c2c_work>;
+using R2C = Entry<at::_ops::_fft_r2c, r2c_work>;
+using C2R = Entry<at::_ops::_fft_c2r, c2r_work>;
 
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
-  m.impl("_fft_c2c", function_rule<at::_ops::_fft_c2c, fft_c2c_function>);
-  m.impl("_fft_r2c", function_rule<at::_ops::_fft_r2c, fft_r2c_function>);
-  m.impl("_fft_c2r", function_rule<at::_ops::_fft_c2r, fft_c2r_function>);
+  m.impl("_fft_c2c", function_rule<at::_ops::_fft_c2c, C2C::function>);
+  m.impl("_fft_r2c", function_rule<at::_ops::_fft_r2c, R2C::function>);
+  m.impl("_fft_c2r", function_rule<at::_ops::_fft_c2r, C2R::function>);
 }
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("_fft_c2c", fft_c2c_kernel);
-  m.impl("_fft_r2c", fft_r2c_kernel);
-  m.impl("_fft_c2r", fft_c2r_kernel);
+  m.impl("_fft_c2c", C2C::kernel);
+  m.impl("_fft_r2c", R2C::kernel);
+  m.impl("_fft_c2r", C2R::kernel);
 }
 
 } // namespace shardtensor::detail
