@@ -24,8 +24,7 @@ class DistributedRFFT2:
         n // 2 + 1 entries along `dim[1]`. Differentiable to any order; s, dim and
         norm are torch.fft.rfft2's."""
         rows, columns = _two_dims("DistributedRFFT2", x, s, dim)
-        x = torch.fft.fft(x, s[0], rows, norm)
-        x = torch.fft.fft(_transpose(x, rows, columns), s[1], columns, norm)
+        x = _along_both(torch.fft.fft, x, s, (rows, columns), norm)
         return x.narrow(columns, 0, x.shape[columns] // 2 + 1)
 
 
@@ -43,17 +42,10 @@ class DistributedIRFFT2:
         inverse; `x` is cut along `dim[0]`, in any pieces."""
         rows, columns = _two_dims("DistributedIRFFT2", x, s, dim)
         extent = 2 * (x.shape[columns] - 1) if s[1] is None else s[1]
-        # The real part of the half spectrum's own inverse, each entry counted for
-        # its conjugate, too: its columns may come first, unlike those of irfft2.
-        kept = min(extent // 2 + 1, x.shape[columns])
-        counts = torch.full((kept,), 2.0, dtype=x.real.dtype, device=x.device)
-        counts[0] = 1.0
-        if extent % 2 == 0 and kept == extent // 2 + 1:
-            counts[-1] = 1.0
-        shape = [kept if d == columns else 1 for d in range(x.dim())]
-        x = x.narrow(columns, 0, kept) * counts.view(shape)
-        x = torch.fft.ifft(x, extent, columns, norm)
-        return torch.fft.ifft(_transpose(x, columns, rows), s[0], rows, norm).real
+        x = _with_conjugates(x, columns, extent)
+        # The columns may come first, unlike those of irfft2: no real transform.
+        extents, dims = (extent, s[0]), (columns, rows)
+        return _along_both(torch.fft.ifft, x, extents, dims, norm).real
 
 
 def _two_dims(name, x, s, dim):
@@ -66,6 +58,25 @@ def _two_dims(name, x, s, dim):
     if rows == columns:
         raise ValueError(f"{name}: expected two dims, got {dim}")
     return rows, columns
+
+
+def _along_both(transform, x, extents, dims, norm):
+    """Along the first dim, which is whole, then the second, which is cut."""
+    whole, cut = dims
+    x = transform(x, extents[0], whole, norm)
+    return transform(_transpose(x, whole, cut), extents[1], cut, norm)
+
+
+def _with_conjugates(x, dim, extent):
+    """The half spectrum of `extent` real numbers, each entry counted for its
+    conjugate, too: its inverse has their real part."""
+    kept = min(extent // 2 + 1, x.shape[dim])
+    counts = torch.full((kept,), 2.0, dtype=x.real.dtype, device=x.device)
+    counts[0] = 1.0
+    if extent % 2 == 0 and kept == extent // 2 + 1:
+        counts[-1] = 1.0
+    shape = [kept if d == dim else 1 for d in range(x.dim())]
+    return x.narrow(dim, 0, kept) * counts.view(shape)
 
 
 def _transpose(x, whole, cut):
