@@ -24,13 +24,13 @@ DTYPES = {torch.float32: 0, torch.int64: 1}
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--full", action="store_true", help="all voxels of 1 mm")
+    parser.add_argument("--mm", type=int, default=2, help="size of a voxel")
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--levels", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    volume, labels = brain.load(args.full)
+    volume, labels = brain.load(args.mm)
     tensors = {"volume": volume, "labels": brain.hold_out(labels), "truth": labels}
     write(args.folder / "brain.bin", tensors)
     torch.manual_seed(args.seed)

@@ -20,14 +20,14 @@ UNSEEN = -100  # the class that cross_entropy leaves out
 BRAIN = (slice(14, 182), slice(15, 219), slice(0, 172))
 
 
-def load(full=False):
+def load(mm=2):
     """The volume, (1, 1, *shape) float32, and the class of each voxel, (1, *shape)
     int64. Values are deviations from the brain's mean, cut at 1.5: what is
-    outside must not hide the difference within. `full` gives all
-    197 x 233 x 189 voxels of 1 mm; else the brain only, at 2 mm: 84 x 102 x 86."""
+    outside must not hide the difference within. Voxels of 1 mm: all 197 x 233 x 189;
+    of 2 mm: the brain only, 84 x 102 x 86; and so on."""
     volume, grey, white = (read(name) for name in ("t1", "gm", "wm"))
-    if not full:
-        volume, grey, white = (coarser(x) for x in (volume, grey, white))
+    if mm > 1:
+        volume, grey, white = (coarser(x, mm) for x in (volume, grey, white))
     labels = torch.cat([1 - grey - white, grey, white], 1).argmax(1)
     inside = volume[volume > 0.1]
     return ((volume - inside.mean()) / inside.std()).clamp(-1.5, 1.5), labels
@@ -45,11 +45,11 @@ def held_out_slices(height):
     return slice(first, last)
 
 
-def shape(full=False):
+def shape(mm=2):
     """What load gives, without loading."""
-    if full:
+    if mm == 1:
         return SHAPE
-    return tuple(-(-(s.stop - s.start) // 2) for s in BRAIN)
+    return tuple(-(-(s.stop - s.start) // mm) for s in BRAIN)
 
 
 def read(name):
@@ -60,5 +60,5 @@ def read(name):
     return torch.from_numpy(voxels)[None, None]
 
 
-def coarser(x):
-    return F.avg_pool3d(x[(..., *BRAIN)], 2, ceil_mode=True)
+def coarser(x, mm):
+    return F.avg_pool3d(x[(..., *BRAIN)], mm, ceil_mode=True)

@@ -6,7 +6,7 @@ some slices are held out: the picture and the Dice are those of these slices.
     make demo RANKS=4 MESH=2x2                # a 2-D mesh: two dims are cut
     make demo LAUNCH="mpirun -n 2 .venv/bin/python"           # over MPI
     make demo ARGS="--norm batch --up transpose --down pool"
-    make demo ARGS="--full --steps 3"         # all 197 x 233 x 189 voxels
+    make demo ARGS="--mm 1 --steps 3"         # all 197 x 233 x 189 voxels
 
 or with any launcher: torchrun --nproc-per-node 2 train_unet.py. The model
 (unet.py) and the training (segmentation.py) do not know that the volume is sharded.
@@ -66,7 +66,7 @@ def parse():
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("--mesh", help="ranks per cut dim, as in 2x2; default: one dim, all ranks")
-    add("--full", action="store_true", help="the whole volume at 1 mm")
+    add("--mm", type=int, default=2, help="size of a voxel; 1: the whole volume")
     add("--steps", type=int, default=40)
     add("--channels", type=int, default=8, help="at full resolution")
     add("--levels", type=int, default=3)
@@ -86,7 +86,7 @@ def parse():
 
 
 def load_whole(args):
-    volume, labels = (x.to(device_of_one_process()) for x in brain.load(args.full))
+    volume, labels = (x.to(device_of_one_process()) for x in brain.load(args.mm))
     return volume, brain.hold_out(labels)
 
 
@@ -94,9 +94,9 @@ def load_sharded(args, mesh):
     """Rank 0 reads the file; every rank receives its shard only."""
     volume = labels = None
     if dist.get_rank() == 0:
-        volume, labels = brain.load(args.full)
+        volume, labels = brain.load(args.mm)
         labels = brain.hold_out(labels)
-    shape = brain.shape(args.full)
+    shape = brain.shape(args.mm)
     dims = range(mesh.ndim)
     volume = scatter_tensor(
         volume, 0, mesh, [Shard(2 + d) for d in dims], (1, 1, *shape), torch.float32
@@ -112,7 +112,7 @@ def show(args, runs, pieces, prediction, borders):
     if single is not None:
         report.show_losses(runs[0], single)
     report.show_costs(runs, pieces, single)
-    volume, labels = brain.load(args.full)
+    volume, labels = brain.load(args.mm)
     scores = brain_report.dice_of_classes(prediction, labels)
     brain_report.show_scores(scores)
     brain_report.draw(args.picture, volume, labels, prediction, borders, scores)

@@ -18,7 +18,7 @@ from training import train
 
 PREPARE = Path(__file__).resolve().parents[2] / "examples/cpp/prepare.py"
 STEPS = 3
-SMALL = {"channels": 4, "levels": 2, "seed": 0}
+SMALL = {"mm": 4, "channels": 4, "levels": 2, "seed": 0}
 STYLE = {"norm": "group", "activation": "silu", "down": "conv", "up": "trilinear"}
 
 
@@ -52,7 +52,7 @@ def one_process():
         learning_rate=4e-2,
     )
     torch.set_num_threads(1)
-    volume, labels = brain.load()
+    volume, labels = brain.load(SMALL["mm"])
     job = Segmentation(args, volume, brain.hold_out(labels))
     run = train(args, job, lambda step, added: None)
     return [step.loss for step in run.steps]

@@ -23,7 +23,7 @@ def test_right_on_other_numbers_of_ranks(script):
     assert lines[-1] == promised(script)[-1]
 
 
-TINY = ("--channels=4", "--levels=2", "--steps=3")
+TINY = ("--mm=4", "--channels=4", "--levels=2", "--steps=3")
 
 
 @pytest.mark.parametrize(
