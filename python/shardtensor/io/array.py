@@ -33,7 +33,7 @@ def open(  # noqa: A001  the name that such functions have everywhere
     decode: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Array:
-    """An array in a file: HDF5, NetCDF, Zarr, .npy, NIfTI or VTK's meshes, by the
+    """An array in a file: HDF5, NetCDF, Zarr, .npy, NIfTI or meshes, by the
     end of its name. `variable` is its path in the file ("group/t2m"), not needed
     where there is one only. Several files, a list or a pattern ("era5_*.nc"), follow
     each other along the first dim. `decode` applies CF's scale, offset and missing

@@ -5,6 +5,7 @@ import os
 import sys
 
 import files
+import meshio
 import netCDF4
 import numpy as np
 import pytest
@@ -269,6 +270,23 @@ def test_meshes_come_from_one_rank(mesh, tmp_path):
     x, ghosts = cells.read(slice(1, 6), mesh, [Shard(0)], halo=1)
     assert_close(x, cells[1:6])
     torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, 1))
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("ending", ["vtu", "obj", "stl"])
+def test_points_and_cells_of_a_surface_come_by_rows(mesh, ending, tmp_path):
+    points = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1.0]])
+    faces = np.array([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
+    # Two groups of one kind.
+    blocks = [("triangle", faces[:3]), ("triangle", faces[3:])]
+    path = tmp_path / f"{dist.get_rank()}.{ending}"
+    options = {"binary": True} if ending == "stl" else {}
+    meshio.Mesh(points, blocks).write(path, **options)
+    corners = shardtensor.io.open(path, "points").read(..., mesh, [Shard(0)])
+    cells = shardtensor.io.open(path, "cells/triangle").read(..., mesh, [Shard(0)])
+    assert corners.placements == cells.placements == (Shard(0),)
+    found = corners.full_tensor().double()[cells.full_tensor().long()]
+    torch.testing.assert_close(found, torch.tensor(points[faces]))
 
 
 # ---- errors -----------------------------------------------------------------

@@ -18,7 +18,7 @@ _FORMATS = {
     "zarr_store": ((".zarr",), "zarr"),
     "npy": ((".npy",), "numpy"),
     "nifti": ((".nii", ".nii.gz"), "nibabel"),
-    "mesh": ((".vtu", ".vtk"), "meshio"),
+    "mesh": ((".vtu", ".vtk", ".obj", ".stl"), "meshio"),
 }
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 

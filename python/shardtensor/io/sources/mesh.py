@@ -28,12 +28,13 @@ def open_source(path: str, variable: str | None) -> Source:
 
 
 def _variables(mesh):
-    found = {"points": mesh.points}
+    """Blocks of one kind of cells follow each other, as OBJ's groups do."""
+    found = {"points": [mesh.points]}
     for block in mesh.cells:
-        found[f"cells/{block.type}"] = block.data
+        found.setdefault(f"cells/{block.type}", []).append(block.data)
     for name, values in mesh.point_data.items():
-        found[f"point_data/{name}"] = values
+        found[f"point_data/{name}"] = [values]
     for name, blocks in mesh.cell_data.items():
         for block, values in zip(mesh.cells, blocks, strict=True):
-            found[f"cell_data/{name}/{block.type}"] = values
-    return found
+            found.setdefault(f"cell_data/{name}/{block.type}", []).append(values)
+    return {name: numpy.concatenate(parts) for name, parts in found.items()}
