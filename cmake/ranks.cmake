@@ -83,3 +83,8 @@ add_test(NAME example_train_unet COMMAND ${Python_EXECUTABLE}
   ${PROJECT_BINARY_DIR}/example_train_unet ${mpirun} -n 2 $<TARGET_FILE:train_unet>)
 set_tests_properties(example_train_unet PROPERTIES TIMEOUT 300 PROCESSORS 2
   ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")
+add_test(NAME example_predict_mesh COMMAND ${Python_EXECUTABLE}
+  ${PROJECT_SOURCE_DIR}/tests/examples/predict_mesh.py
+  ${PROJECT_BINARY_DIR}/example_predict_mesh ${mpirun} -n 3 $<TARGET_FILE:predict_mesh>)
+set_tests_properties(example_predict_mesh PROPERTIES TIMEOUT 300 PROCESSORS 3
+  ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")

@@ -7,7 +7,6 @@ Python's demo starts from.
 """
 
 import argparse
-import struct
 import sys
 from pathlib import Path
 
@@ -16,9 +15,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 import brain
+from tensor_file import write
 from unet import UNet
-
-DTYPES = {torch.float32: 0, torch.int64: 1}
 
 
 def main():
@@ -36,17 +34,6 @@ def main():
     torch.manual_seed(args.seed)
     channels = [args.channels * 2**level for level in range(args.levels)]
     write(args.folder / "weights.bin", UNet(channels).state_dict())
-
-
-def write(path, tensors):
-    """Named tensors, one after the other; tensor_file.h reads them."""
-    with path.open("wb") as file:
-        for name, x in tensors.items():
-            encoded = name.encode()
-            head = [DTYPES[x.dtype], x.dim(), *x.shape]
-            file.write(struct.pack("<q", len(encoded)) + encoded)
-            file.write(struct.pack(f"<{len(head)}q", *head))
-            file.write(x.contiguous().numpy().tobytes())
 
 
 if __name__ == "__main__":

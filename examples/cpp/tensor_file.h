@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-/// Named tensors from a file that prepare.py wrote: for each tensor its
+/// Named tensors from a file that tensor_file.py wrote: for each tensor its
 /// name (length, bytes), dtype (0 float32, 1 int64), number of dims, sizes and
 /// elements; all numbers are int64, everything little-endian.
 inline std::map<std::string, at::Tensor> read_tensors(const std::string& path) {

@@ -6,6 +6,8 @@ The truth is integrated here, too (mesh_data.py); some fields are held out.
     make demo-mesh RANKS=4 ARGS="--width 64"
     make demo-mesh LAUNCH="mpirun -n 2 .venv/bin/python"     # over MPI
 
+With --save FILE, examples/cpp/predict_mesh.cpp predicts with the trained model, too.
+
 or with any launcher: torchrun --nproc-per-node 2 train_mesh.py. The model
 (mesh_graph_net.py) does not know that nodes and edges are sharded.
 """
@@ -15,6 +17,7 @@ import argparse
 import mesh_data
 import mesh_report
 import report
+import tensor_file
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -51,11 +54,16 @@ def main():
     job = HeatFlow(args, graph.edge_index, points, heat)
     run = train_showing(args, job, f"{mesh.size()} ranks", first)
     prediction = run.prediction.full_tensor().cpu()
+    scale = job.scale.full_tensor().cpu().reshape(1)
     run.prediction = None
     runs = gather(run, mesh)
     DistributedManager.cleanup()
     if first:
-        show(args, runs, pieces, prediction)
+        in_file_order = torch.empty_like(prediction)
+        in_file_order[torch.cat(pieces)] = prediction
+        if args.save:
+            save(args, job.model, scale, in_file_order)
+        show(args, runs, pieces, in_file_order)
 
 
 def parse():
@@ -70,6 +78,7 @@ def parse():
     add("--seed", type=int, default=0)
     add("--picture", default="out/mesh.png")
     add("--curves", default="out/mesh_training.png", help="losses and memory")
+    add("--save", metavar="FILE", help="what examples/cpp/predict_mesh reads")
     add("--no-compare", action="store_true", help="skip the run on one process")
     add("--reference", metavar="FILE", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -152,19 +161,26 @@ class HeatFlow:
         return self.before[:, self.args.fields :] + changes * self.scale
 
 
+def save(args, model, scale, prediction):
+    """The trained model, the mesh and what it predicts there."""
+    edges, points, heat = load(args)
+    weights = model.state_dict().items()
+    tensors = {f"model.{name}": weight.cpu() for name, weight in weights}
+    tensors |= {"points": points, "edges": edges, "before": heat[0, :, args.fields :]}
+    tensor_file.write(args.save, tensors | {"scale": scale, "prediction": prediction})
+
+
 def show(args, runs, pieces, prediction):
     single = None if args.no_compare else in_one_process(len(runs))
     if single is not None:
         report.show_losses(runs[0], single)
     report.show_costs(runs, [], single)
     heat, order = load_heat(args), torch.cat(pieces)
-    in_file_order = torch.empty_like(prediction)
-    in_file_order[order] = prediction
     owners = torch.empty_like(order)
     for rank, piece in enumerate(pieces):
         owners[piece] = rank
-    mesh_report.show_errors(heat, in_file_order)
-    mesh_report.draw(args.picture, heat, in_file_order, owners)
+    mesh_report.show_errors(heat, prediction)
+    mesh_report.draw(args.picture, heat, prediction, owners)
     report.draw_curves(args.curves, runs, single)
 
 
