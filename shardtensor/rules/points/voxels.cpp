@@ -19,8 +19,6 @@
 
 namespace shardtensor {
 
-using namespace detail;
-
 namespace {
 
 using at::Tensor;
