@@ -83,6 +83,40 @@ def sharded_model(mesh):
     assert comm_stats().messages > 0
 
 
+class Modes(nn.Module):
+    """Complex weights between two transforms."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3, 5, dtype=torch.cdouble))
+
+    def forward(self, x):
+        modes = torch.fft.rfft2(x)[..., :5]
+        modes = torch.einsum("bixy,ioy->boxy", modes, self.weight)
+        return torch.fft.irfft2(modes, s=x.shape[-2:])
+
+
+def complex_numbers(mesh):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x = torch.complex(torch.arange(5.0) + rank, torch.full((5,), -2.0 * rank))
+    total = torch.complex(
+        ranks * torch.arange(5.0) + ranks * (ranks - 1) / 2,
+        torch.full((5,), -1.0 * ranks * (ranks - 1)),
+    )
+    y = x.clone()
+    dist.all_reduce(y)
+    close(y, total)
+    torch.manual_seed(0)
+    model, x = Modes(), torch.randn(2, 3, 12, 16, dtype=torch.float64)
+    expected = model(x).square().mean()
+    (wanted,) = torch.autograd.grad(expected, [model.weight])
+    placements = [Shard(2), Shard(3)][: mesh.ndim]
+    loss = model(scatter_tensor(x, 0, mesh, placements)).square().mean()
+    loss.backward()
+    close(loss.full_tensor(), expected)
+    close(model.weight.grad, wanted)
+
+
 def data_parallel(mesh):
     """DDP asks works for futures; FSDP gathers and scatters flat tensors."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -108,14 +142,23 @@ def dtensors(mesh):
     close(whole.redistribute(mesh, placements).to_local(), part.to_local())
 
 
+CHECKS = (
+    collectives,
+    messages_and_objects,
+    complex_numbers,
+    sharded_model,
+    dtensors,
+    data_parallel,
+)
+
+
 def main():
     DistributedManager.initialize()
     manager = DistributedManager()
     assert dist.get_backend() == "shardtensor_mpi", dist.get_backend()
     shape = [int(extent) for extent in sys.argv[1].split("x")]
     mesh = manager.initialize_mesh(shape, ("rows", "columns")[: len(shape)])
-    checks = collectives, messages_and_objects, sharded_model, dtensors, data_parallel
-    for check in checks:
+    for check in CHECKS:
         check(mesh)
         if manager.rank == 0:
             print(f"{check.__name__}: ok", flush=True)
