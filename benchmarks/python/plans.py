@@ -210,6 +210,9 @@ def operations(mesh):
     def cat(x):
         return torch.cat([x, x], 2)
 
+    def spectrum(x):
+        return torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[-2:])
+
     channels = mesh.size() if mesh.ndim == 1 else 1
     return {
         "Shard to Replicate": to(cut, whole),
@@ -252,6 +255,8 @@ def operations(mesh):
         "mask of rows": along(lambda x: x[0, 0, :, 0][x[0, 0, :, 0] > 0]),
         "roll": along(lambda x: x.roll(1, 2)),
         "flip": along(lambda x: x.flip(2)),
+        # Enough channels to cut instead.
+        "rfft2 + irfft2": on_image(spectrum, channels=mesh.shape[0]),
         "UNet step": unet_step,
     }
 
