@@ -8,6 +8,7 @@ import torch.distributed as dist
 from data_by_domain import MESHES, make, over_data, part, whole
 from ranks import ranks, shard
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
@@ -144,6 +145,47 @@ def test_the_wrapper_sums_all_gradients(mesh):
         shardtensor.reset_comm_stats()
         wrapped(x).to_local().square().sum().backward()
         assert shardtensor.comm_stats().all_reduces == expected
+
+
+class Norms(nn.Sequential):
+    def __init__(self, affine):
+        layers = [nn.GroupNorm(2, 4, affine=affine), nn.ReLU()] * 2
+        super().__init__(*layers, nn.GroupNorm(1, 4, affine=affine))
+
+
+@ranks(2)
+def test_a_step_sends_what_ddp_and_the_norms_send(mesh):
+    """As many buckets as DDP on pieces that know nothing of each other, and of our
+    all-reduces those for the statistics of norms."""
+    piece = torch.randn(2, 4, 8, 6)
+    x = shard(torch.cat([piece, piece], 2), mesh, [Shard(2)])
+    alone = x.detach().requires_grad_()
+    Norms(affine=False)(alone).square().mean().backward()  # plans
+    shardtensor.reset_comm_stats()
+    Norms(affine=False)(alone).square().mean().backward()
+    statistics = shardtensor.comm_stats().all_reduces
+    assert statistics >= 3
+
+    buckets = {}
+    for name, given in (("plain", piece), ("sharded", x)):
+        model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), Norms(affine=True))
+        if name == "plain":
+            model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
+        else:
+            model = parallelize(model, mesh, bucket_cap_mb=1e-4)
+        sent = buckets[name] = []
+        model.register_comm_hook(sent, counted)
+        for _ in range(2):  # DDP makes its buckets anew after the first
+            sent.clear()
+            shardtensor.reset_comm_stats()
+            model(given).square().mean().backward()
+    assert buckets["sharded"] == buckets["plain"] and len(buckets["plain"]) > 1
+    assert shardtensor.comm_stats().all_reduces == statistics
+
+
+def counted(sent, bucket):
+    sent.append(bucket.buffer().numel())
+    return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
 
 class Variant(nn.Module):
