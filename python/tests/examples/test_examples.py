@@ -23,6 +23,12 @@ def test_right_on_other_numbers_of_ranks(script):
     assert lines[-1] == promised(script)[-1]
 
 
+def test_a_volume_predicted_by_piece_is_that_of_one_device():
+    text = printed(2, "predict_volume.py", "--depth=24", "--extent=20")
+    assert float(re.search(r"differs from one device by (\S+)", text).group(1)) < 1e-6
+    assert re.search(r"a rank's peak: \S+ MiB", text), text
+
+
 TINY = ("--mm=4", "--channels=4", "--levels=2", "--steps=3")
 
 
