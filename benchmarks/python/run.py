@@ -38,6 +38,7 @@ TIMED = (
     "unet",
     "unet3d",
     "unet_profile",
+    "train",
 )
 # They start their own ranks.
 STARTED = {"cpp": cpp, "memory": memory, "plans": plans}

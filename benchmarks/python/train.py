@@ -1,0 +1,37 @@
+"""A training step of a UNet by DDP: samples cut over two ranks, beside two ranks with
+samples of half the size that know nothing of each other's."""
+
+import torch
+from report import Table
+from timing import compare
+from torch import nn
+from torch.distributed.tensor import Shard
+from unet import EXTENT, make, piece_of
+
+from shardtensor import ShardTensor, parallelize
+
+ROUNDS = 7
+
+
+def table(mesh):
+    torch.manual_seed(0)
+    piece = piece_of(torch.randn(1, 3, EXTENT, EXTENT), mesh)
+    shard = ShardTensor.from_local(piece, mesh, (Shard(2),))
+    variants = {
+        "plain DDP": step(nn.parallel.DistributedDataParallel(make()), piece),
+        "parallelize": step(parallelize(make(), mesh), shard),
+    }
+    title = f"UNet training step by DDP, {EXTENT} x {EXTENT} cut in two"
+    note = "plain DDP: each rank's sample has half the rows, nothing else is sent."
+    return Table(title, "plain DDP", {"step": compare(variants, ROUNDS)}, note)
+
+
+def step(model, x):
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def run():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return run
