@@ -35,12 +35,11 @@ function(compile_together target batch)
 endfunction()
 # A change compiles no longer than one file without precompiled headers does.
 compile_together(shardtensor 9 ${core_sources})
-# Other flags than the target's.
-set_source_files_properties(
-  shardtensor/distributed/gloo.cpp
-  shardtensor/distributed/nccl.cpp
-  shardtensor/points/search.cpp
-  shardtensor/rules/attention/neighborhood_kernel.cpp
-  shardtensor/rules/norm/cells.cpp
-  shardtensor/rules/ops/counter_loops.cpp
-  PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+# Other flags than the target's, with which clang takes no precompiled headers.
+set(own_flags shardtensor/distributed/gloo.cpp shardtensor/distributed/nccl.cpp
+  shardtensor/points/search.cpp shardtensor/rules/attention/neighborhood_kernel.cpp
+  shardtensor/rules/norm/cells.cpp shardtensor/rules/ops/counter_loops.cpp)
+set_source_files_properties(${own_flags} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set_source_files_properties(${own_flags} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endif()

@@ -146,7 +146,8 @@ std::string agree_on_name(
     if (!name.empty() && (rank != 0 || name == settled)) {
       return name;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    // Thousands of ranks ask one store.
+    std::this_thread::sleep_for(std::chrono::microseconds(5000 + 50 * ranks));
   }
   TORCH_CHECK_WITH(
       DistBackendError,

@@ -71,7 +71,9 @@ TEST_F(Manager, SaysWhatIsWrong) {
   } else if (!at::hasCUDA()) {
     EXPECT_THROW(DistributedManager::initialize("nccl"), c10::ValueError);
   }
-  unsetenv("RANK");
+  unsetenv("RANK"); // WORLD_SIZE is still set
+  EXPECT_THROW(DistributedManager::initialize(), c10::ValueError);
+  unsetenv("WORLD_SIZE");
   DistributedManager::initialize();
   EXPECT_THROW(DistributedManager::initialize(), c10::Error);
   auto& manager = DistributedManager::get();
