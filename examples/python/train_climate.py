@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -146,15 +145,14 @@ def convert(target):
 def launch(args, name, nodes, *more):
     """torchrun on `nodes` of two ranks each, here processes of this machine."""
     folder = args.out / name
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    # Where the nodes meet outlives each of them.
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     elastic = f"1:{nodes}" if more else str(nodes)
     command = [sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", elastic, "--nproc-per-node", "2", "--max-restarts", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{store.port}"]
     command += ["--rdzv-id", name, "--local-addr", "localhost"]
-    command += ["--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1"]
+    command += ["--rdzv-conf", "is_host=0,last_call_timeout=5,keep_alive_interval=1"]
     command += [__file__, "run", "--folder", str(folder), "--data", str(args.data)]
     command += ["--steps", str(args.steps), "--every", str(args.every), *more]
     environment = {**os.environ, "SHARDTENSOR_DISTRIBUTED_TIMEOUT": "20"}
