@@ -23,6 +23,7 @@ SPELLINGS = {
     "typing.SupportsInt | typing.SupportsIndex": "int",
     "typing.SupportsFloat | typing.SupportsIndex": "float",
     "collections.abc.": "",
+    "typing_extensions.": "",
     "shardtensor._C.": "",
     "torch._C._distributed_c10d.": "",
     "torch.": "",

@@ -10,6 +10,7 @@ from typing import overload
 
 from torch import Tensor, device
 from torch._C._distributed_c10d import Backend
+from typing_extensions import Buffer
 
 # ---- layout -----------------------------------------------------------------
 
@@ -173,7 +174,7 @@ def complete_mesh_shape(
 
 # ---- checkpoint ----------------------------------------------------------------
 
-def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int: ...
+def crc32c(data: Buffer, before: int = 0) -> int: ...
 
 # ---- tensor -----------------------------------------------------------------
 
