@@ -36,7 +36,12 @@ TINY = ("--mm=4", "--channels=4", "--levels=2", "--steps=3")
     "ranks, arguments, tolerance",
     [
         (2, (), 1e-4),
-        (4, ("--mesh=2x2", "--norm=batch", "--up=transpose", "--down=pool"), 1e-4),
+        pytest.param(
+            4,
+            ("--mesh=2x2", "--norm=batch", "--up=transpose", "--down=pool"),
+            1e-4,
+            marks=pytest.mark.tail,
+        ),
         pytest.param(
             2,
             ("--bf16", "--checkpoint", "--activation=relu", "--steps=2"),
@@ -61,7 +66,10 @@ def test_demo_equals_one_process(ranks, arguments, tolerance, tmp_path):
 
 @pytest.mark.parametrize(
     "ranks, arguments",
-    [(2, ()), (4, ("--mesh=2x2", "--window", "3", "9"))],
+    [
+        pytest.param(2, (), marks=pytest.mark.tail),
+        (4, ("--mesh=2x2", "--window", "3", "9")),
+    ],
     ids=["all", "windows on 2x2"],
 )
 def test_ocean_demo_equals_one_process(ranks, arguments, tmp_path):

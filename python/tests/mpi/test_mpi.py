@@ -43,7 +43,9 @@ def free_port():
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("shape", ["2", "3", "2x2"])
+@pytest.mark.parametrize(
+    "shape", ["2", pytest.param("3", marks=pytest.mark.tail), "2x2"]
+)
 def test_a_job_over_mpi(shape):
     ranks = {"2": 2, "3": 3, "2x2": 4}[shape]
     done = mpirun(ranks, ROOT / "python" / "tests" / "support" / "mpi_job.py", shape)
