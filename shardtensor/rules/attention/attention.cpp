@@ -66,8 +66,10 @@ AttentionWork with_scale(AttentionWork work, double scale) {
 std::vector<int64_t> output_strides(
     const AttentionOperands& operands,
     const std::vector<int64_t>& sizes) {
-  const auto& [query, key, value, mask] = operands;
-  const bool by_kernel = query.dim() == 4 && query.size(-1) == value.size(-1) &&
+  const auto& query = operands.query;
+  const auto& mask = operands.mask;
+  const bool by_kernel = query.dim() == 4 &&
+      query.size(-1) == operands.value.size(-1) &&
       !(mask.defined() && mask.requires_grad());
   if (!by_kernel) {
     return {};

@@ -116,16 +116,17 @@ bool takes_mask(const AttentionOperands& operands, bool causal) {
 void expand_batches(AttentionOperands& operands, bool enable_gqa) {
   auto& [query, key, value, mask] = operands;
   const int64_t dims = query.dim();
-  const auto expanded = [&](const Tensor& x) {
-    auto sizes = x.sizes().vec();
-    for (int64_t dim = 0; dim < dims - (enable_gqa ? 3 : 2); ++dim) {
-      const auto other = query.size(dim) == 1
-          ? (key.size(dim) == 1 ? value.size(dim) : key.size(dim))
-          : query.size(dim);
-      sizes[dim] = other;
-    }
-    return x.sizes() == sizes ? x : x.expand(sizes);
-  };
+  const auto expanded =
+      [&, &query = query, &key = key, &value = value](const Tensor& x) {
+        auto sizes = x.sizes().vec();
+        for (int64_t dim = 0; dim < dims - (enable_gqa ? 3 : 2); ++dim) {
+          const auto other = query.size(dim) == 1
+              ? (key.size(dim) == 1 ? value.size(dim) : key.size(dim))
+              : query.size(dim);
+          sizes[dim] = other;
+        }
+        return x.sizes() == sizes ? x : x.expand(sizes);
+      };
   const auto q = expanded(query);
   const auto k = expanded(key);
   value = expanded(value);

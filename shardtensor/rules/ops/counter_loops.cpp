@@ -254,7 +254,8 @@ void cauchy_doubles(
     const Drawn& drawn,
     const Blocks& blocks,
     Values<double>& values) {
-  const auto& [kind, median, width, from, range] = drawn.distribution;
+  const double median = drawn.distribution.a;
+  const double width = drawn.distribution.b;
   one_by_one(drawn, blocks, values, [=](uint32_t high, uint32_t low) {
     return median + width * std::tan(M_PI * (unit_double(high, low) - 0.5));
   });

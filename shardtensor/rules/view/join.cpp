@@ -436,12 +436,13 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
       cut.push_back(dim);
     }
   }
-  local = take_rows(local, layout, cut, [&](int64_t dim, int64_t row) {
+  const auto from_the_end = [&, &layout = layout](int64_t dim, int64_t row) {
     const auto& partition = layout->partition(dim);
     const auto& offsets = partition.offsets();
     const auto piece = partition.owner(row);
     return self.size(dim) - offsets[piece + 1] + (row - offsets[piece]);
-  });
+  };
+  local = take_rows(local, layout, cut, from_the_end);
   return wrap(
       local.flip(wrapped),
       layout,
