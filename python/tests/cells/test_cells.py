@@ -162,16 +162,18 @@ def uneven_rows(count, ranks):
     return [count - ranks + 1] + [1] * (ranks - 1)
 
 
-@ranks(2)
+@ranks(2, 3, "2x2")
 def test_hexahedra_in_pieces(mesh):
     points, cells = block("hexahedron", bend=0.05)
-    values = torch.randn(len(points), 2, dtype=torch.float64)
+    points.requires_grad_()
+    values = torch.randn(len(points), 2, dtype=torch.float64, requires_grad=True)
     rows = placements_of(mesh, 0)
     check_op(
         everything("hexahedron", 3),
         *(sharded(x, rows) for x in (points, cells, values)),
         torch.rand(len(cells), dtype=torch.float64),
         mesh=mesh,
+        second_order=True,
     )
 
 
