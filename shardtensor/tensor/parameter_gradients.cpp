@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include <ATen/ops/cat.h>
@@ -184,7 +185,7 @@ class Term {
  public:
   explicit Term(at::Tensor tensor) : tensor_(std::move(tensor)) {
     if (!tensor_.is_cpu()) {
-      ready_.emplace(tensor_.device().type());
+      ready_ = std::make_unique<c10::Event>(tensor_.device().type());
       ready_->record(stream());
     }
   }
@@ -206,7 +207,7 @@ class Term {
   }
 
   at::Tensor tensor_;
-  std::optional<c10::Event> ready_;
+  std::unique_ptr<c10::Event> ready_;
 };
 
 /// What one call of backward still owes.
