@@ -41,13 +41,13 @@ class Planner {
     }
     scatter_sums();
     if (transform_.lines == Lines::FromReal) {
-      make_whole({last}, {}, lines);
+      make_whole({last}, lines);
       step({last}, true);
     }
     transform_complex(
         lines, transform_.lines == Lines::ToReal ? Dims{last} : Dims{});
     if (transform_.lines == Lines::ToReal) {
-      make_whole({last}, {}, {});
+      make_whole({last}, {});
       step({last}, true);
     }
     go_home();
@@ -55,7 +55,7 @@ class Planner {
   }
 
  private:
-  void transform_complex(Dims dims, const Dims& kept) {
+  void transform_complex(Dims dims, const Dims& later) {
     while (!dims.empty()) {
       Dims whole;
       Dims cut;
@@ -66,7 +66,7 @@ class Planner {
         step(whole, false);
       }
       if (!cut.empty()) {
-        make_whole(cut, kept, {});
+        make_whole(cut, later);
       }
       dims = std::move(cut);
     }
@@ -102,12 +102,11 @@ class Planner {
     at_ = with_placements(at_, placements, home_partitions(placements));
   }
 
-  /// The dims are whole; what cut them cuts others, but none of `kept`, and
-  /// those of `later` only where there is no other.
-  void make_whole(const Dims& dims, const Dims& kept, const Dims& later) {
-    auto excluded = dims;
-    excluded.insert(excluded.end(), kept.begin(), kept.end());
-    auto reluctant = excluded;
+  /// The dims are whole; what cut them cuts others, those of `later` only where
+  /// there is no other. Where none can be cut, the first of the dims is whole
+  /// and the rest are cut: it is transformed before them.
+  void make_whole(const Dims& dims, const Dims& later) {
+    auto reluctant = dims;
     reluctant.insert(reluctant.end(), later.begin(), later.end());
     const auto from = at_;
     move_towards_home(dims, reluctant);
@@ -120,7 +119,11 @@ class Planner {
     }
     auto best = best_of(candidates(reluctant), pieces_of(axes));
     if (best < 0) {
-      best = best_of(candidates(excluded), pieces_of(axes));
+      best = best_of(candidates(dims), pieces_of(axes));
+    }
+    if (best < 0 && dims.size() > 1) {
+      make_whole({dims.front()}, {dims.begin() + 1, dims.end()});
+      return;
     }
     at_ = whole_dims(at_, dims, best < 0 ? Dims{} : Dims{best});
     if (best < 0) {

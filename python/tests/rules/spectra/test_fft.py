@@ -158,6 +158,59 @@ def test_signals_of_one_size_go_to_their_own_homes(mesh):
     assert fft.irfft2(smaller, s=(8, 6)).placements == rows.placements
 
 
+PLANES = ["fft2", "ifft2", "rfft2", "irfft2", "hfft2", "ihfft2", "fftn", "rfftn"]
+
+
+def is_of_real(name):
+    return name in ("rfft2", "ihfft2", "rfftn")
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", PLANES)
+def test_a_plane_is_never_gathered(mesh, name):
+    x = signal(12, 10)
+    if is_of_real(name):
+        x = x.detach().real.clone().requires_grad_()
+    check_native(mesh, None, getattr(fft, name), x=x)
+
+
+INVERSES = {
+    "fft2": fft.ifft2,
+    "fftn": fft.ifftn,
+    "rfft2": fft.irfft2,
+    "rfftn": fft.irfftn,
+}
+# (shape, cut dim): the most exchanges of a forward transform of real and of complex
+# values. A plane that is cut where rfft2 starts has nowhere else to go: twice.
+CUTS = {
+    "plane rows": ((12, 10), 0, 1, 1),
+    "plane columns": ((12, 10), 1, 2, 1),
+    "image rows": ((4, 12, 10), 1, 1, 1),
+    "image columns": ((4, 12, 10), 2, 1, 1),
+    "samples": ((4, 12, 10), 0, 0, 0),
+}
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", INVERSES)
+def test_every_cut_costs_an_exchange_and_comes_home(mesh, name, cut):
+    shape, dim, of_real, of_complex = CUTS[cut]
+    dtype = torch.float64 if is_of_real(name) else torch.complex128
+    whole = torch.randn(shape, dtype=dtype)
+    x = shard(whole, mesh, [Shard(dim)], {dim: uneven(shape[dim], mesh.size())})
+    options = {"dim": (-2, -1)}
+    most = of_real if is_of_real(name) else of_complex
+    with shardtensor.fallback_mode("error"):
+        shardtensor.reset_comm_stats()
+        spectrum = getattr(fft, name)(x, **options)
+        assert shardtensor.comm_stats().exchanges <= most
+        y = INVERSES[name](spectrum, s=shape[-2:], **options)
+        assert shardtensor.comm_stats().exchanges <= 2 * most
+    assert y._spec == x._spec
+    assert_close(y, whole)
+
+
 @ranks(2, 3)
 def test_one_line_has_no_other_dim_to_cut(mesh):
     shardtensor.set_fallback_mode("silent")
