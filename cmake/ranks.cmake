@@ -88,3 +88,10 @@ add_test(NAME example_predict_mesh COMMAND ${Python_EXECUTABLE}
   ${PROJECT_BINARY_DIR}/example_predict_mesh ${mpirun} -n 3 $<TARGET_FILE:predict_mesh>)
 set_tests_properties(example_predict_mesh PROPERTIES TIMEOUT 300 PROCESSORS 3
   ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")
+foreach(ranks 2 3)
+  add_test(NAME example_shallow_water_${ranks} COMMAND ${Python_EXECUTABLE}
+    ${PROJECT_SOURCE_DIR}/tests/examples/check_weather.py
+    ${mpirun} -n ${ranks} $<TARGET_FILE:shallow_water>)
+  set_tests_properties(example_shallow_water_${ranks} PROPERTIES TIMEOUT 180
+    PROCESSORS ${ranks} ENVIRONMENT "${rank_environment}")
+endforeach()
