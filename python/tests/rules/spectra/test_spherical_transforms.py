@@ -107,3 +107,26 @@ def test_modes_of_one_device_meet_those_of_many(mesh):
     assert_close(transform(shard(x, mesh, [Shard(2)])), transform(x), **FINE)
     whole = shard(x, mesh, [Replicate()])
     assert_close(transform(whole), transform(x), **FINE)
+
+
+@ranks(2, 3)
+def test_the_transform_that_torch_harmonics_distributes_itself(mesh):
+    import torch_harmonics as th
+    import torch_harmonics.distributed as thd
+
+    names = "_POLAR_PARALLEL_GROUP", "_AZIMUTH_PARALLEL_GROUP"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, group in zip(names, (mesh.get_group(), None), strict=True):
+            patch.setattr(thd.utils, name, group)
+        x = torch.randn(1, 6, 12, 24, dtype=torch.float64)
+        rows = thd.compute_split_shapes(12, mesh.size())
+        part = shard(x, mesh, [Shard(2)], {2: rows}).requires_grad_()
+        local = part.detach().to_local().clone().requires_grad_()
+        theirs = thd.DistributedRealSHT(12, 24).double()(local)
+        theirs.abs().square().sum().backward()
+    ours = OnMesh(th.RealSHT(12, 24).double(), mesh)(part)
+    ours.abs().square().sum().backward()
+    degrees = {2: thd.compute_split_shapes(12, mesh.size())}
+    ours = ours.redistribute(placements=[Shard(2)], sizes=degrees)
+    torch.testing.assert_close(ours.to_local(), theirs, **FINE)
+    torch.testing.assert_close(part.grad.to_local(), local.grad, **FINE)
