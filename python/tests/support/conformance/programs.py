@@ -115,8 +115,9 @@ class Writer:
         self.values[name] = eval(call)
         return name
 
-    def add(self, expression, before=(), after=()):
-        """A line `xN = expression`, and those that belong to it."""
+    def add(self, expression, before=(), after=(), least=None):
+        """A line `xN = expression`, and those that belong to it; no value of it
+        may be less than `least`."""
         name = f"x{len(self.values)}"
         lines = [*before, f"{name} = {expression}", *after]
         names = {**NAMES, **{n: x.detach().clone() for n, x in self.values.items()}}
@@ -126,6 +127,8 @@ class Writer:
             raise steps.Unfit from error
         value = names[name]
         if not (value.isfinite().all() and (value.abs() <= LARGEST).all()):
+            raise steps.Unfit
+        if least is not None and (value < least).any():
             raise steps.Unfit
         if value.dim() > 4 or value.numel() > 2000:
             raise steps.Unfit

@@ -42,7 +42,8 @@ def reduction(w):
     if how == "norm":
         return w.add(f"torch.linalg.vector_norm({x}, dim={w.dim(x)})")
     dims = sorted({w.dim(x), w.dim(x)})
-    return w.add(f"{x}.{how}({dims}, keepdim={w.pick(False, True)})")
+    least = 1e-3 if how == "std" else None  # at 0 it has no derivative
+    return w.add(f"{x}.{how}({dims}, keepdim={w.pick(False, True)})", least=least)
 
 
 def whole_reduction(w):
