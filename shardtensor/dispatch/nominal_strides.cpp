@@ -117,10 +117,25 @@ Dims dense_strides(const Dims& order, const Dims& sizes) {
   return strides;
 }
 
+/// Also its dims of one element, whose strides may otherwise be any number.
+bool has_row_major_strides(const at::Tensor& x) {
+  int64_t next = 1;
+  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
+    if (x.stride(dim) != next) {
+      return false;
+    }
+    next *= std::max<int64_t>(x.size(dim), 1);
+  }
+  return true;
+}
+
 } // namespace
 
 Dims elementwise_strides(at::ArrayRef<at::Tensor> operands, const Dims& sizes) {
-  if (all_of(operands, [](const auto& x) { return x.is_contiguous(); })) {
+  if (all_of(operands, has_row_major_strides) ||
+      all_of(operands, [&](const auto& x) {
+        return x.sizes() == at::IntArrayRef(sizes) && x.is_contiguous();
+      })) {
     return {};
   }
   const auto& first = operands[0];

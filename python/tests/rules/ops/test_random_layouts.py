@@ -92,3 +92,16 @@ def test_numbers_come_in_the_order_of_memory(mesh, memory):
     with shardtensor.fallback_mode("silent"):
         for name in names:
             check_order(mesh, memory, name)
+
+
+@ranks(2, 3)
+def test_a_dim_of_one_element_tells_the_order_too(mesh):
+    """Row-major for all that is_contiguous() says; TensorIterator reads its stride."""
+    column, row = torch.randn(4, 1), torch.randn(1, 3)
+    product = "...i,ij->j..."
+    expected = torch.einsum(product, column, row)
+    for placements in layouts_of(mesh, (4, 1)):
+        actual = torch.einsum(product, shard(column, mesh, *placements), row)
+        assert actual.stride() == expected.stride() == (1, 3)
+        dropped, e = (seeded(F.dropout, x)[0] for x in (actual, expected))
+        assert_close(dropped, e)
