@@ -7,9 +7,6 @@
 // Dice, which is that of slices whose labels were held out. --mesh 2x2 cuts
 // two dims. The model (unet.h) does not know that the volume is sharded.
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -19,6 +16,7 @@
 #include <torch/optim/adamw.h>
 
 #include "tensor_file.h"
+#include "training.h"
 #include "unet.h"
 
 using shardtensor::DistributedManager;
@@ -36,17 +34,6 @@ struct Arguments {
   int64_t steps = 40;
 };
 
-std::vector<int64_t> numbers(const std::string& text) {
-  std::vector<int64_t> result;
-  for (const char* rest = text.c_str(); *rest;) {
-    char* end = nullptr;
-    result.push_back(std::strtol(rest, &end, 10));
-    TORCH_CHECK(end != rest, "--mesh ", text, ": expected 4 or 2x2");
-    rest = *end == 'x' ? end + 1 : end;
-  }
-  return result;
-}
-
 Arguments parse(int count, char** values) {
   Arguments arguments;
   for (int i = 1; i < count; ++i) {
@@ -55,7 +42,7 @@ Arguments parse(int count, char** values) {
     if (value == "--steps" && more) {
       arguments.steps = std::atoll(values[++i]);
     } else if (value == "--mesh" && more) {
-      arguments.mesh = numbers(values[++i]);
+      arguments.mesh = numbers("--mesh", values[++i]);
     } else {
       arguments.folder = value;
     }
@@ -65,13 +52,6 @@ Arguments parse(int count, char** values) {
       "usage: train_unet FOLDER [--steps N] [--mesh 2x2]; prepare.py fills the "
       "folder");
   return arguments;
-}
-
-/// A mesh of 1 to 3 axes; axis i cuts spatial dim i of the volume.
-MeshPtr make_mesh(const std::vector<int64_t>& shape) {
-  std::vector<std::string> names{"domain_x", "domain_y", "domain_z"};
-  names.resize(shape.size());
-  return DistributedManager::get().initialize_mesh(shape, names);
 }
 
 /// The tensor of rank 0, cut over the mesh from `first_dim` on. Its sizes are
@@ -88,51 +68,14 @@ at::Tensor shard(const at::Tensor& x, const MeshPtr& mesh, int64_t first_dim) {
 
 /// A model of the shape that the weights have.
 UNet load_model(const std::string& path) {
-  auto weights = read_tensors(path);
+  const auto weights = read_tensors(path);
   std::vector<int64_t> channels{weights.at("first.0.weight").size(0)};
   while (weights.count(c10::str("downs.", channels.size() - 1, ".weight"))) {
     channels.push_back(2 * channels.back());
   }
   UNet model(channels, kClasses);
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : model->named_parameters()) {
-    parameter.value().copy_(weights.at(parameter.key()));
-  }
+  load_weights(*model, weights);
   return model;
-}
-
-/// From 0 to 1.
-double half_cosine(double share) {
-  return (1 - std::cos(std::acos(-1.0) * share)) / 2;
-}
-
-/// One cycle: the learning rate rises to its peak in the first third and falls
-/// to zero, the momentum goes the other way; both as a cosine.
-void schedule(
-    torch::optim::AdamWOptions& options,
-    int64_t number,
-    int64_t steps) {
-  const double top = std::max(0.3 * static_cast<double>(steps) - 1, 2.0);
-  const double at = static_cast<double>(number);
-  const double last = static_cast<double>(steps - 1);
-  const bool rises = at < top;
-  const double height = rises
-      ? half_cosine(at / top)
-      : 1 - half_cosine((at - top) / std::max(last - top, 1.0));
-  options.lr(kLearningRate * (rises ? 0.04 + 0.96 * height : height));
-  options.betas({0.95 - 0.1 * height, 0.95});
-}
-
-double one_step(
-    UNet& model,
-    torch::optim::Optimizer& optimizer,
-    const at::Tensor& volume,
-    const at::Tensor& labels) {
-  optimizer.zero_grad();
-  const auto loss = segmentation_loss(model->forward(volume), labels);
-  loss.backward();
-  optimizer.step();
-  return shardtensor::full_tensor(loss).item<double>();
 }
 
 /// Of each class, on the slices that `labels` leaves out.
@@ -148,7 +91,7 @@ at::Tensor dice_on_unseen(
   return dice(certain, truth.masked_fill(labels >= 0, -100));
 }
 
-void train(const Arguments& arguments) {
+void run(const Arguments& arguments) {
   const auto mesh = make_mesh(arguments.mesh);
   const auto device = DistributedManager::get().device();
   auto brain = read_tensors(arguments.folder + "/brain.bin");
@@ -156,26 +99,14 @@ void train(const Arguments& arguments) {
   const auto labels = shard(brain.at("labels").to(device), mesh, 1);
   auto model = load_model(arguments.folder + "/weights.bin");
   model->to(device);
-  torch::optim::AdamW optimizer(
-      model->parameters(), torch::optim::AdamWOptions(kLearningRate));
-  auto& options = static_cast<torch::optim::AdamWOptions&>(
-      optimizer.param_groups()[0].options());
   const bool speaks = mesh->position() == 0;
   if (speaks) {
     std::cout << *shardtensor::spec(volume) << std::endl;
   }
-  for (int64_t step = 0; step < arguments.steps; ++step) {
-    const auto begin = std::chrono::steady_clock::now();
-    schedule(options, step, arguments.steps);
-    const double loss = one_step(model, optimizer, volume, labels);
-    const std::chrono::duration<double> seconds =
-        std::chrono::steady_clock::now() - begin;
-    if (speaks) {
-      std::printf(
-          "step %2ld  loss %.6f  %.2f s\n", step + 1, loss, seconds.count());
-      std::fflush(stdout);
-    }
-  }
+  const torch::optim::AdamWOptions options(kLearningRate);
+  train(model->parameters(), options, arguments.steps, speaks, [&](int64_t) {
+    return segmentation_loss(model->forward(volume), labels);
+  });
   const auto scores =
       dice_on_unseen(model, volume, brain.at("labels"), brain.at("truth"));
   if (speaks) {
@@ -193,6 +124,6 @@ void train(const Arguments& arguments) {
 int main(int count, char** values) {
   const auto arguments = parse(count, values);
   DistributedManager::initialize();
-  train(arguments);
+  run(arguments);
   DistributedManager::cleanup(/*wait=*/true);
 }
