@@ -83,6 +83,12 @@ add_test(NAME example_train_unet COMMAND ${Python_EXECUTABLE}
   ${PROJECT_BINARY_DIR}/example_train_unet ${mpirun} -n 2 $<TARGET_FILE:train_unet>)
 set_tests_properties(example_train_unet PROPERTIES TIMEOUT 300 PROCESSORS 2
   ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")
+add_test(NAME example_train_ocean_vit COMMAND ${Python_EXECUTABLE}
+  ${PROJECT_SOURCE_DIR}/tests/examples/train_ocean_vit.py
+  ${PROJECT_BINARY_DIR}/example_train_ocean_vit
+  ${mpirun} -n 2 $<TARGET_FILE:train_ocean_vit>)
+set_tests_properties(example_train_ocean_vit PROPERTIES TIMEOUT 300 PROCESSORS 2
+  ENVIRONMENT "${rank_environment};PYTHONPATH=${PROJECT_SOURCE_DIR}/python")
 add_test(NAME example_predict_mesh COMMAND ${Python_EXECUTABLE}
   ${PROJECT_SOURCE_DIR}/tests/examples/predict_mesh.py
   ${PROJECT_BINARY_DIR}/example_predict_mesh ${mpirun} -n 3 $<TARGET_FILE:predict_mesh>)
