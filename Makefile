@@ -96,7 +96,7 @@ test-all:  ## the same with the tail: full sweeps, larger compiled models
 
 TAIL ?=
 
-test-cpp: build-tests setup-demo setup-sphere  ## ctest: C++ alone and under mpirun, its examples
+test-cpp: build-tests setup-demo setup-fields setup-sphere  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
 test-python: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
