@@ -8,6 +8,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <torch/library.h>
 
@@ -74,9 +75,12 @@ class Arguments {
         return device;
       }
     }
-    return on_device_ && made.defined() && made.is_cpu()
-        ? kernel_.on_device(made)
-        : made;
+    if (!on_device_ || !made.defined() || !made.is_cpu()) {
+      return made;
+    }
+    // A tensor of zeros without memory is one by its dispatch key.
+    return kernel_.on_device(
+        made._is_zerotensor() ? at::zeros(made.sizes(), made.options()) : made);
   }
 
   /// Written tensors that had no elements got their own memory.
