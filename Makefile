@@ -104,7 +104,7 @@ test-python: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## pyt
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
 DEVICE_TESTS ?= device rules/norm/test_norm.py \
-  rules/index$(if $(TAIL),,/test_indexing.py) $(if $(TAIL),rules/stencil)
+  rules/index$(if $(TAIL),,/test_indexing.py) $(if $(TAIL),rules/stencil rules/reduce)
 
 test-device: build-tests  ## pytest on a device whose memory the host cannot touch
 	@DEVICE=guarded $(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') \
