@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -536,15 +537,21 @@ def test_settings_for_data_parallel(mesh):
 
 
 def time_limit():
-    os.environ["SHARDTENSOR_DISTRIBUTED_TIMEOUT"] = "0.5"
+    # The limit bounds the meeting, too: generous, so that a busy machine meets.
+    os.environ["SHARDTENSOR_DISTRIBUTED_TIMEOUT"] = "3"
     rank = dist.get_rank()
     dist.destroy_process_group()
     DistributedManager.initialize()
+    store = dist.distributed_c10d._get_default_store()
+    patience = timedelta(seconds=60)
     if rank == 0:
         with pytest.raises(RuntimeError, match="(?i)timed? ?out"):
             dist.barrier()
+        store.set("rank 0 gave up", "")
+        store.wait(["rank 1 knows"], patience)
     else:
-        time.sleep(1)
+        store.wait(["rank 0 gave up"], patience)
+        store.set("rank 1 knows", "")
 
 
 def timed(port):
