@@ -9,3 +9,8 @@ programs.py  random programs; steps.py their lines
 faults.py    subjects that fail, to test the sweep
 __main__.py  make conformance
 """
+
+import os
+
+# Seconds that a rank waits for another one; give more on a busy machine.
+WAIT = float(os.environ.get("CONFORMANCE_WAIT", "5"))

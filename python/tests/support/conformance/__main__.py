@@ -4,6 +4,7 @@
     python -m conformance --only add nn.Conv2d --mesh 2 --case 17
     python -m conformance --programs 20000             # random ones, on each mesh
 
+CONFORMANCE_WAIT=60: on a busy machine, the seconds a rank waits for another (5).
 Exit status 1 where a case is wrong, hangs, differs between ranks, or is refused
 without a reason.
 """

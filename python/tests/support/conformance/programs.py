@@ -31,10 +31,9 @@ from oracle import check_op, sharded
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from conformance import steps
+from conformance import WAIT, steps
 
 PRELOAD = ("conformance.steps",)
-WAIT = 5.0  # seconds that a rank waits for another one
 LARGEST = 100.0  # values beyond are not compared: too little is left of the digits
 STEPS = 8
 

@@ -21,12 +21,11 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 import shardtensor
-from conformance import check, subjects
+from conformance import WAIT, check, subjects
 
 PRELOAD = ("conformance.recorded", "conformance.check")
-WAIT = 5.0  # seconds that a rank waits for another one
-SLICE = 30.0  # seconds after which the ranks report and are called again
-WATCHDOG = 90.0  # seconds after which they hang
+SLICE = 6 * WAIT  # seconds after which the ranks report and are called again
+WATCHDOG = 18 * WAIT  # seconds after which they hang
 
 # What a case may come to. `raised`: one device raised, too.
 FINE = ("native", "gathered", "refused", "raised")
