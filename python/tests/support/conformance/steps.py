@@ -50,14 +50,16 @@ def whole_reduction(w):
     w.add(w.pick("{}.sum()", "{}.mean()", "{}.prod()", "{}.max()").format(w.tensor()))
 
 
+# median of elements of their own: PyTorch's misreads an expanded tensor's.
 def along_dim(w):
     x = w.tensor(lambda x: x.dim())
     text = w.pick(
         "{x}.softmax({d})", "{x}.log_softmax({d})", "{x}.cumsum({d})", "{x}.flip({d})",
         "{x}.roll(1, {d})", "{x}.roll(-2, {d})", "{x}.cumprod({d})", "{x}.sort({d})[0]",
         "{x}.max({d})[0]", "{x}.cummax({d})[0]", "{x}.diff(dim={d})",
-        "{x}.logcumsumexp({d})", "F.normalize({x} + 3, dim={d})", "{x}.median({d})[0]",
-        "{x}.topk(1, {d})[0]", "torch.renorm({x}, 2, {d}, 1.0)", "F.glu({x}, {d})",
+        "{x}.logcumsumexp({d})", "F.normalize({x} + 3, dim={d})", "F.glu({x}, {d})",
+        "({x} + 0).median({d})[0]", "{x}.topk(1, {d})[0]",
+        "torch.renorm({x}, 2, {d}, 1.0)",
     )  # fmt: skip
     w.add(text.format(x=x, d=w.dim(x)))
 
