@@ -1,6 +1,3 @@
-#include <numeric>
-
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/_unsafe_masked_index_native.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/nonzero.h>
@@ -13,13 +10,13 @@
 #include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/terms.h"
 
-// x[...] with tensors along sharded dims, and with masks.
+// x[...] with tensors along sharded dims.
 
 namespace shardtensor::detail {
 namespace {
@@ -50,90 +47,6 @@ at::Tensor partial_index(
   return wrap(rows.masked_fill(mask.logical_not(), 0), result);
 }
 
-/// How many rows each piece of a cut has; the same list on every rank.
-/// Communication: one exchange of a number.
-Partition count_pieces(
-    const SpecPtr& spec,
-    int64_t dim,
-    int64_t count,
-    at::Device device) {
-  const auto options = at::TensorOptions(at::kLong).device(device);
-  const auto terms = gather_terms(
-      at::zeros({}, options).fill_(count),
-      make_replicated(spec->mesh(), {}),
-      spec->axes(dim));
-  const auto counts = terms.cpu();
-  std::vector<int64_t> sizes;
-  for (int64_t piece = 0; piece < counts.numel(); ++piece) {
-    sizes.push_back(counts.select(0, piece).item<int64_t>());
-  }
-  return Partition(sizes);
-}
-
-/// A mask whose only cut dim is its first, cut like self's: every rank selects
-/// among its own rows, and the results stand in rank order.
-bool fits_mask(const SpecPtr& spec, int64_t place, const at::Tensor& mask) {
-  if (!spec->is_sharded(place) || !spec->partition(place).is_contiguous()) {
-    return false;
-  }
-  for (int64_t k = 0; k < mask.dim(); ++k) {
-    if (place + k >= spec->dim() || mask.size(k) != spec->size(place + k) ||
-        (k > 0 && spec->is_sharded(place + k))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/// The mask, cut like the dims of `spec` that it stands for.
-at::Tensor local_mask(
-    const at::Tensor& mask,
-    const SpecPtr& spec,
-    int64_t place) {
-  std::vector<Placement> placements(spec->mesh()->axes());
-  ShardSpec::Partitions partitions(mask.dim());
-  partitions[0] = spec->partition(place);
-  for (const int64_t axis : spec->axes(place)) {
-    placements[axis] = Placement::shard(0);
-  }
-  const auto wanted = make_spec(
-      spec->mesh(), mask.sizes().vec(), placements, std::move(partitions));
-  return local_of(mask, wanted).tensor;
-}
-
-at::Tensor masked_rows(
-    const at::Tensor& local,
-    const SpecPtr& spec,
-    int64_t place,
-    const at::Tensor& mask) {
-  Indices indices;
-  for (int64_t dim = 0; dim < place; ++dim) {
-    indices.push_back(std::nullopt);
-  }
-  indices.push_back(local_mask(mask, spec, place));
-  const auto rows = at::index(local, indices);
-  const auto partition =
-      count_pieces(spec, place, rows.size(place), local.device());
-  auto sizes = spec->sizes();
-  std::vector<int64_t> from(spec->dim());
-  std::iota(from.begin(), from.end(), 0);
-  for (auto* const per_dim : {&sizes, &from}) {
-    const auto inner = per_dim->begin() + place + 1;
-    per_dim->erase(inner, inner + mask.dim() - 1);
-  }
-  sizes[place] = partition.extent();
-  ShardSpec::Partitions partitions(sizes.size());
-  partitions[place] = partition;
-  return wrap(
-      rows,
-      with_dims(
-          spec,
-          std::move(sizes),
-          from,
-          Placement::replicate(),
-          std::move(partitions)));
-}
-
 /// See Note [Indices out of bounds].
 void check_cut_indices(const at::Tensor& self, const Indices& given) {
   for (size_t dim = 0; dim < given.size(); ++dim) {
@@ -160,8 +73,9 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   const auto [local, own] = local_of(self);
   if (const auto place = only_mask(given)) {
     const std::optional<at::Tensor> mask = given.get(*place);
-    if (fits_mask(own, *place, *mask)) {
-      return masked_rows(local, own, *place, *mask);
+    if (keeps_rows(own, *place, *mask)) {
+      const auto rows = masked_rows(own, *place, *mask);
+      return wrap(at::index(local, rows.index), rows.result);
     }
   }
   if (const auto dim = only_rows(given)) {
@@ -197,19 +111,6 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   return wrap(
       at::index(redistribute_local(local, own, wanted), index.list(self.dim())),
       result_spec(wanted, index));
-}
-
-at::Tensor masked_select_kernel(
-    const at::Tensor& self,
-    const at::Tensor& mask) {
-  TORCH_CHECK(
-      mask.scalar_type() == at::kBool,
-      "masked_select: expected a bool mask, got ",
-      mask.scalar_type());
-  const auto sizes = at::infer_size(self.sizes(), mask.sizes());
-  Indices indices;
-  indices.push_back(mask.expand(sizes));
-  return index_kernel(self.expand(sizes), indices);
 }
 
 /// Ranks that cut the first dim alone find their rows in order.
@@ -256,7 +157,6 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("_unsafe_index.Tensor", index_kernel);
   m.impl("_unsafe_masked_index", at::native::_unsafe_masked_index);
   m.impl("take", take_kernel);
-  m.impl("masked_select", masked_select_kernel);
   m.impl("nonzero", nonzero_kernel);
 }
 

@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
@@ -59,6 +60,29 @@ std::optional<at::Tensor> fill_mask(
   auto sizes = mask->sizes().vec();
   sizes.insert(sizes.end(), after, 1);
   return mask->to(self.device(), at::kBool).reshape(sizes);
+}
+
+/// x[mask] = values where every rank's rows of x get its rows of the values.
+bool put_masked_rows(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate) {
+  const auto place = only_mask(given);
+  if (!place || is_traced(impl_of(self)->local())) {
+    return false;
+  }
+  const auto own = without_partial(spec(self));
+  const std::optional<at::Tensor> mask = given.get(*place);
+  if (!keeps_rows(own, *place, *mask)) {
+    return false;
+  }
+  const auto rows = masked_rows(own, *place, *mask);
+  const auto source = local_values(values, rows.result, self.scalar_type());
+  const LocalToWrite target(self, own);
+  target.local().index_put_(rows.index, source, accumulate);
+  target.finish();
+  return true;
 }
 
 /// Every rank writes into the rows that it has, one index dim for all.
@@ -165,7 +189,12 @@ at::Tensor& index_put_in_place_kernel(
   if (accumulate && adds_rows(self, given, values)) {
     return self;
   }
-  begin_row_write(self);
+  const auto place = only_mask(given);
+  begin_row_write(
+      self, place ? layout_beside(self, *place, *given.get(*place)) : nullptr);
+  if (put_masked_rows(self, given, values, accumulate)) {
+    return self;
+  }
   if (indexes_whole_dims(without_partial(spec(self)), given)) {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put_", "");

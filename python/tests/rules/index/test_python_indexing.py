@@ -1,6 +1,7 @@
 """x[...] and x[...] = v as a Python user writes them."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ def test_reading(mesh, name):
 
 
 VALUES = torch.randn(3, dtype=torch.float64)
+SOURCE = torch.randn(70, dtype=torch.float64)
 WRITES = {
     "number": lambda y: y.__setitem__(1, 2.5),
     "all": lambda y: y.__setitem__(..., 1.0),
@@ -70,6 +72,9 @@ WRITES = {
     "mask_values": lambda y: y.__setitem__(MASK, VALUES),
     "mask_full": lambda y: y.__setitem__(y.detach() > 0, 0.0),
     "mask_other": lambda y: y.__setitem__((slice(None), COLUMNS), VALUES),
+    "masked_scatter_of_itself": lambda y: y.masked_scatter_(y > 0, y.flip(0) * 2),
+    "masked_scatter_rows": lambda y: y.masked_scatter_(MASK[:, None, None], y * 2),
+    "masked_scatter_plain": lambda y: y.masked_scatter_(COLUMNS[:, None], SOURCE),
     "add": lambda y: y.__setitem__(1, y[1] + 1),
     "iadd": lambda y: y[1:3].add_(1),
     "index_put_accumulate": lambda y: y.index_put_((I,), VALUES, accumulate=True),
@@ -149,6 +154,43 @@ def test_a_mask_selects_rows_where_they_are(mesh):
         chosen = s[s[:, 0] > 0]
         assert_close(chosen, x[x[:, 0] > 0])
         assert chosen.placements == (Shard(0),)
+
+
+@ranks(2, 3)
+def test_a_mask_selects_and_writes_without_a_gather(mesh):
+    shardtensor.set_fallback_mode("error")
+
+    def selected(x, y):
+        return y.masked_scatter(y > 0, (x * 2)[y > 0]), x.masked_select(y > 0)
+
+    x, y = (torch.randn(9, 4, dtype=torch.float64, requires_grad=True) for _ in "xy")
+    for sizes in partitions(9, mesh.size(), repeated=False):
+        arguments = [sharded(t, [Shard(0)], {0: sizes}) for t in (x, y)]
+        check_op(selected, *arguments, mesh=mesh)
+    s = shard(y.detach(), mesh, [Shard(0)])
+    rows = s[s > 0]
+    shardtensor.reset_comm_stats()
+    s.masked_scatter_(s > 0, rows * 2)
+    assert shardtensor.comm_stats().bytes <= 8 * mesh.size()  # a count
+
+
+@ranks(2)
+def test_masked_scatter_refuses_what_one_device_refuses(mesh):
+    x = torch.randn(9, 4)
+    s = shard(x, mesh, [Shard(0)])
+    for wrong in (
+        lambda x: x.masked_scatter_(x > -99, x[:5]),  # too few
+        lambda x: x.masked_scatter_(x > 0, x.double()),
+        lambda x: x.masked_scatter_(x, x),
+        lambda x: x.masked_scatter_(x[:3] > 0, x),
+    ):
+        with pytest.raises(RuntimeError) as one:
+            wrong(x)
+        with pytest.raises(RuntimeError, match=re.escape(str(one.value))):
+            wrong(s)
+    plain = x.clone()
+    plain.masked_scatter_(s > 0, s * 2)
+    assert_close(plain, x.masked_scatter(x > 0, x * 2))
 
 
 @ranks(2, 3)
