@@ -107,11 +107,19 @@ def _copies_by_shards(mesh):
 def _shard(module, mesh, units, options):
     from torch.distributed.fsdp import fully_shard
 
-    children = module.children() if units is None else units
-    for child in children:
+    for child in _children(module) if units is None else units:
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
+
+
+def _children(module):
+    """Those of a container without a forward in its place, for fully_shard has none."""
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _children(child)
+        else:
+            yield child
 
 
 _modes_of: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()

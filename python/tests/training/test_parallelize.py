@@ -10,6 +10,7 @@ from ranks import ranks, shard
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -227,6 +228,31 @@ def test_parameters_of_every_kind(mesh, kind, data):
     ]
     steps(reference, batches, pairs[0][0], mean_square)
     steps(model, [part(x, mesh, domain) for x in batches], pairs[1][0], mean_square)
+    assert_same(model, reference)
+
+
+class Listed(nn.Module):
+    """Layers in containers that have no forward."""
+
+    def __init__(self):
+        super().__init__()
+        layers = {"first": nn.Conv2d(2, 4, 3, padding=1), "none": nn.ModuleList()}
+        self.layers = nn.ModuleList([nn.ModuleDict(layers), nn.Conv2d(4, 1, 1)])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0]["first"](x).tanh())
+
+
+@ranks(2)
+def test_layers_in_lists(mesh):
+    torch.manual_seed(2)
+    reference = Listed().double()
+    model = parallelize(copy.deepcopy(reference), mesh, "fsdp")
+    assert isinstance(model.layers[0]["first"], FSDPModule)
+    batches = [torch.randn(2, 2, 9, 6).double() for _ in range(2)]
+    parts = [shard(x, mesh, [Shard(2)]) for x in batches]
+    for m, given in ((reference, batches), (model, parts)):
+        steps(m, given, torch.optim.AdamW(m.parameters(), 0.05), mean_square)
     assert_same(model, reference)
 
 
