@@ -19,7 +19,7 @@ from shardtensor.constants import hold_in_checkpoints, new_tensors_on
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.modes import gradient_policy
 from shardtensor.shard_tensor import ShardTensor
-from shardtensor.sync import sync_module_over_mesh
+from shardtensor.sync import sync_module_over_mesh, sync_pieces_over_mesh
 
 
 def parallelize(
@@ -28,12 +28,13 @@ def parallelize(
     data: str | None = "ddp",
     domain: Sequence[str] = ("domain",),
     *,
+    tensor: str | Sequence[str] | None = None,
     new_tensors: bool = True,
     units: Sequence[nn.Module] | None = None,
     **options,
 ) -> nn.Module:
-    """The module, ready for samples that lie on the `domain` axes of `mesh`, other
-    samples along its other axes:
+    """The module, ready for samples that lie on the `domain` axes of `mesh`, the same
+    ones along its `tensor` axes, other samples along its other axes:
 
         model = parallelize(model, mesh, "ddp")           # mesh: data x domain
         x = array.read(sample, mesh["domain"], [Shard(2)])
@@ -44,49 +45,92 @@ def parallelize(
     module, "hsdp" so that each index of the mesh's first axis has a copy, sharded
     over the other axes: their buckets then sum over data and domain at once, beside
     backward.
-    None leaves the module as it is: for a mesh of domain axes alone. `options` are
+    None leaves the module as it is: where no axis has other samples. `options` are
     the wrapper's.
 
-    Parameters and buffers get the values of the mesh's first rank. Forward runs
+    Along `tensor` axes parameters are DTensors, which parallelize_module made before,
+    or plain and equal; all ranks are then those of one index there. DDP would hold
+    the DTensors' pieces as parameters of their own, of which clip_grad_norm_ sees
+    one rank's: an error, "hsdp" has copies, too. For clip_grad_norm_ all parameters
+    are DTensors: distribute_module(module, mesh["tensor"]) makes the others so.
+
+    Parameters and buffers get the values of the mesh's first rank, DTensors along
+    `tensor` those of the first ranks that hold the same piece. Forward runs
     under the gradient policy "deferred", or "coalesced" without a wrapper, and with
     `new_tensors` within new_tensors_on, which FSDP's buffers do not bear; backward
     and what checkpoints recompute go by the same. Other modules go by their own.
 
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
-    names = list(mesh.mesh_dim_names or ())
-    unknown = [name for name in domain if name not in names]
-    if unknown or not domain:
-        raise ValueError(f"domain: expected axes of {names}, got {tuple(domain)}")
-    if data not in ("ddp", "fsdp", "hsdp", None):
-        raise ValueError(f'data: expected "ddp", "fsdp", "hsdp" or None, got {data!r}')
-    others = [
-        n
-        for n, size in zip(names, mesh.mesh.shape, strict=True)
-        if n not in domain and size > 1
-    ]
-    if data is None and others:
-        raise ValueError(
-            f'data: the axes {others} have other samples, expected "ddp" or "fsdp"'
-        )
+    tensor = (tensor,) if isinstance(tensor, str) else tuple(tensor or ())
+    _check_axes(mesh, data, domain, tensor)
+    if data == "ddp" and tensor:
+        _check_plain(module)
     core_mesh(mesh)
-    if data != "ddp":  # which broadcasts by itself
-        sync_module_over_mesh(module, _flat(mesh))
+    samples = _without(mesh, tensor)
+    if data != "ddp" or tensor:  # DDP broadcasts by itself, over its own ranks
+        _make_equal(module, mesh, samples)
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
     if new_tensors and data not in ("fsdp", "hsdp"):
         modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
     _enter_around_forward(module, modes)
     if data == "ddp":
-        group = whole_group(mesh)
+        group = whole_group(samples)
         return nn.parallel.DistributedDataParallel(
             module, process_group=group, **options
         )
     if data == "fsdp":
-        _shard(module, _flat(mesh), units, options)
+        _shard(module, _flat(samples), units, options)
     if data == "hsdp":
-        _shard(module, _copies_by_shards(mesh), units, options)
+        _shard(module, _copies_by_shards(samples), units, options)
     return module
+
+
+def _check_axes(mesh, data, domain, tensor):
+    names = list(mesh.mesh_dim_names or ())
+    for what, axes in (("domain", domain), ("tensor", tensor)):
+        if any(name not in names for name in axes):
+            raise ValueError(f"{what}: expected axes of {names}, got {tuple(axes)}")
+    if not domain:
+        raise ValueError(f"domain: expected axes of {names}, got {tuple(domain)}")
+    if both := [name for name in tensor if name in domain]:
+        raise ValueError(f"tensor: the axes {both} are the domain's, expected others")
+    if data not in ("ddp", "fsdp", "hsdp", None):
+        raise ValueError(f'data: expected "ddp", "fsdp", "hsdp" or None, got {data!r}')
+    others = [
+        n
+        for n, size in zip(names, mesh.mesh.shape, strict=True)
+        if n not in domain and n not in tensor and size > 1
+    ]
+    if data is None and others:
+        raise ValueError(
+            f'data: the axes {others} have other samples, expected "ddp" or "fsdp"'
+        )
+
+
+def _check_plain(module):
+    cut = [name for name, p in module.named_parameters() if hasattr(p, "placements")]
+    if cut:
+        raise ValueError(
+            f'data: {cut[0]} is a DTensor, of which "ddp" would train each piece as a '
+            'parameter of its own, expected "fsdp" or "hsdp"'
+        )
+
+
+def _without(mesh, axes):
+    """The sub-mesh of the other axes."""
+    rest = tuple(name for name in mesh.mesh_dim_names if name not in axes)
+    return mesh[rest] if axes else mesh
+
+
+def _make_equal(module, mesh, samples):
+    state = [*module.parameters(), *module.buffers()]
+    if samples is not mesh and any(hasattr(x, "placements") for x in state):
+        sync_pieces_over_mesh(module, _flat(samples))
+        state = [x for x in state if not hasattr(x, "placements")]
+    if state:
+        sync_module_over_mesh(module, _flat(mesh))
 
 
 def _flat(mesh):
@@ -100,8 +144,9 @@ def _copies_by_shards(mesh):
         raise ValueError(f'data: "hsdp" needs a mesh of 2 axes or more, got {mesh}')
     if mesh.ndim == 2:
         return mesh
-    ranks = mesh.mesh.flatten(1)
-    return DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("copies", "shards"))
+    copies, *others = mesh.mesh_dim_names
+    shards = mesh[tuple(others)]._flatten()
+    return mesh._get_root_mesh()[(copies, *shards.mesh_dim_names)]
 
 
 def _shard(module, mesh, units, options):

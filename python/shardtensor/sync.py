@@ -41,13 +41,29 @@ def sync_module_over_mesh(
         )
     state = dict(_state(module))
     plain = {name: x for name, x in state.items() if not _is_distributed(x)}
-    group = mesh.get_group()
-    device = device_of(mesh)
-    _compare(_problem(module, mesh, state, plain), plain, group, device)
-    for bucket in _buckets(list(plain.values())):
-        _broadcast(bucket, src_mesh_rank, group)
+    _make_equal(module, mesh, plain, src_mesh_rank, state)
     if verify:
-        _compare_values(plain, group, device)
+        _compare_values(plain, mesh.get_group(), device_of(mesh))
+
+
+def sync_pieces_over_mesh(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Gives every DTensor's piece the values that it has on the first rank of a 1-D
+    mesh, in place. For DTensors along other axes alone: these ranks hold the same
+    piece. Errors and communication: see sync_module_over_mesh."""
+    pieces = {
+        name: x.detach().to_local()
+        for name, x in _state(module)
+        if _is_distributed(x) and not isinstance(x, ShardTensor)
+    }
+    _make_equal(module, mesh, pieces, 0, pieces)
+
+
+def _make_equal(module, mesh, tensors, source, state):
+    group = mesh.get_group()
+    problem = _problem(module, mesh, state, tensors)
+    _compare(problem, tensors, group, device_of(mesh))
+    for bucket in _buckets(list(tensors.values())):
+        _broadcast(bucket, source, group)
 
 
 def _state(module):
