@@ -54,6 +54,8 @@ def parallelize(
     one rank's: an error, "hsdp" has copies, too. For clip_grad_norm_ all parameters
     are DTensors: distribute_module(module, mesh["tensor"]) makes the others so.
 
+    nn.SyncBatchNorm without a group normalizes over all samples, on CPUs, too.
+
     Parameters and buffers get the values of the mesh's first rank, DTensors along
     `tensor` those of the first ranks that hold the same piece. Forward runs
     under the gradient policy "deferred", or "coalesced" without a wrapper, and with
@@ -70,16 +72,14 @@ def parallelize(
     samples = _without(mesh, tensor)
     if data != "ddp" or tensor:  # DDP broadcasts by itself, over its own ranks
         _make_equal(module, mesh, samples)
+    _let_norms_meet(module, samples)
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
     if new_tensors and data not in ("fsdp", "hsdp"):
         modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
     _enter_around_forward(module, modes)
     if data == "ddp":
-        group = whole_group(samples)
-        return nn.parallel.DistributedDataParallel(
-            module, process_group=group, **options
-        )
+        return _Ddp(module, process_group=whole_group(samples), **options)
     if data == "fsdp":
         _shard(module, _flat(samples), units, options)
     if data == "hsdp":
@@ -131,6 +131,18 @@ def _make_equal(module, mesh, samples):
         state = [x for x in state if not hasattr(x, "placements")]
     if state:
         sync_module_over_mesh(module, _flat(mesh))
+
+
+class _Ddp(nn.parallel.DistributedDataParallel):
+    def _passing_sync_batchnorm_handle(self, module):
+        """SyncBatchNorm works with ShardTensors on CPUs, too."""
+
+
+def _let_norms_meet(module, samples):
+    """Over all samples, unless a program has chosen a group."""
+    for layer in module.modules():
+        if isinstance(layer, nn.SyncBatchNorm) and layer.process_group is None:
+            layer.process_group = whole_group(samples)
 
 
 def _flat(mesh):

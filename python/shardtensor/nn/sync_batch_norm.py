@@ -1,0 +1,96 @@
+"""nn.SyncBatchNorm on ShardTensors: statistics over data and domain."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate
+
+from shardtensor.distributed import all_reduce
+from shardtensor.shard_tensor import ShardTensor
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def serve_sync_batch_norm() -> None:
+    """From now on nn.SyncBatchNorm looks first whether its input is a ShardTensor: of
+    these the statistics are those of all samples that the ranks of `process_group`
+    hold, each counted once however many ranks hold parts of it, on any device; those
+    of 16-bit inputs in fp32. `process_group` has one rank of each domain, or
+    complete domains; else ValueError. Communication: two sums over the domain, two
+    all-reduces over the group, as many in backward."""
+    original = nn.SyncBatchNorm.forward
+
+    @functools.wraps(original)
+    def forward(self, input):
+        if self.training and isinstance(input, ShardTensor):
+            return _normalize(self, input)
+        return original(self, input)
+
+    nn.SyncBatchNorm.forward = forward
+
+
+def _normalize(layer, x):
+    layer._check_input_dim(x)
+    layer._check_non_zero_input_channels(x)
+    group = layer.process_group or dist.group.WORLD
+    share = _share(x, group)
+    wide = x.float() if x.dtype in _HALVES else x
+    mean, variance, count = _moments(wide, group, share)
+    if layer.track_running_stats:
+        _track(layer, mean.to_local(), variance.to_local(), count)
+    along = (-1, *[1] * (x.dim() - 2))
+    y = (wide - mean.view(along)) * (variance + layer.eps).rsqrt().view(along)
+    if layer.affine:
+        y = y * layer.weight.view(along) + layer.bias.view(along)
+    return y.to(x.dtype)
+
+
+def _share(x, group):
+    """What each rank of the group counts of x, which all ranks of its mesh have."""
+    domain = {*x.device_mesh.mesh.flatten().tolist()}
+    held = domain.intersection(dist.get_process_group_ranks(group))
+    if len(held) not in (1, len(domain)):
+        raise ValueError(
+            f"SyncBatchNorm: process_group has {len(held)} of the {len(domain)} ranks "
+            "of the input's mesh, expected one or all"
+        )
+    return 1 / len(held)
+
+
+def _moments(x, group, share):
+    """Mean and variance of each channel, and of how many numbers."""
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    number = x.numel() // x.shape[1]
+    count = torch.tensor([number * share], dtype=torch.double, device=x.device)
+    count = round(all_reduce(count, group=group).item())
+    if count < 2:
+        raise ValueError(
+            f"SyncBatchNorm: expected more than 1 value per channel, got {count}"
+        )
+    mean = _over(x.sum(dims), group, share) / count
+    centred = x - mean.view(-1, *[1] * (x.dim() - 2))
+    return mean, _over(centred.square().sum(dims), group, share) / count, count
+
+
+def _over(x, group, share):
+    """The sum over the group of what every rank of x's mesh has alike."""
+    alike = [Replicate()] * x.device_mesh.ndim
+    local = x.redistribute(placements=alike).to_local()
+    total = all_reduce(local * share, group=group)
+    return ShardTensor.from_local(total, x.device_mesh, alike, sharding_shapes="chunk")
+
+
+@torch.no_grad()
+def _track(layer, mean, variance, count):
+    steps = _local(layer.num_batches_tracked).add_(1)
+    # Without one the mean of all steps.
+    momentum = 1.0 / steps.item() if layer.momentum is None else layer.momentum
+    unbiased = variance * (count / (count - 1))
+    for running, new in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+        _local(running).lerp_(new.to(running.dtype), momentum)
+
+
+def _local(buffer):
+    return buffer.to_local() if hasattr(buffer, "to_local") else buffer
