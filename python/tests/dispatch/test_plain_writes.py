@@ -261,6 +261,19 @@ def ctc_loss(x):
     return F.ctc_loss(probabilities, targets, (5, 4), (2, 1))
 
 
+@ranks(2, "2x2")
+def test_lengths_of_ctc_loss_may_be_cut(mesh):
+    shardtensor.set_fallback_mode("silent")
+    probabilities = values(5, 2, 3).log_softmax(-1)
+    targets = torch.tensor([[1, 2], [2, 1]])
+    lengths = [torch.tensor([5, 4]), torch.tensor([2, 1])]
+    expected = F.ctc_loss(probabilities, targets, *lengths)
+    cut = [shard(x, mesh, [Shard(0)] * mesh.ndim) for x in lengths]
+    assert_close(F.ctc_loss(probabilities, targets, *cut), expected)
+    with pytest.raises(RuntimeError, match="ctc_loss: expected lengths of integers"):
+        F.ctc_loss(probabilities, targets, cut[0].float(), cut[1])
+
+
 def linear_cross_entropy(x):
     weight = torch.linspace(-1, 1, 20, dtype=x.dtype).reshape(4, 5)
     return F.linear_cross_entropy(x, weight, torch.arange(6) % 4)

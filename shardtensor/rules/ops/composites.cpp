@@ -6,6 +6,7 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/dist_native.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/native_channel_shuffle_native.h>
@@ -133,9 +134,44 @@ at::Tensor one_hot_function(const at::Tensor& classes, int64_t count) {
   return at::eq(classes.unsqueeze(-1), each).to(at::kLong);
 }
 
+/// Numbers that the host reads, on every rank. Communication: that of
+/// full_tensor for a ShardTensor.
+std::vector<int64_t> lengths_on_host(const at::Tensor& given) {
+  TORCH_CHECK(
+      at::isIntegralType(given.scalar_type(), /*includeBool=*/false),
+      "ctc_loss: expected lengths of integers, got ",
+      given.scalar_type());
+  const auto whole = is_shard_tensor(given) ? full_tensor(given) : given;
+  const auto numbers = whole.to(at::kCPU, at::kLong).contiguous();
+  const auto* const first = numbers.const_data_ptr<int64_t>();
+  return {first, first + numbers.numel()};
+}
+
+/// PyTorch's own reads the memory of the lengths.
+at::Tensor ctc_loss_function(
+    const at::Tensor& log_probs,
+    const at::Tensor& targets,
+    const at::Tensor& input_lengths,
+    const at::Tensor& target_lengths,
+    int64_t blank,
+    int64_t reduction,
+    bool zero_infinity) {
+  return at::ctc_loss(
+      log_probs,
+      targets,
+      lengths_on_host(input_lengths),
+      lengths_on_host(target_lengths),
+      blank,
+      reduction,
+      zero_infinity);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "ctc_loss.Tensor",
+      function_rule<at::_ops::ctc_loss_Tensor, ctc_loss_function>);
   m.impl("one_hot", function_rule<at::_ops::one_hot, one_hot_function>);
 }
 
