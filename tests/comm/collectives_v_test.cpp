@@ -5,8 +5,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
@@ -53,6 +56,20 @@ class ScatterV : public testing::OnEachBackend {};
 INSTANTIATE_TEST_SUITE_P(
     On,
     ScatterV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class IndexedAllToAllV : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    IndexedAllToAllV,
+    testing::each_backend(),
+    testing::backend_name);
+
+class Broadcast : public testing::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    Broadcast,
     testing::each_backend(),
     testing::backend_name);
 
@@ -210,6 +227,49 @@ TEST_P(ScatterV, GivesEachRankItsRowsOfOneRank) {
   }
 }
 
+TEST_P(IndexedAllToAllV, SendsChosenRowsAndAddsUpTheirGradients) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const bool is_first = mesh->position() == 0;
+    const auto rows = [](Sizes numbers) {
+      return at::tensor(numbers, at::kLong);
+    };
+    const auto x =
+        at::tensor(
+            is_first ? std::vector<double>{1, 2} : std::vector<double>{3})
+            .set_requires_grad(true);
+    const std::vector<at::Tensor> indices = is_first
+        ? std::vector{rows({1}), rows({1, 0})}
+        : std::vector{rows({0}), rows({})};
+    const Sizes arrive = is_first ? Sizes{1, 1} : Sizes{2, 0};
+    const auto y = indexed_all_to_all_v(x, 0, indices, arrive, mesh->group());
+    const auto expected =
+        at::tensor(std::vector<double>{2, is_first ? 3. : 1.});
+    EXPECT_TRUE(at::equal(y, expected));
+    // Rank 0's second row went to both ranks, its first to rank 1.
+    const auto gy = at::tensor(
+        is_first ? std::vector<double>{10, 20} : std::vector<double>{30, 40});
+    const auto gx = at::tensor(
+        is_first ? std::vector<double>{40, 40} : std::vector<double>{20});
+    EXPECT_TRUE(at::equal(gradient(y, x, gy), gx));
+  });
+}
+
+TEST_P(Broadcast, GivesAllRanksOneRanksTensor) {
+  for (const int64_t ranks : {1, 2, 3}) {
+    for (int64_t src = 0; src < ranks; ++src) {
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        const int64_t rank = mesh->position();
+        const auto x = whole(2).add(100 * rank).set_requires_grad(true);
+        const auto y = broadcast(x, src, mesh->group());
+        EXPECT_TRUE(at::equal(y, whole(2).add(100 * src)));
+        const auto gx = gradient(y, x, at::full_like(y, rank + 1));
+        const int64_t all = ranks * (ranks + 1) / 2;
+        EXPECT_TRUE(at::equal(gx, at::full_like(y, rank == src ? all : 0)));
+      });
+    }
+  }
+}
+
 TEST(CollectivesV, RefuseSizesThatDoNotFit) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
     const auto& group = mesh->group();
@@ -224,6 +284,10 @@ TEST(CollectivesV, RefuseSizesThatDoNotFit) {
     EXPECT_THROW(scatter_v(x, 0, {1}, 0, group), c10::ValueError);
     EXPECT_THROW(reduce_scatter_v(x, 0, {3, -1}, group), c10::ValueError);
     EXPECT_THROW(all_to_all_v(x, 0, {1, 2}, {1, 2}, group), c10::ValueError);
+    EXPECT_THROW(broadcast(x, 2, group), c10::ValueError);
+    const std::vector<at::Tensor> one{at::zeros({1}, at::kLong)};
+    EXPECT_THROW(
+        indexed_all_to_all_v(x, 0, one, {1, 1}, group), c10::ValueError);
     const Sizes mine = mesh->position() == 0 ? Sizes{2, 0} : Sizes{0, 2};
     const Sizes less = mesh->position() == 0 ? Sizes{1, 0} : Sizes{0, 1};
     EXPECT_THROW(all_to_all_v(x, 0, mine, less, group), c10::ValueError);
