@@ -107,6 +107,7 @@ TORCH_LIBRARY(shardtensor, m) {
       "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels)");
 
   // Meshes of cells: see cells/elements.h and topology.h.
+  m.def("check_cells(Tensor points, Tensor cells, str kind) -> ()");
   m.def("cell_measures(Tensor points, Tensor cells, str kind) -> Tensor");
   m.def("cell_centers(Tensor points, Tensor cells, str kind) -> Tensor");
   m.def(

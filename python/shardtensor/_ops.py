@@ -20,6 +20,7 @@ cell_edges = torch.ops.shardtensor.cell_edges
 cell_faces = torch.ops.shardtensor.cell_faces
 cell_gradients = torch.ops.shardtensor.cell_gradients
 cell_measures = torch.ops.shardtensor.cell_measures
+check_cells = torch.ops.shardtensor.check_cells
 cell_normals = torch.ops.shardtensor.cell_normals
 devoxelize = torch.ops.shardtensor.devoxelize
 ball_query = torch.ops.shardtensor.ball_query

@@ -13,6 +13,15 @@ import torch
 from shardtensor import _ops
 
 
+def check_cells(points: torch.Tensor, cells: torch.Tensor, kind: str) -> None:
+    """Raises ValueError on all ranks, with the first such cell, where a cell names a
+    point twice, or is flat or turned inside out because its corners stand in a wrong
+    order or a coordinate is NaN. Of surfaces in space, all corners must turn alike.
+    The other functions take cells as they are. Communication: the corners that other
+    ranks have, and two reductions of a number."""
+    _ops.check_cells(points, cells, kind)
+
+
 def cell_measures(points: torch.Tensor, cells: torch.Tensor, kind: str) -> torch.Tensor:
     """Lengths, areas or volumes (C); negative where a cell that fills its space is
     turned inside out."""

@@ -2,8 +2,11 @@
 
 #include <array>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
@@ -87,7 +90,7 @@ Stretch stretch_of(const std::vector<Vector>& tangents, int64_t space) {
 
 // ---- cells ------------------------------------------------------------------
 
-const CellKind& check_cells(
+const CellKind& check_arguments(
     const char* op,
     const Tensor& points,
     const Tensor& cells,
@@ -287,16 +290,89 @@ Tensor fitted_gradients(
       at::stack(rows, 1), at::matmul(ways.transpose(1, 2), differences));
 }
 
+// ---- what is no cell --------------------------------------------------------
+
+/// How far the cell opens at the corners that tell: (C, turns), not positive
+/// where it is flat or inside out.
+Tensor openings(const CellKind& kind, const Tensor& corners) {
+  const auto turns = [&](size_t place) {
+    std::vector<int64_t> rows;
+    for (const auto& turn : kind.turns) {
+      rows.push_back(turn[place]);
+    }
+    return corners.index_select(
+        1,
+        at::tensor(rows, at::TensorOptions(corners.device()).dtype(at::kLong)));
+  };
+  std::vector<Vector> tangents;
+  for (int64_t dim = 0; dim < kind.dims; ++dim) {
+    tangents.push_back(vector_of(turns(dim + 1).sub(turns(0))));
+  }
+  if (kind.dims == 2 && corners.size(-1) == 3) {
+    const auto normals = stacked(cross(tangents[0], tangents[1]), 3);
+    return normals.mul(normals.sum(1, /*keepdim=*/true)).sum(2);
+  }
+  return stretch_of(tangents, corners.size(-1)).measure;
+}
+
+/// Raises for the first cell of which `is_bad` (C) is true.
+void check_none(
+    const Tensor& is_bad,
+    const Tensor& cells,
+    const std::string& kind,
+    const char* what) {
+  const auto count = cells.size(0);
+  if (count == 0) {
+    return;
+  }
+  const auto numbers = constant_beside(cells, at::arange(count));
+  const auto first = at::where(is_bad, numbers, numbers.add(count)).min();
+  const auto number = first.item<int64_t>();
+  if (number < count) {
+    const auto corners = cells.select(0, number);
+    const auto known =
+        (is_shard_tensor(corners) ? full_tensor(corners) : corners).cpu();
+    TORCH_CHECK_VALUE(
+        false,
+        "check_cells: ",
+        kind,
+        " ",
+        number,
+        " of the points ",
+        at::ArrayRef<int64_t>(known.const_data_ptr<int64_t>(), known.numel()),
+        what);
+  }
+}
+
 } // namespace
 
 // ---- the functions ----------------------------------------------------------
+
+void check_cells(
+    const Tensor& points,
+    const Tensor& cells,
+    const std::string& kind) {
+  const CommScope scope("shardtensor::check_cells");
+  const auto& of = check_arguments("check_cells", points, cells, kind);
+  const auto corners = at_corners(points.detach(), cells);
+  const auto sorted = std::get<0>(cells.sort(1));
+  const auto next = sorted.narrow(1, 1, of.corners - 1);
+  const auto repeats = next.eq(sorted.narrow(1, 0, of.corners - 1)).any(1);
+  check_none(repeats, cells, kind, " names a point twice");
+  const auto opens = openings(of, corners).gt(0).all(1);
+  check_none(
+      opens.logical_not(),
+      cells,
+      kind,
+      " is flat or turned inside out, expected corners in the order of VTK");
+}
 
 Tensor cell_measures(
     const Tensor& points,
     const Tensor& cells,
     const std::string& kind) {
   const CommScope scope("shardtensor::cell_measures");
-  const auto& of = check_cells("cell_measures", points, cells, kind);
+  const auto& of = check_arguments("cell_measures", points, cells, kind);
   return Maps(of, at_corners(points, cells)).volumes().sum(1);
 }
 
@@ -305,7 +381,7 @@ Tensor cell_centers(
     const Tensor& cells,
     const std::string& kind) {
   const CommScope scope("shardtensor::cell_centers");
-  check_cells("cell_centers", points, cells, kind);
+  check_arguments("cell_centers", points, cells, kind);
   return at_corners(points, cells).mean(1);
 }
 
@@ -315,7 +391,7 @@ Tensor cell_normals(
     const std::string& kind,
     bool weighted) {
   const CommScope scope("shardtensor::cell_normals");
-  const auto& of = check_cells("cell_normals", points, cells, kind);
+  const auto& of = check_arguments("cell_normals", points, cells, kind);
   TORCH_CHECK_VALUE(
       of.dims == 2 && points.size(1) == 3,
       "cell_normals: expected cells 'triangle' or 'quad' of points (N, 3), got '",
@@ -334,7 +410,7 @@ Tensor cell_gradients(
     const Tensor& values,
     const std::string& method) {
   const CommScope scope("shardtensor::cell_gradients");
-  const auto& of = check_cells("cell_gradients", points, cells, kind);
+  const auto& of = check_arguments("cell_gradients", points, cells, kind);
   const auto given = check_values("cell_gradients", points, values);
   TORCH_CHECK_VALUE(
       method == "green_gauss" || (method == "least_squares" && of.dims > 1),
@@ -357,7 +433,7 @@ Tensor apply_mass(
     const Tensor& values,
     const OptionalTensor& coefficients) {
   const CommScope scope("shardtensor::apply_mass");
-  const auto& of = check_cells("apply_mass", points, cells, kind);
+  const auto& of = check_arguments("apply_mass", points, cells, kind);
   const auto given = check_values("apply_mass", points, values);
   const Maps maps(of, at_corners(points, cells));
   const auto volumes = weighted("apply_mass", maps.volumes(), coefficients);
@@ -376,7 +452,7 @@ Tensor apply_stiffness(
     const Tensor& values,
     const OptionalTensor& coefficients) {
   const CommScope scope("shardtensor::apply_stiffness");
-  const auto& of = check_cells("apply_stiffness", points, cells, kind);
+  const auto& of = check_arguments("apply_stiffness", points, cells, kind);
   const auto given = check_values("apply_stiffness", points, values);
   const Maps maps(of, at_corners(points, cells));
   const auto volumes =
@@ -392,6 +468,9 @@ Tensor apply_stiffness(
 
 namespace {
 
+void check_kernel(const Tensor& points, const Tensor& cells, std::string kind) {
+  check_cells(points, cells, kind);
+}
 Tensor measures_kernel(
     const Tensor& points,
     const Tensor& cells,
@@ -431,6 +510,7 @@ Tensor apply_kernel(
 
 /// ShardTensors take the same way, operator by operator.
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
+  m.impl("check_cells", check_kernel);
   m.impl("cell_measures", measures_kernel);
   m.impl("cell_centers", centers_kernel);
   m.impl("cell_normals", normals_kernel);

@@ -22,6 +22,17 @@ namespace shardtensor {
 // Example: points (0, 0), (1, 0), (0, 1), the triangle 0, 1, 2: its measure is
 // 1/2, its center (1/3, 1/3); values 0, 2, 3 have the gradient (2, 3).
 
+/// Raises on all ranks, with the first such cell's number and corners, where a
+/// cell names a point twice, or is flat or turned inside out anywhere because
+/// its corners stand in a wrong order or a coordinate is NaN. Of surfaces in
+/// space no side is the outer one: there all corners must turn alike. The other
+/// functions take cells as they are. Communication: the corners that other
+/// ranks have, and two reductions of a number.
+void check_cells(
+    const at::Tensor& points,
+    const at::Tensor& cells,
+    const std::string& kind);
+
 /// Lengths, areas or volumes (C). Negative where a cell that fills its space (a
 /// triangle in the plane, a tetrahedron) is turned inside out.
 at::Tensor cell_measures(

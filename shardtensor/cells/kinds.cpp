@@ -40,12 +40,28 @@ const std::vector<CellKind>& kinds() {
       {1, 2, 6, 5},
       {2, 3, 7, 6},
       {3, 0, 4, 7}};
+  static const Lists quad_turns{{0, 1, 3}, {1, 2, 0}, {2, 3, 1}, {3, 0, 2}};
+  static const Lists hexahedron_turns{
+      {0, 1, 3, 4},
+      {1, 2, 0, 5},
+      {2, 3, 1, 6},
+      {3, 0, 2, 7},
+      {4, 7, 5, 0},
+      {5, 4, 6, 1},
+      {6, 5, 7, 2},
+      {7, 6, 4, 3}};
   static const std::vector<CellKind> all{
-      {"line", 1, 2, {{0, 1}}, ends, true},
-      {"triangle", 2, 3, triangle, triangle, true},
-      {"quad", 2, 4, quad, quad, false},
-      {"tetra", 3, 4, tetra_edges, tetra_faces, true},
-      {"hexahedron", 3, 8, hexahedron_edges, hexahedron_faces, false}};
+      {"line", 1, 2, {{0, 1}}, ends, true, {{0, 1}}},
+      {"triangle", 2, 3, triangle, triangle, true, {{0, 1, 2}}},
+      {"quad", 2, 4, quad, quad, false, quad_turns},
+      {"tetra", 3, 4, tetra_edges, tetra_faces, true, {{0, 1, 2, 3}}},
+      {"hexahedron",
+       3,
+       8,
+       hexahedron_edges,
+       hexahedron_faces,
+       false,
+       hexahedron_turns}};
   return all;
 }
 

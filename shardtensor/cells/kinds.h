@@ -18,6 +18,9 @@ struct CellKind {
   /// What bounds it, of one dim less, seen from outside.
   std::vector<std::vector<int64_t>> faces;
   bool is_simplex;
+  /// Corners, each before its neighbours along the cell's dims, right-handed:
+  /// where all turn that way the cell is not inside out.
+  std::vector<std::vector<int64_t>> turns;
 };
 
 /// "line", "triangle", "quad", "tetra" or "hexahedron". Raises on another name.

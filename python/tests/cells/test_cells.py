@@ -7,6 +7,7 @@ import torch
 from layouts import placements_of, sweep
 from ranks import assert_close, check_op, ranks, shard, sharded
 from scipy import spatial
+from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 from shardtensor import mesh as cm
@@ -285,3 +286,39 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         cm.cell_faces({"triangle": fan}, 5)
     with pytest.raises(ValueError, match="one number of dims"):
         cm.cell_faces({"triangle": fan, "line": fan[:, :2]}, 5)
+
+
+WRONG_ORDERS = {
+    "line": [1, 0],
+    "triangle": [0, 2, 1],
+    "quad": [0, 1, 3, 2],
+    "tetra": [1, 0, 2, 3],
+    "hexahedron": [0, 1, 3, 2, 4, 5, 6, 7],
+}
+
+
+@ranks(1, 2, 3, "2x2")
+def test_cells_of_wrong_order(mesh):
+    """The third cell is wrong; a triangle in space has no wrong order."""
+    first = [Shard(0)] + [Replicate()] * (mesh.ndim - 1)
+    for kind, space in [(kind, None) for kind in KINDS] + [("quad", 3)]:
+        points, cells = block(kind, space)
+        wrong, double, broken = cells.clone(), cells.clone(), points.clone()
+        wrong[2] = cells[2, WRONG_ORDERS[kind]]
+        double[2, 0] = cells[2, 1]
+        broken[cells[2, 0]] = float("nan")
+        named = ", ".join(map(str, wrong[2].tolist()))
+        for cut in (lambda x: shard(x, mesh, first), lambda x: x):
+            cm.check_cells(cut(points), cut(cells), kind)
+            cm.check_cells(cut(points), cut(cells[:0]), kind)
+            for bad_points, bad_cells, text in (
+                (points, double, f"{kind} 2 of .* names a point twice"),
+                (
+                    points,
+                    wrong,
+                    rf"{kind} 2 of the points \[{named}\] is .* inside out",
+                ),
+                (broken, cells, f"{kind} .* is flat or turned inside out"),
+            ):
+                with pytest.raises(ValueError, match=text):
+                    cm.check_cells(cut(bad_points), cut(bad_cells), kind)
