@@ -5,9 +5,9 @@ import functools
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate
 
 from shardtensor.distributed import all_reduce
+from shardtensor.placements import replicated
 from shardtensor.shard_tensor import ShardTensor
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -76,7 +76,7 @@ def _moments(x, group, share):
 
 def _over(x, group, share):
     """The sum over the group of what every rank of x's mesh has alike."""
-    alike = [Replicate()] * x.device_mesh.ndim
+    alike = replicated(x.device_mesh.ndim)
     local = x.redistribute(placements=alike).to_local()
     total = all_reduce(local * share, group=group)
     return ShardTensor.from_local(total, x.device_mesh, alike, sharding_shapes="chunk")
