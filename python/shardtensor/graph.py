@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
+from shardtensor.agree import agree
 from shardtensor.create import scatter_tensor
 from shardtensor.nn.points import partition_points
 from shardtensor.shard_tensor import ShardTensor
@@ -149,17 +150,32 @@ def _owners_by_metis(edge_index, nodes, mesh):
     if nodes is None:
         raise ValueError("partition_nodes: expected the number of nodes, got None")
     whole = edge_index.full_tensor() if _is_sharded(edge_index) else edge_index
+    _check_edges(whole, nodes)
     first = int(mesh.mesh.flatten()[0])
-    owners = None
+    owners = error = None
     if torch.distributed.get_rank() == first:
-        begins, neighbours = _neighbours(whole.cpu(), nodes)
-        _, parts = pymetis.part_graph(
-            mesh.size(), xadj=begins.tolist(), adjncy=neighbours.tolist()
-        )
-        owners = torch.tensor(parts, dtype=torch.int64)
+        try:
+            begins, neighbours = _neighbours(whole.cpu(), nodes)
+            _, parts = pymetis.part_graph(
+                mesh.size(), xadj=begins.tolist(), adjncy=neighbours.tolist()
+            )
+            owners = torch.tensor(parts, dtype=torch.int64)
+        except Exception as raised:
+            error = raised
+    agree(mesh, error)
     from torch.distributed.tensor import Replicate  # slow to import
 
     return scatter_tensor(owners, first, mesh, [Replicate()] * mesh.ndim)
+
+
+def _check_edges(edges, nodes):
+    if edges.numel() > 0:
+        for index in (int(edges.min()), int(edges.max())):
+            if not 0 <= index < nodes:
+                raise IndexError(
+                    f"partition_nodes: edge_index names node {index}, expected one of "
+                    f"{nodes} nodes"
+                )
 
 
 def _is_sharded(x):

@@ -191,6 +191,26 @@ def test_owners_by_metis(mesh):
 
 
 @ranks(2, 3)
+def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
+    def part_graph(parts, xadj, adjncy):
+        raise RuntimeError("out of memory")
+
+    edges = torch.tensor([[0, 1, 3], [1, 0, 2]])
+    sys.modules["pymetis"] = SimpleNamespace(part_graph=part_graph)
+    try:
+        with pytest.raises(RuntimeError, match=r"out of memory"):
+            partition_nodes(mesh, edge_index=edges, nodes=NODES)
+        for bad in (NODES, -1):
+            wrong = edges.clone()
+            wrong[1, 1] = bad
+            with pytest.raises(IndexError, match=f"names node {bad}, expected one of"):
+                cut = shard(wrong, mesh, [Shard(1)])
+                partition_nodes(mesh, edge_index=cut, nodes=NODES)
+    finally:
+        del sys.modules["pymetis"]
+
+
+@ranks(2, 3)
 def test_what_is_no_graph_is_the_same_error_everywhere(mesh):
     edges = torch.randint(NODES, (2, EDGES))
     nodes = partition_nodes(mesh, owners=owner_lists(mesh)[0])
