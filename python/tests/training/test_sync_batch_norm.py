@@ -35,7 +35,7 @@ def train(model, batches):
 
 
 @ranks(4)
-@pytest.mark.parametrize("name", ["2x2", "4x1", "2x1x2"])
+@pytest.mark.parametrize("name", ["2x2", "4x1", "2x1x2", "1x2x2"])
 def test_steps_are_those_of_one_device(mesh, name):
     mesh, axes, domain = make(name)
     for data in ("ddp", "fsdp"):
@@ -93,11 +93,11 @@ def derivatives(layer, x, parameters):
     return [y, first[0], second[0], *first[1:], *second[1:]]
 
 
-@ranks(2)
+@ranks(2, 3)
 def test_sums_of_16_bits_and_errors(mesh):
     batch = (torch.randn(2, 3, 64, 8) + 30).bfloat16()
     x = ShardTensor.from_local(
-        batch.chunk(2, 2)[mesh.get_local_rank()], mesh, [Shard(2)]
+        batch.chunk(mesh.size(), 2)[mesh.get_local_rank()], mesh, [Shard(2)]
     )
     layer, reference = nn.SyncBatchNorm(3), nn.BatchNorm2d(3)
     y = layer(x)
