@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/cells/kinds.h"
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -330,8 +331,8 @@ void check_none(
   const auto number = first.item<int64_t>();
   if (number < count) {
     const auto corners = cells.select(0, number);
-    const auto known =
-        (is_shard_tensor(corners) ? full_tensor(corners) : corners).cpu();
+    const auto named =
+        host_numbers(is_shard_tensor(corners) ? full_tensor(corners) : corners);
     TORCH_CHECK_VALUE(
         false,
         "check_cells: ",
@@ -339,7 +340,7 @@ void check_none(
         " ",
         number,
         " of the points ",
-        at::ArrayRef<int64_t>(known.const_data_ptr<int64_t>(), known.numel()),
+        at::IntArrayRef(named),
         what);
   }
 }

@@ -10,18 +10,13 @@
 
 #include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/host_numbers.h"
 
 namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
 using Numbers = std::vector<int64_t>;
-
-Numbers numbers_of(const Tensor& values) {
-  const auto host = values.contiguous();
-  const auto* const data = host.const_data_ptr<int64_t>();
-  return {data, data + host.numel()};
-}
 
 Numbers count(const Tensor& owners, int64_t ranks) {
   Numbers counts(ranks, 0);
@@ -54,7 +49,7 @@ Route::Route(const Tensor& owners, std::string group)
   sent_ = count(dense, ranks);
   order_ = rows_by_owner(dense, sent_);
   const Numbers one(ranks, 1);
-  received_ = numbers_of(
+  received_ = host_numbers(
       all_to_all_v(at::tensor(sent_, owners.options()), 0, one, one, group_));
 }
 

@@ -9,13 +9,12 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
-#include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/terms.h"
 
 namespace shardtensor::detail {
@@ -49,12 +48,7 @@ Partition count_pieces(
       at::zeros({}, options).fill_(count),
       make_replicated(spec->mesh(), {}),
       spec->axes(dim));
-  const auto counts = terms.cpu();
-  std::vector<int64_t> sizes;
-  for (int64_t piece = 0; piece < counts.numel(); ++piece) {
-    sizes.push_back(counts.select(0, piece).item<int64_t>());
-  }
-  return Partition(sizes);
+  return Partition(host_numbers(terms));
 }
 
 bool keeps_rows(const SpecPtr& spec, int64_t place, const at::Tensor& mask) {
@@ -173,15 +167,22 @@ bool scatter_into_own_rows(
   return true;
 }
 
+at::Tensor scatter_gathered(
+    const char* op,
+    const at::Tensor& self,
+    const at::Tensor& mask,
+    const at::Tensor& source) {
+  torch::jit::Stack stack{self, mask, source};
+  run_fallback(c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), &stack);
+  return stack.back().toTensor();
+}
+
 at::Tensor& masked_scatter_in_place_kernel(
     at::Tensor& self,
     const at::Tensor& mask,
     const at::Tensor& source) {
   if (!scatter_into_own_rows(self, mask, source)) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-        "aten::masked_scatter_", "");
-    torch::jit::Stack stack{self, mask, source};
-    run_fallback(op, &stack);
+    scatter_gathered("aten::masked_scatter_", self, mask, source);
   }
   return self;
 }
@@ -191,11 +192,7 @@ at::Tensor masked_scatter_kernel(
     const at::Tensor& mask,
     const at::Tensor& source) {
   if (!is_shard_tensor(self)) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-        "aten::masked_scatter", "");
-    torch::jit::Stack stack{self, mask, source};
-    run_fallback(op, &stack);
-    return stack.back().toTensor();
+    return scatter_gathered("aten::masked_scatter", self, mask, source);
   }
   const auto sizes = at::infer_size(self.sizes(), mask.sizes());
   return self.expand(sizes).clone().masked_scatter_(mask, source);

@@ -21,6 +21,7 @@
 #include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/index/row_terms.h"
@@ -43,18 +44,12 @@ std::optional<std::string> group_of(
   return {};
 }
 
-std::vector<int64_t> to_vector(const at::Tensor& numbers) {
-  const auto host = numbers.cpu().contiguous();
-  const auto* data = host.const_data_ptr<int64_t>();
-  return {data, data + host.numel()};
-}
-
 /// How many of the sorted rows belong to each piece.
 std::vector<int64_t> count_by_piece(
     const at::Tensor& rows,
     const Partition& partition) {
   const auto offsets = at::tensor(partition.offsets(), rows.options());
-  auto counts = to_vector(at::searchsorted(rows, offsets.slice(0, 1)));
+  auto counts = host_numbers(at::searchsorted(rows, offsets.slice(0, 1)));
   std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
   return counts;
 }
@@ -123,7 +118,7 @@ RowExchange::RowExchange(
 
   received_ = count_by_piece(unique, rows->partition(0));
   const std::vector<int64_t> ones(received_.size(), 1);
-  sent_ = to_vector(all_to_all_v(
+  sent_ = host_numbers(all_to_all_v(
       at::tensor(received_, unique.options()), 0, ones, ones, group_));
   sent_rows_ = all_to_all_v(unique, 0, received_, sent_, group_) - own.begin;
   const auto most = at::full({1}, other_rows_, unique.options());

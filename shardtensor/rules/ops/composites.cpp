@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/tensor/keys.h"
 
@@ -141,10 +142,7 @@ std::vector<int64_t> lengths_on_host(const at::Tensor& given) {
       at::isIntegralType(given.scalar_type(), /*includeBool=*/false),
       "ctc_loss: expected lengths of integers, got ",
       given.scalar_type());
-  const auto whole = is_shard_tensor(given) ? full_tensor(given) : given;
-  const auto numbers = whole.to(at::kCPU, at::kLong).contiguous();
-  const auto* const first = numbers.const_data_ptr<int64_t>();
-  return {first, first + numbers.numel()};
+  return host_numbers(is_shard_tensor(given) ? full_tensor(given) : given);
 }
 
 /// PyTorch's own reads the memory of the lengths.

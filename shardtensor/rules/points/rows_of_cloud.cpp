@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -24,12 +25,6 @@ Tensor rows_at(const Tensor& piece, const Tensor& places) {
   const auto table = at::cat({piece.flatten(0, 1), none});
   const int64_t last = table.size(0) - 1;
   return table.index_select(0, places.masked_fill(places.lt(0), last));
-}
-
-Numbers numbers_of(const Tensor& values) {
-  const auto host = values.to(at::kCPU).contiguous();
-  const auto* const data = host.const_data_ptr<int64_t>();
-  return {data, data + host.numel()};
 }
 
 /// Where the ranks' pieces, B entries each, begin if they stand one behind the
@@ -75,13 +70,13 @@ Tensor fetch(
     const Numbers& begins,
     const CloudPieces& cloud) {
   const auto bounds = at::tensor(begins, places.options());
-  const auto cuts = numbers_of(at::searchsorted(places, bounds));
+  const auto cuts = host_numbers(at::searchsorted(places, bounds));
   Numbers wanted;
   for (size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
     wanted.push_back(cuts[rank + 1] - cuts[rank]);
   }
   const Numbers one(wanted.size(), 1);
-  const auto asked = numbers_of(all_to_all_v(
+  const auto asked = host_numbers(all_to_all_v(
       at::tensor(wanted, places.options()), 0, one, one, cloud.group));
   const auto asked_places = all_to_all_v(places, 0, wanted, asked, cloud.group);
   const auto given =
