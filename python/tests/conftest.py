@@ -4,6 +4,7 @@ import os
 from collections import Counter
 
 import pytest
+import ranks
 import rig
 
 MANY = 8  # cases of one test
@@ -32,6 +33,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.tail)
 
 
+def pytest_collection_finish(session):
+    on_ranks = (item for item in session.items if _mesh(item) or _preloads(item))
+    ranks.foresee(item.module for item in on_ranks)
+
+
 # Their subject is the CPU's: its errors (a device asserts), its autocast and
 # what its kernels make of two dtypes.
 OF_THE_CPU = {
@@ -54,6 +60,10 @@ def _keep_two_ranks(items):
 
 def _test(item):
     return item.path, getattr(item, "originalname", item.name)
+
+
+def _preloads(item):
+    return hasattr(item.module, "PRELOAD")
 
 
 def _mesh(item):

@@ -3,6 +3,8 @@
 import pytest
 from conformance import sweep
 
+PRELOAD = sweep.PRELOAD
+
 FAMILIES = {
     "ops": [
         "matmul",

@@ -11,7 +11,7 @@ from programs import EXAMPLES, launch
 from ranks import check_op, ranks, sharded, uneven
 from torch.distributed.tensor import Shard
 
-PRELOAD = ("torch_harmonics",)
+PRELOAD = ("neuralop.models", "torch_harmonics")
 
 sys.path.append(str(EXAMPLES))
 

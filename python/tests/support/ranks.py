@@ -176,6 +176,7 @@ def _describe(outcomes):
 
 _pools = {}  # (number of ranks, preloaded modules) -> Pool
 _seeds = {}  # preloaded modules -> Seed
+_foreseen = []  # what seeds of later tests preload, in their order
 
 
 def _shape(mesh):
@@ -193,10 +194,23 @@ def _pool(mesh, fn):
     return _pools[key]
 
 
+def foresee(modules):
+    """The modules whose functions ranks will run, in this order: the seed of the
+    next ones imports what it preloads while tests of the former run."""
+    _foreseen[:] = dict.fromkeys(map(_preload_of, modules))
+
+
+def _preload_of(module):
+    return tuple(getattr(module, "PRELOAD", ()))
+
+
 def _seed_of(fn):
-    preload = tuple(getattr(sys.modules[fn.__module__], "PRELOAD", ()))
-    if preload not in _seeds:
-        _seeds[preload] = Seed(preload)
+    preload = _preload_of(sys.modules[fn.__module__])
+    if preload in _foreseen:
+        del _foreseen[: _foreseen.index(preload) + 1]
+    for needed in (preload, *_foreseen[:1]):
+        if needed not in _seeds:
+            _seeds[needed] = Seed(needed)
     return _seeds[preload]
 
 
@@ -346,8 +360,11 @@ def _serve_seed(descriptor, preload):
     import shardtensor  # noqa: F401
 
     rig.prepare()
-    for module in preload:
-        importlib.import_module(module)
+    for name in preload:
+        module, _, function = name.partition(":")
+        module = importlib.import_module(module)
+        if function:  # not while its module is imported: tracebacks take long then
+            getattr(module, function)()
     gc.freeze()  # what was imported stays: collections need not visit it
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest

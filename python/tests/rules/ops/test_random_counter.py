@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardtensor
 
-PRELOAD = ("torch._dynamo",)
+PRELOAD = ("torch._inductor.compile_fx",)
 
 aten = torch.ops.aten
 

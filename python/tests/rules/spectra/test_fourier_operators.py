@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 
 import shardtensor
 
-PRELOAD = ("neuralop.models",)
+PRELOAD = ("neuralop.models", "torch_harmonics")
 # Rows by columns become rows alone where dims are joined to one: an exchange.
 VIEWS = {"aten::view", "aten::_unsafe_view"}
 FLOAT = {"rtol": 1e-4, "atol": 1e-5}

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 
-PRELOAD = ("torch_harmonics",)
+PRELOAD = ("neuralop.models", "torch_harmonics")
 FINE = {"rtol": 1e-10, "atol": 1e-12}
 
 

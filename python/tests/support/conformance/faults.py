@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from conformance.subjects import Sample
+from conformance.sample import Sample
 from shardtensor import ShardTensor
 
 

@@ -31,9 +31,9 @@ from oracle import check_op, sharded
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from conformance import WAIT, steps
+from conformance import WAIT, steps, sweep
 
-PRELOAD = ("conformance.steps",)
+PRELOAD = sweep.PRELOAD
 LARGEST = 100.0  # values beyond are not compared: too little is left of the digits
 STEPS = 8
 

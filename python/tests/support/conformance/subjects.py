@@ -3,15 +3,13 @@
 A subject is a name; its samples are the same on every rank and in every run.
 """
 
-import collections.abc
-import dataclasses
 import functools
-import random
 import warnings
 
-import numpy
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
+
+from conformance.sample import Sample, in_place, seed_everything
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -21,33 +19,6 @@ with warnings.catch_warnings():
 # The first that an operator takes is swept in full, the others by few samples.
 DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)
 FURTHER = (torch.complex128, torch.int64)
-
-
-@dataclasses.dataclass
-class Sample:
-    """One call. `call` may be a module, whose parameters and buffers count."""
-
-    label: str
-    call: collections.abc.Callable
-    args: tuple
-    kwargs: dict
-
-    def tensors(self):
-        """Positions of the tensors that can be cut, among all leaves."""
-        leaves, _ = tree_flatten((self.args, self.kwargs))
-        written = {id(x) for x in tree_flatten(self.kwargs.get("out"))[0]}
-        return [
-            i for i, x in enumerate(leaves)
-            if isinstance(x, torch.Tensor)
-            and x.layout == torch.strided
-            and id(x) not in written
-        ]  # fmt: skip
-
-
-def seed_everything():
-    torch.manual_seed(0)
-    numpy.random.seed(0)
-    random.seed(0)
 
 
 def spread(items, count):
@@ -104,10 +75,6 @@ def _variants(info, sample, label):
             kwargs = {**sample.kwargs, "out": outs}
             call = functools.partial(_detached, info.op)
             yield Sample(label + ", out=", call, (sample.input, *sample.args), kwargs)
-
-
-def in_place(inplace, x, *args, **kwargs):
-    return inplace(x.clone(), *args, **kwargs)  # a leaf cannot be written
 
 
 def _detached(op, *args, **kwargs):

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 import shardtensor
-from conformance import WAIT, check, subjects
+from conformance import WAIT, check
 
-PRELOAD = ("conformance.recorded", "conformance.check")
+PRELOAD = ("conformance.tagged:recorded_calls", "conformance.check")
+SUBJECTS = "conformance.subjects"  # imported by the ranks alone: it takes seconds
 SLICE = 6 * WAIT  # seconds after which the ranks report and are called again
 WATCHDOG = 18 * WAIT  # seconds after which they hang
 
@@ -47,7 +48,7 @@ class Record:
     gathered: dict = dataclasses.field(default_factory=dict)
 
 
-def sweep(mesh, subject, count, source=subjects.__name__, only=None, watchdog=WATCHDOG):
+def sweep(mesh, subject, count, source=SUBJECTS, only=None, watchdog=WATCHDOG):
     """The records of a subject's cases on a mesh (3, or "2x2"); `count` samples
     per dtype and kind, which `source`.samples gives."""
     records = []
