@@ -65,12 +65,35 @@ struct FunctionRule<Op, function, Result(Args...)> {
   }
 };
 
+template <class Op, class Signature>
+struct WithoutRule;
+
+template <class Op, class Result, class... Args>
+struct WithoutRule<Op, Result(Args...)> {
+  struct Below {
+    c10::DispatchKeySet keys;
+    void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+        const {
+      run_below_function_level(op, keys, stack);
+    }
+  };
+  static Result call(c10::DispatchKeySet keys, Args... args) {
+    return boxed_call<Op, Result, Below, Args...>(
+        Below{keys}, std::forward<Args>(args)...);
+  }
+};
+
+/// The call as operators without a rule do it, for a rule that leaves it alone
+/// and may have been given plain tensors: they are promoted, or written.
+template <class Op>
+constexpr auto without_rule = &WithoutRule<Op, typename Op::schema>::call;
+
 /// What a function-level rule of one of PyTorch's operators is registered as:
 ///   m.impl("group_norm",
 ///          function_rule<at::_ops::group_norm, group_norm_function>);
 /// `function` has the operator's C++ signature, with numbers that are not
-/// symbolic. It may take the DispatchKeySet first: to send calls on with
-/// Op::redispatch(below_function_level(keys), ...). The call is the CommScope.
+/// symbolic. It may take the DispatchKeySet first: to send calls on by
+/// without_rule<Op>(keys, ...). The call is the CommScope.
 /// Where an argument is a tensor of a torch.func transform the function is not
 /// called: the transform calls the operator again on what is inside. Nor where
 /// Note [Joined operands] applies.

@@ -1,9 +1,10 @@
-"""Function-level rules beside torch.func: a transform's tensors pass them by."""
+"""Function-level rules beside torch.func, whose tensors pass them by, and beside
+plain tensors that want a gradient."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import assert_close, partitions, ranks, shard
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 CASES = {
@@ -42,3 +43,49 @@ def test_a_transformed_weight_meets_a_sharded_input(mesh, name):
     for sizes in partitions(9, mesh.size()):
         part = shard(x, mesh, [Shard(2)], {2: sizes})
         assert_close(torch.func.grad(loss)(w, part), expected)
+
+
+def in_place(fn):
+    return lambda *tensors: fn(tensors[0].clone(), *tensors[1:])
+
+
+def filled(mask, x, value):
+    return x.masked_fill(mask > 0, value)
+
+
+BESIDE = {
+    "masked_fill": ((), lambda x, v: filled(x, x, v)),
+    "masked_fill of": ((4, 9), lambda x, v: filled(x, v, 2.0)),
+    "masked_fill_": ((), in_place(lambda x, v: x.masked_fill_(x > 0, v))),
+    "copysign": ((9,), torch.copysign),
+    "copysign of": ((4, 9), lambda x, v: torch.copysign(v, x)),
+    "nextafter": ((9,), torch.nextafter),
+    "cross_entropy": (
+        (9,),
+        lambda x, v: F.cross_entropy(x, x.detach().softmax(1), v),
+    ),
+    "cross_entropy of": ((4, 9), lambda x, v: F.cross_entropy(v, x.softmax(1))),
+    "segment_reduce of": (
+        (4, 9),
+        lambda x, v: torch.segment_reduce(
+            v, "sum", lengths=(x[:, 0] > 99).long() + 1, unsafe=True
+        ),
+    ),
+    "stft of": (
+        (9,),
+        lambda x, v: torch.stft(
+            v, 4, window=x[0, :4], center=False, return_complex=True
+        ).abs(),
+    ),
+}
+
+
+@ranks(2)
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_plain_tensor_gets_a_plain_gradient(mesh, name):
+    shape, fn = BESIDE[name]
+    torch.manual_seed(0)
+    x = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    for dim in (0, 1):
+        check_op(fn, sharded(x, [Shard(dim)]), v, mesh=mesh)

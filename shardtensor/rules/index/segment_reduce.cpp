@@ -141,16 +141,8 @@ Tensor segment_reduce_function(
       at::isFloatingType(data.scalar_type()) &&
       at::isIntegralType(runs->scalar_type(), false);
   if (!is_known || is_traced(impl_of(data)->local())) {
-    return at::_ops::segment_reduce::redispatch(
-        below_function_level(keys),
-        data,
-        reduce,
-        lengths,
-        indices,
-        offsets,
-        axis,
-        unsafe,
-        initial);
+    return without_rule<at::_ops::segment_reduce>(
+        keys, data, reduce, lengths, indices, offsets, axis, unsafe, initial);
   }
   const auto given = promote(runs->detach(), spec(data)->mesh()).to(at::kLong);
   const auto counts = lengths ? given : at::diff(given);

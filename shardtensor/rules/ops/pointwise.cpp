@@ -269,9 +269,9 @@ at::Tensor sgn_function(c10::DispatchKeySet keys, const at::Tensor& self) {
 
 /// masked_fill's formula selects the value's gradient by the mask, in the order
 /// of elements; where's sums it as it lies.
-bool has_sharded_gradient(const at::Tensor& value) {
+bool has_gradient(const at::Tensor& value) {
   return at::GradMode::is_enabled() && value.requires_grad() &&
-      value.dim() == 0 && is_shard_tensor(value);
+      value.dim() == 0;
 }
 
 at::Tensor masked_fill_function(
@@ -279,10 +279,9 @@ at::Tensor masked_fill_function(
     const at::Tensor& self,
     const at::Tensor& mask,
     const at::Tensor& value) {
-  return has_sharded_gradient(value)
+  return has_gradient(value)
       ? at::where(mask, value.to(self.scalar_type()), self)
-      : at::_ops::masked_fill_Tensor::redispatch(
-            below_function_level(keys), self, mask, value);
+      : without_rule<at::_ops::masked_fill_Tensor>(keys, self, mask, value);
 }
 
 at::Tensor& masked_fill_in_place_function(
@@ -290,10 +289,9 @@ at::Tensor& masked_fill_in_place_function(
     at::Tensor& self,
     const at::Tensor& mask,
     const at::Tensor& value) {
-  return has_sharded_gradient(value)
+  return has_gradient(value)
       ? self.copy_(at::where(mask, value.to(self.scalar_type()), self))
-      : at::_ops::masked_fill__Tensor::redispatch(
-            below_function_level(keys), self, mask, value);
+      : without_rule<at::_ops::masked_fill__Tensor>(keys, self, mask, value);
 }
 
 template <class Op>
@@ -301,8 +299,7 @@ at::Tensor second_argument_function(
     c10::DispatchKeySet keys,
     const at::Tensor& self,
     const at::Tensor& other) {
-  return Op::redispatch(
-      below_function_level(keys), self, with_sharded_gradient(other));
+  return without_rule<Op>(keys, self, with_sharded_gradient(other));
 }
 
 } // namespace

@@ -275,14 +275,8 @@ Tensor cross_entropy_function(
   // Probabilities as targets are sums and products: right as PyTorch composes
   // them.
   if (self.sizes() == target.sizes()) {
-    return at::_ops::cross_entropy_loss::redispatch(
-        below_function_level(keys),
-        self,
-        target,
-        weight,
-        reduction,
-        ignore_index,
-        label_smoothing);
+    return without_rule<at::_ops::cross_entropy_loss>(
+        keys, self, target, weight, reduction, ignore_index, label_smoothing);
   }
   constexpr auto op = "aten::cross_entropy_loss";
   TORCH_CHECK(

@@ -114,8 +114,8 @@ Tensor stft_function(
     std::optional<bool> align_to_window) {
   const auto frames = frames_of(n_fft, hop_length, win_length);
   if (align_to_window.has_value() || !frames_are_cut(self, frames, window)) {
-    return at::_ops::stft_center::redispatch(
-        below_function_level(keys),
+    return without_rule<at::_ops::stft_center>(
+        keys,
         self,
         n_fft,
         hop_length,

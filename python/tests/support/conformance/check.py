@@ -158,7 +158,11 @@ def compare(actual, expected, undefined):
         assert_close(actual.given[i], expected.given[i], what=f"written tensor {i}")
     for i, (a, e) in enumerate(zip(actual.gradients, expected.gradients)):
         e = torch.zeros_like(expected.leaves[i]) if e is None else e
-        a = torch.zeros_like(actual.leaves[i]) if a is None else a
+        leaf = actual.leaves[i]
+        a = torch.zeros_like(leaf) if a is None else a
+        assert isinstance(a, ShardTensor) == isinstance(leaf, ShardTensor), (
+            f"gradient {i}: a {type(a).__name__}, of a {type(leaf).__name__}"
+        )
         assert_close(a, e, what=f"gradient {i}")
 
 
