@@ -68,9 +68,10 @@ def test_demo_equals_one_process(ranks, arguments, tolerance, tmp_path):
     "ranks, arguments",
     [
         pytest.param(2, (), marks=pytest.mark.tail),
-        (4, ("--mesh=2x2", "--window", "3", "9")),
+        (2, ("--window", "3", "9")),
+        pytest.param(4, ("--mesh=2x2", "--window", "3", "9"), marks=pytest.mark.tail),
     ],
-    ids=["all", "windows on 2x2"],
+    ids=["all", "windows", "windows on 2x2"],
 )
 def test_ocean_demo_equals_one_process(ranks, arguments, tmp_path):
     picture, curves = tmp_path / "ocean.png", tmp_path / "training.png"

@@ -26,6 +26,7 @@ class Sample:
             i for i, x in enumerate(leaves)
             if isinstance(x, torch.Tensor)
             and x.layout == torch.strided
+            and not x.is_meta
             and id(x) not in written
         ]  # fmt: skip
 
