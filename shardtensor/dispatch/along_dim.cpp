@@ -8,6 +8,10 @@
 namespace shardtensor::detail {
 namespace {
 
+std::vector<int64_t> private_dims(size_t count) {
+  return std::vector<int64_t>(count, kPrivate);
+}
+
 /// Labels of tensors that are aligned dim by dim, but for `dim`. A dim whose
 /// size differs between them, as gather and scatter allow, is private.
 Labels aligned_labels(Call& call, int64_t dim) {
@@ -33,12 +37,13 @@ Labels aligned_labels(Call& call, int64_t dim) {
   Labels labels;
   for (const auto& operand : call.operands()) {
     labels.operands.push_back(
-        operand.dim() == dims ? shared
-                              : std::vector<int64_t>(operand.dim(), kPrivate));
+        operand.dim() == dims ? shared : private_dims(operand.dim()));
   }
   for (const auto& sizes : outputs) {
     labels.outputs.push_back(
-        static_cast<int64_t>(sizes.size()) == dims ? shared : without_dim);
+        sizes.size() == shared.size()            ? shared
+            : sizes.size() == without_dim.size() ? without_dim
+                                                 : private_dims(sizes.size()));
   }
   return labels;
 }

@@ -151,6 +151,25 @@ void check_on_meta(const OperatorHandle& op, const Stack& arguments) {
   Call(op, arguments).output_sizes();
 }
 
+/// What PyTorch checks while it computes.
+void check_types(
+    const OperatorHandle& op,
+    at::ArrayRef<at::Tensor> results,
+    at::ArrayRef<at::Tensor> targets) {
+  if (op.operator_name().name != "aten::aminmax") {
+    return;
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    TORCH_CHECK(
+        results[i].dtype() == targets[i].dtype(),
+        "Expected out tensor to have dtype ",
+        results[i].dtype(),
+        ", but got ",
+        targets[i].dtype(),
+        " instead");
+  }
+}
+
 void write_whole(const at::Tensor& plain, const at::Tensor& result) {
   const auto& layout = spec(result);
   if (layout->is_sharded()) {
@@ -280,6 +299,7 @@ void run(
   for (size_t i = 0; i < values.size(); ++i) {
     if (!fits(values[i], targets[i])) {
       check_on_meta(op, arguments);
+      check_types(op, values, targets);
       break;
     }
   }

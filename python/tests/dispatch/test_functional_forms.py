@@ -166,6 +166,10 @@ def test_errors_and_types_are_those_of_one_device(mesh):
             lambda x, out: torch.gather(x, 0, x.argsort(0), out=out),
             torch.zeros(6, 6).int(),
         ),
+        (
+            lambda x, out: torch.aminmax(x, dim=0, out=(out, out.clone())),
+            torch.zeros(6),
+        ),
     ):
         with pytest.raises(RuntimeError) as expected:
             call(x, wrong)

@@ -214,6 +214,7 @@ Tensor normalized_batch(
 }
 
 Tensor batch_norm_function(
+    c10::DispatchKeySet keys,
     const Tensor& input,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
@@ -223,6 +224,19 @@ Tensor batch_norm_function(
     double momentum,
     double eps,
     bool cudnn_enabled) {
+  if (input.dim() < 2 && input.numel() == 0) { // nothing to normalize
+    return without_rule<at::_ops::batch_norm>(
+        keys,
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        momentum,
+        eps,
+        cudnn_enabled);
+  }
   const PerChannel given{weight, bias, running_mean, running_var};
   const auto norm = channel_norm(
       "aten::batch_norm", input, given, training, "it is not in training");

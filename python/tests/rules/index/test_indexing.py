@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
 ROWS = torch.tensor([[3, 0], [2, 2]])
@@ -32,6 +32,14 @@ def test_reads(mesh, name):
                 sharded(X.clone().requires_grad_(), [Shard(cut)], {cut: sizes}),
                 mesh=mesh,
             )
+
+
+@ranks(2, "2x2")
+def test_a_number_has_one_row(mesh):
+    number = X[0, 0, 0].clone().requires_grad_()
+    index = sharded(torch.tensor([0]), [Shard(0)] + [Replicate()] * (mesh.ndim - 1))
+    check_op(lambda x, i: x.gather(0, i), number, index, mesh=mesh)
+    check_op(lambda x, i: x.index_select(0, i), number, index, mesh=mesh)
 
 
 def write(x, where, value):

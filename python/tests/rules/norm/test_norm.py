@@ -547,6 +547,8 @@ def test_no_elements_at_all(mesh):
         x = torch.randn(0, 4, 6, 5, dtype=torch.float64, requires_grad=True)
         for dim in (0, 2):
             check_op(make(kind), sharded(x, [Shard(dim)]), mesh=mesh)
+    row = sharded(torch.zeros(0, requires_grad=True), [Shard(0)])
+    check_op(lambda x: F.batch_norm(x, None, None, training=True), row, mesh=mesh)
 
 
 @ranks(3)
