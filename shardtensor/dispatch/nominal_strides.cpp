@@ -2,23 +2,17 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+#include <unordered_set>
 
 #include <c10/core/MemoryFormat.h>
+
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
 
 using Dims = std::vector<int64_t>;
-
-Dims strides_of_format(at::MemoryFormat format, const Dims& sizes) {
-  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
-    return c10::get_channels_last_strides_2d(sizes);
-  }
-  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
-    return c10::get_channels_last_strides_3d(sizes);
-  }
-  return {};
-}
 
 /// What the call asks for; Preserve where it asks for nothing.
 at::MemoryFormat asked_format(const Call& call) {
@@ -31,6 +25,26 @@ at::MemoryFormat asked_format(const Call& call) {
       call.argument(arguments.size() - 1).toInt());
 }
 
+/// Their results are row-major, however their operands lie.
+bool is_row_major(const std::string& op) {
+  static const std::unordered_set<std::string> names{
+      "aten::cummax_helper",
+      "aten::cummin_helper",
+      "aten::cumprod",
+      "aten::cumsum",
+      "aten::gather",
+      "aten::grid_sampler_2d",
+      "aten::grid_sampler_3d",
+      "aten::index",
+      "aten::index_select",
+      "aten::logcumsumexp",
+      "aten::repeat",
+      "aten::topk",
+      "aten::tril",
+      "aten::triu"};
+  return names.count(op) > 0;
+}
+
 /// Channels-last if a ShardTensor among the operands is.
 at::MemoryFormat operands_format(const Call& call) {
   for (const auto& operand : call.operands()) {
@@ -38,7 +52,9 @@ at::MemoryFormat operands_format(const Call& call) {
       for (const auto format :
            {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
         if (operand.tensor.is_contiguous(format)) {
-          return format;
+          return is_row_major(call.op().operator_name().name)
+              ? at::MemoryFormat::Contiguous
+              : format;
         }
       }
     }

@@ -155,15 +155,20 @@ const SpecPtr& spec(const at::Tensor& tensor) {
   return impl_of(tensor)->spec();
 }
 
-at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec) {
+at::Tensor from_local(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::MemoryFormat format) {
   TORCH_CHECK_TYPE(
       !is_shard_tensor(local),
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
-  auto result = wrap(local.detach(), spec);
+  auto result =
+      wrap(local.detach(), spec, strides_of_format(format, spec->sizes()));
   connect<FromLocalBackward>(result, local, spec);
-  carry_tangent(
-      result, local, [&](const auto& t) { return from_local(t, spec); });
+  carry_tangent(result, local, [&](const auto& t) {
+    return from_local(t, spec, format);
+  });
   return result;
 }
 

@@ -16,9 +16,13 @@ const SpecPtr& spec(const at::Tensor& tensor);
 /// A ShardTensor of spec's global sizes whose shard on this rank is `local`
 /// (no copy). Differentiable: the gradient of `local` is the local part of the
 /// wrapper's gradient, brought to spec's layout with each Partial axis made
-/// Replicate. No communication. Raises when local's sizes are not spec's local
-/// sizes on this rank.
-at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec);
+/// Replicate. It shows the strides of `format` (channels-last where it has the
+/// dims for it), however `local` lies. No communication. Raises when local's
+/// sizes are not spec's local sizes on this rank.
+at::Tensor from_local(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
 /// This rank's shard as a plain tensor (no copy, shared version counter).
 /// `grad_spec` says how the ranks' gradients of the result are to be read:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/MemoryOverlap.h>
+#include <c10/core/MemoryFormat.h>
 
 namespace shardtensor {
 namespace {
@@ -160,6 +161,18 @@ ShardTensorImpl* impl_of(const at::Tensor& tensor) {
     own->take_written();
   }
   return own;
+}
+
+std::vector<int64_t> strides_of_format(
+    at::MemoryFormat format,
+    const std::vector<int64_t>& sizes) {
+  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
+    return c10::get_channels_last_strides_2d(sizes);
+  }
+  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
+    return c10::get_channels_last_strides_3d(sizes);
+  }
+  return {};
 }
 
 at::Tensor wrap(

@@ -26,12 +26,13 @@ struct ViewPlace {
 /// Note [Nominal strides]
 /// Strides are those that PyTorch would give the global tensor: contiguous for
 /// new tensors (channels_last where an operand or a memory_format argument says
-/// so; the operands' order of dims where the operator works element by
-/// element), permuted and sliced by view operators. They never come from the
-/// local memory: where a shard has one row, or none, its strides are arbitrary,
-/// and what PyTorch decides by strides (view or copy, steal a gradient or clone
-/// it) has to be decided alike on every rank. The local tensor may be laid out
-/// in any way; kernels look at its own strides.
+/// so and the operator keeps it, as convolutions, norms and pooling do; the
+/// operands' order of dims where it works element by element), permuted and
+/// sliced by view operators. They never come from the local memory: where a
+/// shard has one row, or none, its strides are arbitrary, and what PyTorch
+/// decides by strides (view or copy, steal a gradient or clone it) has to be
+/// decided alike on every rank. The local tensor may be laid out in any way;
+/// kernels look at its own strides.
 class ShardTensorImpl final : public c10::TensorImpl {
  public:
   ShardTensorImpl(at::Tensor local, SpecPtr spec, at::IntArrayRef strides);
@@ -157,6 +158,12 @@ at::Tensor wrap(
     const at::Tensor& local,
     const SpecPtr& spec,
     at::IntArrayRef strides = {});
+
+/// The strides of a channels-last tensor of these sizes; none in another format
+/// or with other dims.
+std::vector<int64_t> strides_of_format(
+    at::MemoryFormat format,
+    const std::vector<int64_t>& sizes);
 
 /// Called with every new wrapper: the Python package gives it its class there.
 /// The C++ library runs without.

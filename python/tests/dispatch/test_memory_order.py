@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from memory import MEMORY, layouts_of
 from ranks import assert_close, ranks, shard
+from torch.distributed.tensor import Shard
 
 POINTWISE = {
     "one": lambda x: x.exp(),
@@ -35,3 +37,84 @@ def test_results_lie_as_on_one_device(mesh, memory):
             expected, actual = fn(whole), fn(part)
             assert_close(actual, expected, what=name)
             assert actual.stride() == expected.stride(), f"{name} of {memory}"
+
+
+def ones(x, *shape):
+    return torch.ones(shape, dtype=x.dtype)
+
+
+# Of channels-last images (2, 4, 8, 8): the operators that keep the format, and
+# those that don't. Random numbers are drawn in the order of memory.
+LAYERS = {
+    "conv": lambda x: F.conv2d(x, ones(x, 4, 4, 3, 3), padding=1),
+    "conv_of_pixels": lambda x: F.conv2d(x, ones(x, 2, 4, 1, 1), ones(x, 2)),
+    "conv_strided": lambda x: F.conv2d(x, ones(x, 4, 1, 3, 3), stride=2, groups=4),
+    "conv_weight": lambda x: F.conv2d(
+        x.contiguous(),
+        ones(x, 4, 4, 3, 3).to(memory_format=torch.channels_last),
+    ),
+    "conv_transpose": lambda x: F.conv_transpose2d(x, ones(x, 4, 4, 2, 2), stride=2),
+    "max_pool": lambda x: F.max_pool2d(x, 2),
+    "max_pool_indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[1],
+    "avg_pool": lambda x: F.avg_pool2d(x, 2),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "adaptive_mean": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "adaptive_max": lambda x: F.adaptive_max_pool2d(x, 3),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "batch_norm_eval": lambda x: F.batch_norm(x, ones(x, 4), ones(x, 4)),
+    "instance_norm": lambda x: F.instance_norm(x),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "constant_pad": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "replicate": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "circular": lambda x: F.pad(x, (1, 1, 1, 1), mode="circular"),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "softmax": lambda x: x.softmax(1),
+    "cumsum": lambda x: x.cumsum(2),
+    "flip": lambda x: x.flip(2),
+    "roll": lambda x: x.roll(1, 2),
+    "cat": lambda x: torch.cat([x, x], 2),
+    "index": lambda x: x[:, [1, 0]],
+    "index_select": lambda x: x.index_select(1, torch.tensor([1, 0])),
+    "gather": lambda x: x.gather(2, torch.zeros(2, 4, 3, 8, dtype=torch.long)),
+    "topk": lambda x: x.topk(2, 1).values,
+    "sort": lambda x: x.sort(2).values,
+    "repeat": lambda x: x.repeat(1, 2, 1, 1),
+    "tril": lambda x: x.tril(),
+    "grid_sample": lambda x: F.grid_sample(
+        x, torch.zeros(2, 5, 6, 2, dtype=x.dtype), align_corners=False
+    ),
+}
+VOLUMES = {
+    "conv": lambda x: F.conv3d(x, ones(x, 4, 4, 3, 3, 3), padding=1),
+    "max_pool": lambda x: F.max_pool3d(x, 2),
+    "avg_pool": lambda x: F.avg_pool3d(x, 2),
+    "adaptive": lambda x: F.adaptive_avg_pool3d(x, 2),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "reflect": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="reflect"),
+}
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_layers_keep_the_format_that_they_keep_on_one_device(mesh, dtype):
+    for shape, format, layers in (
+        ((2, 4, 8, 8), torch.channels_last, LAYERS),
+        ((2, 4, 8, 6, 4), torch.channels_last_3d, VOLUMES),
+    ):
+        whole = torch.randn(shape, dtype=dtype)
+        part = shard(whole, mesh, [Shard(2)]).to(memory_format=format)
+        whole = whole.to(memory_format=format)
+        for name, fn in layers.items():
+            expected, actual = fn(whole), fn(part)
+            assert actual.stride() == expected.stride(), name
+            torch.manual_seed(0)
+            expected = F.dropout(expected.to(dtype))
+            torch.manual_seed(0)
+            assert_close(F.dropout(actual.to(dtype)), expected, what=name)

@@ -108,6 +108,7 @@ struct PerChannel {
 /// The arguments of a norm of each channel, checked, as this rank needs them.
 struct ChannelNorm {
   SpecPtr layout;
+  at::MemoryFormat format; // of the result
   Tensor local;
   Affine affine;
   Running running;
@@ -147,6 +148,7 @@ ChannelNorm channel_norm(
   const auto layout = spec(x);
   return {
       layout,
+      x.suggest_memory_format(),
       to_local(x),
       local_affine(op.c_str(), given.weight, given.bias, *layout, 1),
       running};
@@ -159,7 +161,8 @@ Tensor evaluated(const ChannelNorm& norm, double eps, bool cudnn_enabled) {
       cut_like(norm.running.var, *norm.layout, 1)};
   return from_local(
       evaluated_norm(norm.local, norm.affine, own, eps, cudnn_enabled),
-      norm.layout);
+      norm.layout,
+      norm.format);
 }
 
 void keep_running(const PerChannel& given, const Running& running) {
@@ -185,7 +188,8 @@ Tensor normalized(
           moments,
           eps,
           geometry),
-      norm.layout);
+      norm.layout,
+      norm.format);
 }
 
 /// Likewise, of a batch; PyTorch's own on the whole one.
@@ -210,7 +214,8 @@ Tensor normalized_batch(
           momentum,
           eps,
           cudnn_enabled),
-      norm.layout);
+      norm.layout,
+      norm.format);
 }
 
 Tensor batch_norm_function(
@@ -259,12 +264,13 @@ Tensor instance_norm_function(
     double eps,
     bool cudnn_enabled) {
   const PerChannel given{weight, bias, running_mean, running_var};
-  const auto norm = channel_norm(
+  auto norm = channel_norm(
       "aten::instance_norm",
       input,
       given,
       use_input_stats,
       "use_input_stats is false");
+  norm.format = at::MemoryFormat::Contiguous;
   if (!use_input_stats) {
     return evaluated(norm, eps, cudnn_enabled);
   }

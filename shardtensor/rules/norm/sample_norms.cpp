@@ -157,7 +157,8 @@ Tensor group_norm_function(
                      eps,
                      cudnn_enabled)
                : sharded_group_norm(local, layout, groups, affine, eps),
-      layout);
+      layout,
+      x.suggest_memory_format());
 }
 
 // ---- layer norm and root mean square norm -----------------------------------
@@ -275,7 +276,8 @@ Tensor rms_norm_function(
                 norm_moments(local, geometry),
                 eps.value_or(default_eps(x.scalar_type())),
                 geometry),
-      layout);
+      layout,
+      x.suggest_memory_format());
 }
 
 } // namespace

@@ -208,7 +208,9 @@ Tensor averaged(const Adaptive& pool, const Tensor& input) {
   const auto whole = dims_to_mean(input, pool.size);
   const Tensor x = whole.empty() ? input : at::mean(input, whole, true);
   const auto plan = find_plan(pool, x, plain);
-  return run_stencil(x, plan->call, [&](const Tensor& rows) {
+  const auto format = pool.size.size() == 3 ? at::MemoryFormat::Contiguous
+                                            : input.suggest_memory_format();
+  return run_stencil(x, plan->call, format, [&](const Tensor& rows) {
     return local_average(*plan, rows);
   });
 }

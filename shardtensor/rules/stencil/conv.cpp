@@ -228,6 +228,17 @@ Tensor local_conv(
       conv, rows, weight, bias, plan.padding, plan.output_padding);
 }
 
+/// Channels-last if one of them is, but for volumes that oneDNN leaves to ATen.
+at::MemoryFormat result_format(const Tensor& x, const Tensor& weight) {
+  if (weight.dim() == 5 && x.is_cpu() && x.scalar_type() != at::kFloat) {
+    return at::MemoryFormat::Contiguous;
+  }
+  const auto format = x.suggest_memory_format();
+  return format == at::MemoryFormat::Contiguous && weight.dim() == x.dim()
+      ? weight.suggest_memory_format()
+      : format;
+}
+
 Tensor convolve(
     const Conv& conv,
     const Tensor& input,
@@ -239,15 +250,18 @@ Tensor convolve(
   const auto plan = find_plan(conv, x, weight, bias);
   const auto& call = plan->call;
   const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
+  const auto format = result_format(x, weight);
   if (overlaps(*plan, x, weight, bias)) {
     const auto local = to_local(redistribute(x, call.input));
     return from_local(
         conv_overlap(local, weights[0], weights[1], plan->overlap),
-        call.output);
+        call.output,
+        format);
   }
   return run_stencil(
       x,
       call,
+      format,
       [&](const Tensor& rows) {
         return local_conv(conv, *plan, rows, weights[0], weights[1]);
       },

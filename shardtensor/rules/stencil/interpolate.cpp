@@ -225,7 +225,9 @@ Tensor upsampled(const Upsample& u, const Tensor& x) {
   if (overlaps(*plan, x)) {
     const auto local = to_local(redistribute(x, plan->call.input));
     return from_local(
-        upsample_overlap(local, plan->overlap), plan->call.output);
+        upsample_overlap(local, plan->overlap),
+        plan->call.output,
+        x.suggest_memory_format());
   }
   return run_stencil(x, plan->call, [&](const Tensor& rows) {
     return local_upsample(u, *plan, rows);

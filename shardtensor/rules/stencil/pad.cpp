@@ -117,11 +117,15 @@ Tensor constant_pad_function(
   const SpecPtr output = padded_layout(input, padding);
   const Tensor local = to_local(redistribute(x, input));
   if (!input->mesh()->contains_this_rank()) {
-    return from_local(local.new_zeros(output->local_sizes()), output);
+    return from_local(
+        local.new_zeros(output->local_sizes()),
+        output,
+        x.suggest_memory_format());
   }
   return from_local(
       at::constant_pad_nd(local, local_padding(input, output, padding), value),
-      output);
+      output,
+      x.suggest_memory_format());
 }
 
 // ---- rows of the input again ------------------------------------------------
@@ -197,11 +201,14 @@ Tensor pad_with_rows(
     return plan_pad(spec(x), padding_by_dim(x.dim(), pad), boundary);
   });
   const Tensor local = to_local(redistribute(x, plan->input));
+  const auto format = boundary == Boundary::Periodic // composed by copies
+      ? at::MemoryFormat::Contiguous
+      : x.suggest_memory_format();
   if (!plan->input->mesh()->contains_this_rank()) {
     return from_local(
-        local.new_zeros(plan->output->local_sizes()), plan->output);
+        local.new_zeros(plan->output->local_sizes()), plan->output, format);
   }
-  return from_local(exchange(local, plan->gather), plan->output);
+  return from_local(exchange(local, plan->gather), plan->output, format);
 }
 
 // ---- the operators ----------------------------------------------------------

@@ -74,8 +74,12 @@ std::shared_ptr<const StencilCall> find_plan(
   return plans.find(key, [&] { return plan_pool(pool, x, plain); });
 }
 
-Tensor pooled(const Pool& pool, const Tensor& x, const PlainPool& plain) {
-  return run_stencil(x, *find_plan(pool, x, plain), plain);
+Tensor pooled(
+    const Pool& pool,
+    const Tensor& x,
+    at::MemoryFormat format,
+    const PlainPool& plain) {
+  return run_stencil(x, *find_plan(pool, x, plain), format, plain);
 }
 
 using Pair = std::tuple<Tensor, Tensor>;
@@ -105,6 +109,7 @@ Tensor max_pool_function(
   return pooled(
       {Op::name, dims, kernel, stride, padding, dilation, ceil_mode},
       x,
+      x.suggest_memory_format(),
       [&](const Tensor& rows) {
         return Op::call(rows, kernel, stride, padding, dilation, ceil_mode);
       });
@@ -140,6 +145,7 @@ Tensor avg_pool_function(
   return pooled(
       {Op::name, dims, kernel, stride, padding, no_dilation, ceil_mode},
       x,
+      dims == 3 ? at::MemoryFormat::Contiguous : x.suggest_memory_format(),
       [&](const Tensor& rows) {
         return Op::call(
             rows,

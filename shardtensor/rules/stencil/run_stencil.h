@@ -28,20 +28,35 @@ inline at::Tensor as_it_is(const at::Tensor& local) {
 }
 
 /// The local call of a stencil between gathering and keeping: `local` gets
-/// this rank's rows. `prepare` is applied before they travel.
+/// this rank's rows. `prepare` is applied before they travel. The result shows
+/// the strides of `format`.
 template <typename Local>
 at::Tensor run_stencil(
     const at::Tensor& x,
     const StencilCall& call,
+    at::MemoryFormat format,
     const Local& local,
     at::Tensor (*prepare)(const at::Tensor&) = as_it_is) {
   const at::Tensor input = to_local(redistribute(x, call.input));
   if (!call.input->mesh()->contains_this_rank()) {
     return from_local(
-        prepare(input).new_zeros(call.output->local_sizes()), call.output);
+        prepare(input).new_zeros(call.output->local_sizes()),
+        call.output,
+        format);
   }
   return from_local(
-      keep_owned(local(gather_rows(prepare(input), call)), call), call.output);
+      keep_owned(local(gather_rows(prepare(input), call)), call),
+      call.output,
+      format);
+}
+
+/// With the input's format.
+template <typename Local>
+at::Tensor run_stencil(
+    const at::Tensor& x,
+    const StencilCall& call,
+    const Local& local) {
+  return run_stencil(x, call, x.suggest_memory_format(), local);
 }
 
 /// As run_stencil where `local` returns values and global flat indices.
@@ -59,7 +74,7 @@ std::tuple<at::Tensor, at::Tensor> run_stencil_with_indices(
   if (!indices.defined()) { // this rank is not in the mesh
     indices = to_local(values).to(at::kLong);
   }
-  return {values, from_local(indices, call.output)};
+  return {values, from_local(indices, call.output, x.suggest_memory_format())};
 }
 
 } // namespace shardtensor::detail

@@ -416,7 +416,8 @@ at::Tensor roll_kernel(
   });
   return wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
-      layout);
+      layout,
+      strides_of_format(self.suggest_memory_format(), self.sizes().vec()));
 }
 
 /// Each rank gets its rows' mirror images in increasing order, in one piece per
