@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -97,6 +98,31 @@ void run_on_plain(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   gather_gradients(*stack);
 }
 
+/// Where rows are only added (the degrees of nodes), their sums are gathered
+/// instead of the rows: `plain` takes what the operator makes of zeros.
+bool adds_rows(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name == "aten::scatter_add_" || name == "aten::index_add_";
+}
+
+void add_sums(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto arguments =
+      torch::jit::pop(*stack, op.schema().arguments().size());
+  const CommScope scope(c10::toString(op.operator_name()));
+  MeshPtr mesh;
+  for (const auto& argument : arguments) {
+    visit_tensors(argument, [&](const at::Tensor& tensor) {
+      mesh = is_shard_tensor(tensor) ? spec(tensor)->mesh() : mesh;
+    });
+  }
+  auto plain = arguments[0].toTensor();
+  torch::jit::Stack sums(arguments.begin(), arguments.end());
+  sums[0] = promote(at::zeros_like(plain), mesh);
+  op.callBoxed(&sums);
+  torch::jit::push(*stack, plain.add_(full_tensor(sums[0].toTensor())));
+  gather_gradients(*stack);
+}
+
 /// The length of the lists that an operator writes.
 size_t written_places(
     const c10::OperatorHandle& op,
@@ -146,7 +172,7 @@ bool run_writing_plain(
     return false;
   }
   if (!written.sharded) {
-    run_on_plain(op, stack);
+    adds_rows(op) ? add_sums(op, stack) : run_on_plain(op, stack);
     return true;
   }
   if (written.listed && op.schema().returns().empty() &&

@@ -198,6 +198,34 @@ def test_views_versions_and_leaves_are_pytorchs(mesh):
     assert_close(alias, x.full_tensor().sum().reshape(1))
 
 
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", ["scatter_add_", "index_add_"])
+def test_of_rows_that_are_added_only_sums_are_gathered(mesh, name):
+    """The degrees of nodes, as graph libraries count them."""
+    x = values(13, 4).requires_grad_()
+    plain = values(6, 4).requires_grad_()
+    ends = torch.tensor([0, 5, 5, 1, 2, 2, 0, 4, 1, 1, 0, 5, 4])
+    index = ends[:, None].expand(-1, 4) if name == "scatter_add_" else ends
+    alpha = {} if name == "scatter_add_" else {"alpha": 3}
+
+    def added(x, plain, index):
+        result = getattr(plain.clone(), name)(0, index, x, **alpha)
+        assert type(result) is torch.Tensor
+        return result
+
+    def degrees(ends):
+        whole = torch.zeros(6, dtype=torch.long)
+        return getattr(whole, name)(0, ends, torch.ones_like(ends), **alpha)
+
+    by_rows = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
+    for placements in (by_rows, [Shard(0)] * mesh.ndim):
+        cut = sharded(index, placements), sharded(ends, placements)
+        with shardtensor.fallback_mode("error"):
+            rows = sharded(x, placements)
+            check_op(added, rows, plain, cut[0], mesh=mesh, second_order=True)
+            check_op(degrees, cut[1], mesh=mesh)
+
+
 @ranks(2, 3)
 def test_it_is_counted_said_and_forbidden_as_a_fallback(mesh):
     x = shard(values(6, 5), mesh, [Shard(0)], {0: uneven(6, mesh.size())})
