@@ -1,0 +1,87 @@
+"""PyTorch Geometric's layers as they stand, nodes and edges cut; skipped without it."""
+
+import pytest
+import torch
+from ranks import check_op, ranks, sharded, uneven
+from torch import nn
+from torch.distributed.tensor import Shard
+
+import shardtensor
+
+NODES, EDGES, CHANNELS = 40, 130, 8
+
+CONVOLUTIONS = {
+    "GCN": lambda g: g.GCNConv(CHANNELS, 8),
+    "GAT": lambda g: g.GATConv(CHANNELS, 8, heads=2, concat=False),
+    "GATv2": lambda g: g.GATv2Conv(CHANNELS, 8, heads=2),
+    "SAGE": lambda g: g.SAGEConv(CHANNELS, 8, aggr=["mean", "max"]),
+    "GIN": lambda g: g.GINConv(nn.Linear(CHANNELS, 8)),
+    "Edge": lambda g: g.EdgeConv(nn.Linear(2 * CHANNELS, 8)),
+    "Transformer": lambda g: g.TransformerConv(CHANNELS, 8, heads=2),
+    "Graph": lambda g: g.GraphConv(CHANNELS, 8),
+    "TAG": lambda g: g.TAGConv(CHANNELS, 8),
+    "Cheb": lambda g: g.ChebConv(CHANNELS, 8, K=2),
+    "GatedGraph": lambda g: g.GatedGraphConv(CHANNELS, 2),
+    "ResGated": lambda g: g.ResGatedGraphConv(CHANNELS, 8),
+    "PNA": lambda g: g.PNAConv(
+        CHANNELS,
+        8,
+        aggregators=["mean", "max", "std"],
+        scalers=["identity", "amplification"],
+        deg=torch.tensor([0, 5, 10, 20, 10]),
+    ),
+    "GEN": lambda g: g.GENConv(CHANNELS, 8),
+    "CG": lambda g: g.CGConv(CHANNELS),
+    "ARMA": lambda g: g.ARMAConv(CHANNELS, 8),
+    "APPNP": lambda g: g.APPNP(2, 0.1),
+    "MF": lambda g: g.MFConv(CHANNELS, 8),
+    "FiLM": lambda g: g.FiLMConv(CHANNELS, 8),
+}
+
+# Of the nodes of four graphs in one batch.
+OF_BATCHES = {
+    "GraphNorm": lambda g: g.GraphNorm(CHANNELS),
+    "LayerNorm": lambda g: g.LayerNorm(CHANNELS),
+    "InstanceNorm": lambda g: g.InstanceNorm(CHANNELS),
+    "PairNorm": lambda g: g.PairNorm(),
+    "GraphSizeNorm": lambda g: g.GraphSizeNorm(),
+    "MeanSubtraction": lambda g: g.MeanSubtractionNorm(),
+    "mean": lambda g: g.global_mean_pool,
+    "max": lambda g: g.global_max_pool,
+    "add": lambda g: g.global_add_pool,
+    "attention": lambda g: g.AttentionalAggregation(nn.Linear(CHANNELS, 1)),
+    "softmax": lambda g: g.SoftmaxAggregation(learn=True),
+    "std": lambda g: g.StdAggregation(),
+    "Set2Set": lambda g: g.Set2Set(CHANNELS, 2),
+}
+
+
+class Layer(nn.Module):
+    """A layer, or a function, in double precision."""
+
+    def __init__(self, layer):
+        super().__init__()
+        is_module = isinstance(layer, nn.Module)
+        self.layer = layer.double() if is_module else None
+        self.call = self.layer or layer
+
+    def forward(self, x, index):
+        return (self.layer or self.call)(x, index)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", ["convolutions", "of batches"])
+def test_layers_are_those_of_one_device_and_gather_nothing(mesh, kind):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    x = torch.rand(NODES, CHANNELS, dtype=torch.float64, requires_grad=True)
+    edges = torch.randint(NODES, (2, EDGES))
+    graphs = torch.randint(4, (NODES,)).sort().values
+    rows = {0: uneven(NODES, mesh.size())}
+    nodes = sharded(x, [Shard(0)], rows)
+    index = sharded(edges, [Shard(1)], {1: uneven(EDGES, mesh.size())})
+    if kind == "of batches":
+        index = sharded(graphs, [Shard(0)], rows)
+    layers = CONVOLUTIONS if kind == "convolutions" else OF_BATCHES
+    for make in layers.values():
+        with shardtensor.fallback_mode("error"):
+            check_op(Layer(make(geometric)), nodes, index, mesh=mesh)
