@@ -28,21 +28,32 @@ at::MemoryFormat asked_format(const Call& call) {
 /// Their results are row-major, however their operands lie.
 bool is_row_major(const std::string& op) {
   static const std::unordered_set<std::string> names{
-      "aten::cummax_helper",
-      "aten::cummin_helper",
+      "aten::cummax",
+      "aten::cummin",
       "aten::cumprod",
       "aten::cumsum",
       "aten::gather",
       "aten::grid_sampler_2d",
       "aten::grid_sampler_3d",
       "aten::index",
+      "aten::index_add",
+      "aten::index_reduce",
       "aten::index_select",
       "aten::logcumsumexp",
+      "aten::renorm",
       "aten::repeat",
+      "aten::scatter",
+      "aten::scatter_add",
+      "aten::scatter_reduce",
       "aten::topk",
       "aten::tril",
       "aten::triu"};
   return names.count(op) > 0;
+}
+
+/// Their results lie as the first operand does.
+bool keeps_first_order(const std::string& op) {
+  return op == "aten::glu" || op == "aten::index_fill" || op == "aten::sort";
 }
 
 /// Channels-last if a ShardTensor among the operands is.
@@ -172,6 +183,9 @@ Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
   const auto asked = asked_format(call);
   if (asked != at::MemoryFormat::Preserve) {
     return strides_of_format(asked, sizes);
+  }
+  if (!keeps_order && keeps_first_order(call.op().operator_name().name)) {
+    return elementwise_strides(call.operand(0).tensor, sizes);
   }
   if (!keeps_order) {
     return strides_of_format(operands_format(call), sizes);

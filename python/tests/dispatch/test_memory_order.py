@@ -7,7 +7,7 @@ from memory import MEMORY, layouts_of
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
-POINTWISE = {
+RESULTS = {
     "one": lambda x: x.exp(),
     "number": lambda x: x * 2,
     "itself": lambda x: x + x,
@@ -23,6 +23,12 @@ POINTWISE = {
     "empty_like": lambda x: torch.empty_like(x).fill_(0),
     "zeros_like": lambda x: torch.zeros_like(x, dtype=torch.int32),
     "fill": lambda x: torch.ops.aten.fill(x, 1.0),
+    "sort": lambda x: x.sort(0).values,
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 1.0),
+    "flip": lambda x: x.flip(0),
+    "cumsum": lambda x: x.cumsum(0),
+    "softmax": lambda x: x.softmax(-1),
+    "cat": lambda x: torch.cat([x, x], 1),
 }
 
 
@@ -33,7 +39,7 @@ def test_results_lie_as_on_one_device(mesh, memory):
     base = torch.randn(shape, dtype=torch.float64)
     for placements, sizes in layouts_of(mesh, shape):
         whole, part = lay(base), lay(shard(base, mesh, placements, sizes))
-        for name, fn in POINTWISE.items():
+        for name, fn in RESULTS.items():
             expected, actual = fn(whole), fn(part)
             assert_close(actual, expected, what=name)
             assert actual.stride() == expected.stride(), f"{name} of {memory}"
@@ -78,6 +84,12 @@ LAYERS = {
     "flip": lambda x: x.flip(2),
     "roll": lambda x: x.roll(1, 2),
     "cat": lambda x: torch.cat([x, x], 2),
+    "glu": lambda x: F.glu(x, 1),
+    "cummax": lambda x: x.cummax(1).values,
+    "renorm": lambda x: x.renorm(2, 1, 1.0),
+    "scatter": lambda x: x.scatter(1, torch.zeros(2, 1, 8, 8, dtype=torch.long), 1.0),
+    "index_add": lambda x: x.index_add(1, torch.tensor([0]), x[:, :1]),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "index": lambda x: x[:, [1, 0]],
     "index_select": lambda x: x.index_select(1, torch.tensor([1, 0])),
     "gather": lambda x: x.gather(2, torch.zeros(2, 4, 3, 8, dtype=torch.long)),

@@ -68,9 +68,13 @@ std::vector<int64_t> output_strides(
     const std::vector<int64_t>& sizes) {
   const auto& query = operands.query;
   const auto& mask = operands.mask;
+  const auto has_rows = [](const Tensor& x) {
+    return !x.defined() || x.stride(-1) == 1 || x.size(-1) == 1;
+  };
   const bool by_kernel = query.dim() == 4 &&
       query.size(-1) == operands.value.size(-1) &&
-      !(mask.defined() && mask.requires_grad());
+      !(mask.defined() && mask.requires_grad()) && has_rows(query) &&
+      has_rows(operands.key) && has_rows(operands.value) && has_rows(mask);
   if (!by_kernel) {
     return {};
   }

@@ -3,6 +3,7 @@
 #include <map>
 #include <numeric>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/repeat_ops.h>
 #include <torch/library.h>
@@ -447,7 +448,7 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
   return wrap(
       local.flip(wrapped),
       layout,
-      self.is_non_overlapping_and_dense() ? self.strides() : at::IntArrayRef());
+      at::infer_dense_strides(self.sizes(), self.strides()));
 }
 
 // ---- triangles --------------------------------------------------------------
