@@ -1,5 +1,6 @@
 #include "shardtensor/comm/messages.h"
 
+#include <exception>
 #include <mutex>
 #include <unordered_map>
 
@@ -102,10 +103,16 @@ Works start_messages(
     meet(group, x);
     group.startCoalescing(x.device().type());
   }
+  std::exception_ptr error;
   const auto start = [&](const RankTensors& messages, const auto& start_one) {
     for (const auto& [rank, tensor] : messages) {
       std::vector<at::Tensor> message{tensor};
-      works.push_back(start_one(message, static_cast<int>(rank)));
+      try {
+        works.push_back(start_one(message, static_cast<int>(rank)));
+      } catch (...) {
+        // A rank that is gone: those that are left shall not wait for us.
+        error = error ? error : std::current_exception();
+      }
     }
   };
   start(out, [&](auto& message, int peer) {
@@ -114,6 +121,9 @@ Works start_messages(
   start(in, [&](auto& message, int peer) {
     return group.send(message, peer, tag_of(message[0]));
   });
+  if (error) {
+    std::rethrow_exception(error);
+  }
   return together ? Works{group.endCoalescing(x.device().type())} : works;
 }
 

@@ -52,7 +52,8 @@ bool prefers_messages(
 bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x);
 
 /// One message to and from each of these ranks, on x's device; none is empty,
-/// and none goes to this rank. All ranks of the group call it.
+/// and none goes to this rank. All ranks of the group call it. Where one cannot
+/// be started, the others are before its error is raised.
 Works start_messages(
     c10d::ProcessGroup& group,
     const at::Tensor& x,

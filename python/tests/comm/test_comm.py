@@ -378,6 +378,17 @@ def call_while_rank_1_dies(name):
     return time_error(name)
 
 
+def call_after_rank_1_died(name):
+    """Rank 2 has sent its messages before, and waits for rank 0 first."""
+    CALLS[name]()
+    if dist.get_rank() == 1:
+        time.sleep(0.3)
+        os._exit(3)
+    if dist.get_rank() == 0:
+        time.sleep(1)
+    return time_error(name)
+
+
 def call_while_rank_1_sleeps(name):
     CALLS[name]()
     st.set_communication_timeout(1.0)
@@ -404,6 +415,12 @@ def assert_named_errors(outcomes, name, limit):
 def test_a_dead_rank_is_an_error_on_the_others(count, name):
     outcomes = run_isolated(count, call_while_rank_1_dies, name)
     assert outcomes[1].kind == "died"
+    assert_named_errors(outcomes, name, limit=10)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_who_sees_a_dead_rank_keeps_nobody_waiting(name):
+    outcomes = run_isolated(3, call_after_rank_1_died, name)
     assert_named_errors(outcomes, name, limit=10)
 
 
