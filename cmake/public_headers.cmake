@@ -1,6 +1,7 @@
 # What users may include: shardtensor.h and what it reaches; `make lint` compares.
 # These are installed.
 set(public_headers
+  shardtensor/cells/centered.h
   shardtensor/cells/elements.h
   shardtensor/cells/topology.h
   shardtensor/comm/all_reduce.h

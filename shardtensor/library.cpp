@@ -106,7 +106,7 @@ TORCH_LIBRARY(shardtensor, m) {
       "grid_subsample(Tensor points, float size, Tensor? values=None) "
       "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels)");
 
-  // Meshes of cells: see cells/elements.h and topology.h.
+  // Meshes of cells: see cells/elements.h, topology.h, centered.h.
   m.def("check_cells(Tensor points, Tensor cells, str kind) -> ()");
   m.def("cell_measures(Tensor points, Tensor cells, str kind) -> Tensor");
   m.def("cell_centers(Tensor points, Tensor cells, str kind) -> Tensor");
@@ -116,6 +116,10 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "cell_gradients(Tensor points, Tensor cells, str kind, Tensor values, "
       "str method='green_gauss') -> Tensor");
+  m.def(
+      "cell_centered_gradients(Tensor points, Tensor[] cells, str[] kinds, "
+      "Tensor faces, Tensor sides, Tensor values, "
+      "str method='least_squares', Tensor? boundary_values=None) -> Tensor");
   m.def(
       "apply_mass(Tensor points, Tensor cells, str kind, Tensor values, "
       "Tensor? coefficients=None) -> Tensor");

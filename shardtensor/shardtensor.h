@@ -44,6 +44,7 @@
 #include "shardtensor/rules/points/voxels.h"
 
 // Meshes of points and cells.
+#include "shardtensor/cells/centered.h"
 #include "shardtensor/cells/elements.h"
 #include "shardtensor/cells/topology.h"
 

@@ -15,6 +15,7 @@ scatter_v = torch.ops.shardtensor.scatter_v
 ring_step = torch.ops.shardtensor.ring_step
 apply_mass = torch.ops.shardtensor.apply_mass
 apply_stiffness = torch.ops.shardtensor.apply_stiffness
+cell_centered_gradients = torch.ops.shardtensor.cell_centered_gradients
 cell_centers = torch.ops.shardtensor.cell_centers
 cell_edges = torch.ops.shardtensor.cell_edges
 cell_faces = torch.ops.shardtensor.cell_faces

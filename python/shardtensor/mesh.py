@@ -54,6 +54,35 @@ def cell_gradients(
     return _ops.cell_gradients(points, cells, kind, values, method)
 
 
+def cell_centered_gradients(
+    points: torch.Tensor,
+    cells: Mapping[str, torch.Tensor],
+    faces: tuple[torch.Tensor, torch.Tensor],
+    values: torch.Tensor,
+    method: str = "least_squares",
+    boundary_values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Gradients of values that belong to cells, (C) or (C, channels), cells numbered
+    kind after kind: (C, D) or (C, channels, D), from the cells across `faces`, which
+    is what `cell_faces` gives. Cells fill their space, of two or three dims.
+    "least_squares" fits the differences between centers, weighted by their distance
+    to the power -2: exact for linear values, zero along directions that neighbours
+    leave open. "green_gauss": exact for them where lines between centers meet the
+    faces' centers. `boundary_values` (F) or (F, channels) are those at the centers of
+    faces with one cell, others are not read; without, least squares leaves these faces
+    out and Green-Gauss takes the cell's value. Communication: corners, cells and terms
+    of faces that other ranks have, planned once for `faces`."""
+    return _ops.cell_centered_gradients(
+        points,
+        list(cells.values()),
+        list(cells),
+        *faces,
+        values,
+        method,
+        boundary_values,
+    )
+
+
 def apply_mass(
     points: torch.Tensor,
     cells: torch.Tensor,

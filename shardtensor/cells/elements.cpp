@@ -1,7 +1,5 @@
 #include "shardtensor/cells/elements.h"
 
-#include <array>
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/stack.h>
@@ -11,6 +9,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/cells/kinds.h"
+#include "shardtensor/cells/vectors.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/keys.h"
@@ -24,70 +23,6 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using Vector = std::array<Tensor, 3>; // components, each of one shape
-
-// ---- vectors ----------------------------------------------------------------
-
-Tensor dot(const Vector& a, const Vector& b) {
-  return a[0].mul(b[0]).add(a[1].mul(b[1])).add(a[2].mul(b[2]));
-}
-
-Vector cross(const Vector& a, const Vector& b) {
-  return {
-      a[1].mul(b[2]).sub(a[2].mul(b[1])),
-      a[2].mul(b[0]).sub(a[0].mul(b[2])),
-      a[0].mul(b[1]).sub(a[1].mul(b[0]))};
-}
-
-Vector over(const Vector& a, const Tensor& divisor) {
-  return {a[0].div(divisor), a[1].div(divisor), a[2].div(divisor)};
-}
-
-/// From a last dim of up to three components; the others are zero.
-Vector vector_of(const Tensor& x) {
-  Vector result;
-  for (int64_t dim = 0; dim < 3; ++dim) {
-    result[dim] =
-        dim < x.size(-1) ? x.select(-1, dim) : at::zeros_like(result[0]);
-  }
-  return result;
-}
-
-Tensor stacked(const Vector& a, int64_t dims) {
-  return at::stack({a.begin(), a.begin() + dims}, -1);
-}
-
-/// What a map from the cell to space, given by the tangents along the cell's
-/// own dims, does there: how it stretches, and the vectors whose products with
-/// the tangents are 1 and 0.
-struct Stretch {
-  Tensor measure;
-  std::vector<Vector> duals;
-};
-
-/// `space`: with signs where the tangents fill it.
-Stretch stretch_of(const std::vector<Vector>& tangents, int64_t space) {
-  const auto& a = tangents[0];
-  if (tangents.size() == 1) {
-    const auto square = dot(a, a);
-    return {space == 1 ? a[0] : square.sqrt(), {over(a, square)}};
-  }
-  const auto& b = tangents[1];
-  if (tangents.size() == 2) {
-    const auto normal = cross(a, b);
-    const auto square = dot(normal, normal);
-    return {
-        space == 2 ? normal[2] : square.sqrt(),
-        {over(cross(b, normal), square), over(cross(normal, a), square)}};
-  }
-  const auto& c = tangents[2];
-  const auto volume = dot(a, cross(b, c));
-  return {
-      volume,
-      {over(cross(b, c), volume),
-       over(cross(c, a), volume),
-       over(cross(a, b), volume)}};
-}
 
 // ---- cells ------------------------------------------------------------------
 
@@ -123,13 +58,6 @@ const CellKind& check_arguments(
       "', got ",
       cells.sizes());
   return kind;
-}
-
-/// A plain constant where x's operators take it, of its dtype.
-Tensor constant_beside(const Tensor& x, const Tensor& constant) {
-  const auto& local = is_shard_tensor(x) ? to_local(x.detach()) : x;
-  const auto here = constant.to(local.options());
-  return is_shard_tensor(x) ? promote(here, spec(x)->mesh()) : here;
 }
 
 /// The corners of all cells as one list of rows, which shares memory with the
@@ -279,16 +207,7 @@ Tensor fitted_gradients(
         over(normal, dot(normal, normal).div(dot(first, first)).sqrt()), space);
     squares = squares.add(across.unsqueeze(2).mul(across.unsqueeze(1)));
   }
-  std::vector<Vector> columns;
-  for (int64_t dim = 0; dim < space; ++dim) {
-    columns.push_back(vector_of(squares.select(2, dim)));
-  }
-  std::vector<Tensor> rows;
-  for (const auto& dual : stretch_of(columns, space).duals) {
-    rows.push_back(stacked(dual, space));
-  }
-  return at::matmul(
-      at::stack(rows, 1), at::matmul(ways.transpose(1, 2), differences));
+  return solved(squares, at::matmul(ways.transpose(1, 2), differences));
 }
 
 // ---- what is no cell --------------------------------------------------------

@@ -254,6 +254,170 @@ def test_edges_and_faces_in_pieces(mesh):
                 assert_close(actual, wanted)
 
 
+# ---- values of cells ------------------------------------------------------------
+
+
+def centered_case(kind, bend=0.0):
+    """A mesh of a kind or of two, its faces, centers, volumes, and linear values at
+    centers and faces with their slope."""
+    points, cells = block(kind if kind != "mixed" else "quad", bend=bend)
+    parts = {kind: cells} if kind != "mixed" else mixed()[0]
+    faces = cm.cell_faces(parts, len(points))
+    centers = torch.cat([cm.cell_centers(points, c, k) for k, c in parts.items()])
+    return points, parts, faces, linear(centers), linear(points)[0][faces[0]].mean(1)
+
+
+def is_inside(faces, cells):
+    """Cells without a face of the boundary."""
+    inside = torch.ones(cells, dtype=torch.bool)
+    inside[faces[1][faces[1][:, 1] < 0, 0]] = False
+    return inside
+
+
+@pytest.mark.parametrize("kind", ["triangle", "quad", "tetra", "hexahedron", "mixed"])
+def test_least_squares_of_linear_values_of_cells(kind):
+    """Exact with the boundary's values, and without where neighbours span space."""
+    points, parts, faces, (values, slope), around = centered_case(kind, 0.05)
+    call = cm.cell_centered_gradients
+    found = call(points, parts, faces, values, boundary_values=around)
+    torch.testing.assert_close(found, slope.expand(len(values), -1))
+    found = call(points, parts, faces, values)
+    inside = is_inside(faces, len(values))
+    torch.testing.assert_close(found[inside], slope.expand(len(values), -1)[inside])
+    for cell, gradient in enumerate(found):  # the part that neighbours tell of
+        pairs = faces[1][(faces[1] == cell).any(1) & (faces[1][:, 1] >= 0)]
+        others = pairs.sum(1) - cell
+        centers = torch.cat([cm.cell_centers(points, c, k) for k, c in parts.items()])
+        ways = centers[others] - centers[cell]
+        told = torch.linalg.pinv(ways, rtol=1e-9) @ (ways @ slope)
+        torch.testing.assert_close(gradient, told)
+
+
+@pytest.mark.parametrize("kind", ["quad", "hexahedron"])
+def test_green_gauss_of_linear_values_of_cells(kind):
+    points, parts, faces, (values, slope), around = centered_case(kind)
+    call = cm.cell_centered_gradients
+    found = call(points, parts, faces, values, "green_gauss", around)
+    torch.testing.assert_close(found, slope.expand(len(values), -1))
+    row = {"quad": torch.tensor([[i, i + 1, i + 5, i + 4] for i in range(3)])}
+    points = torch.cartesian_prod(torch.arange(2.0), torch.arange(4.0)).flip(1)
+    faces = cm.cell_faces(row, 8)
+    for method, slopes in (("green_gauss", [1, 2, 1]), ("least_squares", [2, 2, 2])):
+        found = call(points, row, faces, torch.tensor([1.0, 3, 5]), method)
+        expected = torch.tensor([[slope, 0.0] for slope in slopes])
+        torch.testing.assert_close(found, expected)
+
+
+def test_faces_with_fewer_corners_than_others():
+    """As beside hexahedra: -1 stands for no corner."""
+    points, cells = block("tetra", bend=0.05)
+    faces, sides = cm.cell_faces({"tetra": cells}, len(points))
+    values = linear(cm.cell_centers(points, cells, "tetra"))[0]
+    around = linear(points)[0][faces].mean(1)
+    call = cm.cell_centered_gradients
+    padded = torch.nn.functional.pad(faces, (0, 1), value=-1)
+    for method in ("green_gauss", "least_squares"):
+        torch.testing.assert_close(
+            call(points, {"tetra": cells}, (padded, sides), values, method, around),
+            call(points, {"tetra": cells}, (faces, sides), values, method, around),
+        )
+
+
+def test_a_nan_reaches_its_neighbours_alone():
+    points, parts, faces, (values, _), _ = centered_case("quad")
+    values[0] = float("nan")
+    touched = faces[1][(faces[1] == 0).any(1)].unique()
+    touched = touched[touched >= 0]
+    for method in ("green_gauss", "least_squares"):
+        found = cm.cell_centered_gradients(points, parts, faces, values, method)
+        assert found.isnan().any(1).nonzero()[:, 0].tolist() == touched.tolist()
+
+
+def centered(kinds, points, faces, sides, values, around, *cells):
+    """Both methods, with the boundary's values and without."""
+    parts = dict(zip(kinds, cells, strict=True))
+    return [
+        cm.cell_centered_gradients(points, parts, (faces, sides), *rest)
+        for rest in (
+            (values,),
+            (values[:, 0], "least_squares", around[:, 0]),
+            (values[:, 0], "green_gauss"),
+            (values, "green_gauss", around),
+        )
+    ]
+
+
+@ranks(1, 2, 3, 4, "2x2")
+@pytest.mark.parametrize("kind", ["triangle", "mixed", "hexahedron"])
+def test_values_of_cells_in_pieces(mesh, kind):
+    points, parts, faces, (values, _), _ = centered_case(kind, 0.05)
+    points.requires_grad_()
+    values = torch.randn(len(values), 2, dtype=torch.float64, requires_grad=True)
+    around = torch.randn(len(faces[0]), 2, dtype=torch.float64, requires_grad=True)
+    rows = placements_of(mesh, 0)
+    layouts = list(sweep(mesh, values.shape, dims=[0]))[::3]
+    with shardtensor.fallback_mode("error"):
+        for layout in layouts:
+            check_op(
+                lambda *arguments: centered(list(parts), *arguments),
+                sharded(points, rows, {0: uneven_rows(len(points), mesh.size())}),
+                *(sharded(x, rows) for x in faces),
+                sharded(values, *layout),
+                sharded(around, rows),
+                *(sharded(x, rows) for x in parts.values()),
+                mesh=mesh,
+                second_order=layout is layouts[0],
+            )
+
+
+@ranks(3)
+def test_neighbours_of_cells_are_planned_once(mesh):
+    points, parts, faces, (values, _), _ = centered_case("triangle")
+    rows = placements_of(mesh, 0)
+    points, *faces, values = (shard(x, mesh, rows) for x in (points, *faces, values))
+    parts = {kind: shard(x, mesh, rows) for kind, x in parts.items()}
+
+    def plans():
+        shardtensor.reset_comm_stats()
+        cm.cell_centered_gradients(points, parts, faces, values, "green_gauss")
+        return shardtensor.comm_stats().plans
+
+    assert plans() > 0
+    assert plans() == 0
+
+
+@ranks(2)
+def test_errors_of_values_of_cells(mesh):
+    points, parts, faces, (values, _), around = centered_case("quad")
+    faces = tuple(shard(x, mesh, placements_of(mesh, 0)) for x in faces)
+
+    def call(points=points, parts=parts, faces=faces, values=values, **rest):
+        return cm.cell_centered_gradients(points, parts, faces, values, **rest)
+
+    with pytest.raises(ValueError, match="got 0 blocks and 0 kinds"):
+        call(parts={})
+    with pytest.raises(ValueError, match="that fill their space, .* got 'quad'"):
+        call(points=block("quad", 3)[0])
+    with pytest.raises(ValueError, match="that fill their space, .* got 'line'"):
+        call(points=points[:, :1], parts={"line": parts["quad"][:, :2]})
+    with pytest.raises(ValueError, match=r"expected faces \(F, corners\) and sides"):
+        call(faces=(faces[0], faces[1][:, :1]))
+    with pytest.raises(ValueError, match=r"values \(C\) or \(C, channels\) of 6 cells"):
+        call(values=values[:3])
+    with pytest.raises(TypeError, match="values of the points' dtype"):
+        call(values=values.float())
+    with pytest.raises(ValueError, match=r"expected boundary_values \[17\]"):
+        call(boundary_values=around[:3])
+    with pytest.raises(TypeError, match="boundary_values of the values' dtype"):
+        call(boundary_values=around.float())
+    with pytest.raises(ValueError, match="got 'spline'"):
+        call(method="spline")
+    with pytest.raises(IndexError):
+        call(faces=(faces[0] + 20, faces[1]), method="green_gauss")
+    with pytest.raises(IndexError):
+        call(faces=(faces[0], faces[1] + 20))
+
+
 @ranks(2)
 def test_errors_are_the_same_on_all_ranks(mesh):
     points, cells = block("triangle")
