@@ -134,16 +134,6 @@ Dims memory_order(const std::vector<Dims>& strides, const Dims& sizes) {
   return order;
 }
 
-Dims dense_strides(const Dims& order, const Dims& sizes) {
-  Dims strides(sizes.size());
-  int64_t next = 1;
-  for (const auto dim : order) {
-    strides[dim] = next;
-    next *= sizes[dim];
-  }
-  return strides;
-}
-
 /// Also its dims of one element, whose strides may otherwise be any number.
 bool has_row_major_strides(const at::Tensor& x) {
   int64_t next = 1;
@@ -157,6 +147,16 @@ bool has_row_major_strides(const at::Tensor& x) {
 }
 
 } // namespace
+
+Dims dense_strides(const Dims& order, const Dims& sizes) {
+  Dims strides(sizes.size());
+  int64_t next = 1;
+  for (const auto dim : order) {
+    strides[dim] = next;
+    next *= sizes[dim];
+  }
+  return strides;
+}
 
 Dims elementwise_strides(at::ArrayRef<at::Tensor> operands, const Dims& sizes) {
   if (all_of(operands, has_row_major_strides) ||

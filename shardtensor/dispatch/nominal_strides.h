@@ -22,4 +22,10 @@ std::vector<int64_t> elementwise_strides(
     at::ArrayRef<at::Tensor> operands,
     const std::vector<int64_t>& sizes);
 
+/// Of a tensor of `sizes` without gaps, whose dims lie in memory in `order`,
+/// the innermost first.
+std::vector<int64_t> dense_strides(
+    const std::vector<int64_t>& order,
+    const std::vector<int64_t>& sizes);
+
 } // namespace shardtensor::detail

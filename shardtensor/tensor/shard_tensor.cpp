@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <typeinfo>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
@@ -140,6 +141,16 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
 // add in any order, and are chosen by each rank for itself: parameters whose
 // gradients are computed, not sent, come apart by rounding errors, which
 // sync_module_over_mesh takes back.
+/// Strides of a copy that lies as the tensor does; none: contiguous.
+std::vector<int64_t> order_in_memory(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    return {};
+  }
+  return tensor.is_non_overlapping_and_dense()
+      ? tensor.strides().vec()
+      : at::infer_dense_strides(tensor.sizes(), tensor.strides());
+}
+
 bool same_on_all_ranks(const at::Tensor& highest, const at::Tensor& lowest) {
   return highest.is_cpu() ? highest.equal(lowest)
                           : highest.allclose(lowest, 1e-3, 1e-6);
@@ -159,15 +170,22 @@ at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
     at::MemoryFormat format) {
+  return from_local_strided(
+      local, spec, strides_of_format(format, spec->sizes()));
+}
+
+at::Tensor detail::from_local_strided(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::IntArrayRef strides) {
   TORCH_CHECK_TYPE(
       !is_shard_tensor(local),
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
-  auto result =
-      wrap(local.detach(), spec, strides_of_format(format, spec->sizes()));
+  auto result = wrap(local.detach(), spec, strides);
   connect<FromLocalBackward>(result, local, spec);
   carry_tangent(result, local, [&](const auto& t) {
-    return from_local(t, spec, format);
+    return from_local_strided(t, spec, strides);
   });
   return result;
 }
@@ -203,7 +221,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
       local = local.clone();
     }
   }
-  auto result = wrap(local, to);
+  auto result = wrap(local, to, order_in_memory(tensor));
   connect<RedistributeBackward>(result, tensor, without_partial(from));
   const auto& placements = from->placements();
   if (!std::all_of(placements.begin(), placements.end(), is_linear)) {

@@ -24,6 +24,14 @@ at::Tensor from_local(
     const SpecPtr& spec,
     at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
+namespace detail {
+/// from_local, with strides to show; none: contiguous.
+at::Tensor from_local_strided(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::IntArrayRef strides);
+} // namespace detail
+
 /// This rank's shard as a plain tensor (no copy, shared version counter).
 /// `grad_spec` says how the ranks' gradients of the result are to be read:
 /// by default as the tensor's own layout with each Partial made Replicate;
@@ -33,9 +41,10 @@ at::Tensor to_local(
     const at::Tensor& tensor,
     const SpecPtr& grad_spec = nullptr);
 
-/// The same tensor in another layout. Differentiable to any order: the
-/// gradient travels back the same way. Communication: see redistribute_local;
-/// none when the layouts are equal (then the tensor itself is returned).
+/// The same tensor in another layout and the same memory format. Differentiable
+/// to any order: the gradient travels back the same way. Communication: see
+/// redistribute_local; none when the layouts are equal (then the tensor itself
+/// is returned).
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
 /// To with_placements(spec(tensor), placements, partitions).
 at::Tensor redistribute(

@@ -29,6 +29,13 @@ RESULTS = {
     "cumsum": lambda x: x.cumsum(0),
     "softmax": lambda x: x.softmax(-1),
     "cat": lambda x: torch.cat([x, x], 1),
+    "fft": lambda x: torch.fft.fft(x, dim=0),
+    "fftn": lambda x: torch.fft.fftn(x),
+    "rfft": lambda x: torch.fft.rfft(x, dim=1),
+    "rfft2": lambda x: torch.fft.rfft2(x, dim=(1, 0)),
+    "irfft": lambda x: torch.fft.irfft(x + 0j, 6, dim=0),
+    "irfft2": lambda x: torch.fft.irfft2(x + 0j, (3, 4), dim=(1, 0)),
+    "shifted": lambda x: torch.fft.fftshift(torch.fft.fft(x, dim=1), dim=1),
 }
 
 
@@ -43,6 +50,20 @@ def test_results_lie_as_on_one_device(mesh, memory):
             expected, actual = fn(whole), fn(part)
             assert_close(actual, expected, what=name)
             assert actual.stride() == expected.stride(), f"{name} of {memory}"
+
+
+@ranks(2)
+@pytest.mark.parametrize("memory", MEMORY)
+def test_redistribute_keeps_the_order(mesh, memory):
+    shape, lay = MEMORY[memory]
+    base = torch.randn(shape, dtype=torch.float64)
+    whole, part = lay(base), lay(shard(base, mesh, [Shard(0)]))
+    for placement in map(Shard, range(whole.dim())):
+        if part.placements == (placement,):
+            continue  # the tensor itself
+        actual = part.redistribute(placements=[placement])
+        assert_close(actual, whole)
+        assert actual.stride() == whole.clone().stride()
 
 
 def ones(x, *shape):

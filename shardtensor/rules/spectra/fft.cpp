@@ -16,6 +16,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/spectra/home.h"
+#include "shardtensor/rules/spectra/memory_order.h"
 #include "shardtensor/rules/spectra/plan.h"
 #include "shardtensor/tensor/redistribute.h"
 
@@ -90,8 +91,9 @@ struct Differentiable {
   static Tensor transformed(
       const Tensor& x,
       const Work& work,
-      const TransformPlan::Step& step) {
-    return from_local(work(to_local(x), step), step.result);
+      const TransformPlan::Step& step,
+      at::IntArrayRef strides) {
+    return from_local_strided(work(to_local(x), step), step.result, strides);
   }
 };
 
@@ -106,7 +108,8 @@ struct BelowAutograd {
   static Local transformed(
       const Local& x,
       const Work& work,
-      const TransformPlan::Step& step) {
+      const TransformPlan::Step& step,
+      at::IntArrayRef) {
     return {work(x.tensor, step), step.result};
   }
 };
@@ -146,7 +149,7 @@ std::shared_ptr<const TransformPlan> find_plan(
 }
 
 template <class Level, class Signal>
-Signal run(const char* op, Signal x, const Work& work) {
+Signal run(const char* op, Signal x, const Work& work, const Dims& strides) {
   if (work.transform.dims.empty()) {
     return x;
   }
@@ -158,7 +161,10 @@ Signal run(const char* op, Signal x, const Work& work) {
   for (const auto& step : plan->steps) {
     x = Level::moved(x, step.layout);
     if (!step.dims.empty()) {
-      x = Level::transformed(x, work, step);
+      const bool has_all_sizes =
+          step.result->sizes() == plan->result()->sizes();
+      x = Level::transformed(
+          x, work, step, has_all_sizes ? strides : at::IntArrayRef());
     }
   }
   if (!work.is_inverse()) {
@@ -242,16 +248,19 @@ struct Entry<Op, work_of, Tensor(const Tensor&, Args...)> {
       return Op::redispatch(
           below_function_level(keys), x, symbolic<Args>(args)...);
     }
-    return run<Differentiable>(Op::name, x, work);
+    return run<Differentiable>(
+        Op::name, x, work, transformed_strides(x, work.transform));
   }
 
   static Tensor kernel(
       const Tensor& self,
       typename c10::remove_symint<Args>::type... args) {
     const CommScope scope(Op::name);
-    const auto result = run<BelowAutograd>(
-        Op::name, local_of(self, spec(self)), work_of(self, args...));
-    return wrap(result.tensor, result.spec);
+    const auto work = work_of(self, args...);
+    const auto strides = transformed_strides(self, work.transform);
+    const auto result =
+        run<BelowAutograd>(Op::name, local_of(self, spec(self)), work, strides);
+    return wrap(result.tensor, result.spec, strides);
   }
 };
 
