@@ -9,7 +9,9 @@ import torch
 from data_by_domain import MESHES, make, over_data, part, whole
 from ranks import ranks
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -172,6 +174,36 @@ class Cast(Way):
         return y.float().square().mean()
 
 
+class Policy(Way):
+    """FSDP's own: parameters and samples are bf16 inside, sums of gradients fp32."""
+
+    options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+    tolerance = 2e-2
+
+    def loss(self, x):
+        if self.mesh is not None:
+            return self.model(x).float().square().mean()
+        parameters = {n: p.bfloat16() for n, p in self.model.named_parameters()}
+        y = functional_call(self.model, parameters, x.bfloat16())
+        return y.float().square().mean()
+
+
+class AveragedByHand(Way):
+    """FSDP's modules cannot be copied."""
+
+    def prepare(self):
+        self.average = [p.detach().clone() for p in self.model.parameters()]
+
+    def step(self, x):
+        super().step(x)
+        now = [p.detach() for p in self.model.parameters()]
+        get_ema_multi_avg_fn(0.8)(self.average, now, None)
+
+    def results(self):
+        means = {f"mean {i}": whole(x) for i, x in enumerate(self.average)}
+        return super().results() | means
+
+
 class Compiled(Way):
     def prepare(self):
         torch._dynamo.reset()
@@ -186,8 +218,11 @@ WAYS = {
         Reentrant, NotReentrant, Scaled, Scheduled, Foreach, Fused, Lbfgs, Zero,
         Averaged, Cast,
     ),
-    "fsdp": (Way, Reentrant, NotReentrant, Scaled, Scheduled, Foreach, Fused, Cast),
-    "hsdp": (Way, NotReentrant, Foreach),
+    "fsdp": (
+        Way, Reentrant, NotReentrant, Scaled, Scheduled, Foreach, Fused, Cast,
+        Policy, AveragedByHand,
+    ),
+    "hsdp": (Way, NotReentrant, Foreach, Policy),
 }  # fmt: skip
 
 
