@@ -1,4 +1,4 @@
-"""Peak memory of a UNet training step, on 1, 2 and 4 ranks.
+"""Peak memory of a UNet training step, on 1, 2 and 4 ranks, and what FSDP leaves.
 
 Each count of ranks is a job of its own. A rank measures by how much its resident
 memory grows from before the step to the step's peak, parameters and their
@@ -13,11 +13,17 @@ from pathlib import Path
 
 EXTENT = 1536
 RANKS = (1, 2, 4)
+# FSDP's: wide enough for parameters to count.
+WIDTH, FSDP_EXTENT = 64, 512
 
 
 def report():
-    """The lines of the table, from jobs that this process starts."""
-    grown = {ranks: measure_with(ranks) for ranks in RANKS}
+    """The lines of the tables, from jobs that this process starts."""
+    return "\n\n".join([report_of_ranks(), report_of_fsdp()])
+
+
+def report_of_ranks():
+    grown = {ranks: measure_with(ranks, "domain")["step"] for ranks in RANKS}
     lines = [f"### Peak memory of a UNet training step, {EXTENT} x {EXTENT}", ""]
     lines += ["| ranks | growth per rank | of one process | 1/N |", "|---|---|---|---|"]
     for ranks, size in grown.items():
@@ -28,9 +34,22 @@ def report():
     return "\n".join(lines)
 
 
-def measure_with(ranks):
+def report_of_fsdp():
+    alone, ours = measure_with(1, "fsdp"), measure_with(4, "fsdp")
+    title = f"### FSDP2 on data x domain = 2 x 2, one {FSDP_EXTENT} x {FSDP_EXTENT} "
+    lines = [f"{title}image per sample, UNet {WIDTH} channels wide, Adam", ""]
+    lines += ["| | one rank | 2 x 2, per rank | share |", "|---|---|---|---|"]
+    for what, size in alone.items():
+        cells = [f"{x / 2**20:.2f} MiB" for x in (size, ours[what])]
+        cells.append(f"{ours[what] / size:.3f}")
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    note = "Step: growth to the peak of forward and backward, mostly activations."
+    return "\n".join([*lines, "", note])
+
+
+def measure_with(ranks, what):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", __file__]
+    command += [f"--nproc-per-node={ranks}", __file__, what]
     # Freed tensors go back to the system at once, small ones of many ranks, too.
     environment = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **environment}
@@ -47,33 +66,83 @@ def status(field):
     raise LookupError(field)
 
 
+def growth(run):
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    run()
+    return status("VmHWM") - before
+
+
+def sample(extent, mesh):
+    import torch
+    from torch.distributed.tensor import Shard
+
+    from shardtensor import ShardTensor
+
+    piece = torch.randn(1, 3, extent // mesh.size(), extent)
+    return ShardTensor.from_local(piece, mesh, (Shard(2),))
+
+
+def by_domain(manager):
+    from unet import make
+
+    mesh = manager.initialize_mesh((-1,), ("domain",))
+
+    def step(extent):
+        make()(sample(extent, mesh)).square().mean().backward()
+
+    step(64)  # code and threads that come with the first call
+    return {"step": growth(lambda: step(EXTENT))}
+
+
+def by_fsdp(manager):
+    import torch
+    from unet import make
+
+    from shardtensor import parallelize
+
+    side = 2 if manager.world_size == 4 else 1
+    mesh = manager.initialize_mesh((side, side), ("data", "domain"))
+    model = parallelize(make(width=WIDTH), mesh, "fsdp" if side > 1 else None)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(extent):
+        model(sample(extent, mesh["domain"])).square().mean().backward()
+
+    step(64)
+    optimizer.step()
+    model.zero_grad()
+    grown = growth(lambda: step(FSDP_EXTENT))
+    parameters = list(model.parameters())
+    moments = [x for own in optimizer.state.values() for x in own.values()]
+    return {
+        "parameters": held(parameters),
+        "gradients": held(p.grad for p in parameters),
+        "optimizer": held(moments),
+        "step": grown,
+    }
+
+
+def held(tensors):
+    """The bytes that this rank has of them."""
+    local = (x.to_local() if hasattr(x, "to_local") else x for x in tensors)
+    return sum(x.numel() * x.element_size() for x in local)
+
+
 def main():
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import Shard
-    from unet import make
 
-    import shardtensor
     from shardtensor.distributed import DistributedManager
 
     torch.set_num_threads(1)
     DistributedManager.initialize()
-    ranks = DistributedManager().world_size
-    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
-
-    def step(extent):
-        piece = torch.randn(1, 3, extent // ranks, extent)
-        image = shardtensor.ShardTensor.from_local(piece, mesh, (Shard(2),))
-        make()(image).square().mean().backward()
-
-    step(64)  # code and threads that come with the first call
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    step(EXTENT)
-    grown = torch.tensor(status("VmHWM") - before)
-    dist.all_reduce(grown, dist.ReduceOp.MAX)
+    ways = {"domain": by_domain, "fsdp": by_fsdp}
+    sizes = ways[sys.argv[1]](DistributedManager())
+    most = torch.tensor(list(sizes.values()))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        print(grown.item())
+        print(json.dumps(dict(zip(sizes, most.tolist(), strict=True))))
     DistributedManager.cleanup(barrier=True)
 
 
