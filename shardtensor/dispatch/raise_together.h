@@ -3,6 +3,8 @@
 #include <functional>
 #include <string>
 
+#include <ATen/core/TensorBody.h>
+
 #include "shardtensor/layout/shard_spec.h"
 
 namespace shardtensor::detail {
@@ -14,12 +16,14 @@ namespace shardtensor::detail {
 // beforehand: see Note [Indices out of bounds].
 
 /// Calls `run`. Where it raises on some ranks, the error of the first of them
-/// is raised on every rank that `layout` gives a piece of its own. Null: all
-/// ranks hold the same. Communication: an all-reduce of one number where
-/// `layout` is sharded, of the message where a rank raised.
+/// is raised on every rank that `layout` gives a piece of its own, as a
+/// LinAlgError where it was one. Null: all ranks hold the same. Communication:
+/// an all-reduce of one number on `device` where `layout` is sharded, of the
+/// message where a rank raised.
 void raise_together(
     const std::string& op,
     const SpecPtr& layout,
-    const std::function<void()>& run);
+    const std::function<void()>& run,
+    c10::Device device = at::kCPU);
 
 } // namespace shardtensor::detail

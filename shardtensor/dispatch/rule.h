@@ -36,6 +36,8 @@ struct Decision {
   /// Null, or the layout of the values that the local call may refuse: see
   /// Note [Errors by value].
   SpecPtr refuses_values = nullptr;
+  /// The call looks at values that lie on other devices, too.
+  bool refuses_on_devices = false;
 };
 
 using Rule = Decision (*)(Call& call);

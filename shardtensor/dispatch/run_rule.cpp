@@ -318,11 +318,12 @@ Locals local_operands(const Call& call, const Decision& decision) {
   return locals;
 }
 
-/// Kernels look at values where the host can.
-bool sees_values(const Locals& locals) {
+/// Kernels look at values where the host can, and some wherever they are.
+bool sees_values(const Locals& locals, const Decision& decision) {
   return std::all_of(
-      locals.tensors.begin(), locals.tensors.end(), [](const auto& local) {
-        return local.is_cpu() && !is_traced(local);
+      locals.tensors.begin(), locals.tensors.end(), [&](const auto& local) {
+        return (local.is_cpu() || decision.refuses_on_devices) &&
+            !is_traced(local);
       });
 }
 
@@ -356,9 +357,12 @@ void run_rule(
   for (const auto& [index, value] : decision->arguments) {
     (*stack)[base + index] = value;
   }
-  if (decision->refuses_values && sees_values(locals)) {
+  if (decision->refuses_values && sees_values(locals, *decision)) {
     raise_together(
-        call.name(), decision->refuses_values, [&] { op.callBoxed(stack); });
+        call.name(),
+        decision->refuses_values,
+        [&] { op.callBoxed(stack); },
+        locals.tensors.front().device());
   } else {
     op.callBoxed(stack);
   }

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <string>
 #include <string_view>
+#include <unordered_set>
 
 #include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/any.h>
@@ -9,17 +11,36 @@
 #include "shardtensor/dispatch/labels.h"
 
 // Operators on matrices that stand in the last two dims: each matrix is needed
-// whole, the dims in front are a batch. Operators that raise for a matrix they
-// cannot take (eigh, svd) are not among them: one rank alone would raise.
+// whole, the dims in front are a batch.
 
 namespace shardtensor::detail {
 namespace {
 
+/// Right sides of one column may come without a dim for it: as
+/// linalg_solve_is_vector_rhs in ATen/native/LinearAlgebraUtils.h.
+bool is_vector(const at::Tensor& right, const at::Tensor& matrix) {
+  return right.dim() == 1 ||
+      (matrix.dim() - 1 == right.dim() &&
+       right.sizes() == matrix.sizes().slice(0, right.dim()));
+}
+
 /// How many dims of an operand belong to one element of the batch.
 int64_t own_dims(const Call& call, const Operand& operand) {
+  using Names = std::unordered_set<std::string>;
+  static const Names vectors{"LU_pivots", "pivots", "tau"};
+  static const Names numbers{"atol", "rtol"};
+  static const Names with_vectors{
+      "aten::_linalg_solve_ex", "aten::linalg_lstsq"};
+  const auto& op = call.op().operator_name().name;
   const auto& name = call.op().schema().arguments()[operand.argument].name();
-  return std::min<int64_t>(
-      operand.dim(), name == "pivots" || name == "LU_pivots" ? 1 : 2);
+  if (numbers.count(name)) {
+    return 0;
+  }
+  const bool has_one_dim = vectors.count(name) ||
+      (op == "aten::ormqr" && name == "input2") ||
+      (with_vectors.count(op) && operand.argument == 1 &&
+       is_vector(operand.tensor, call.operand(0).tensor));
+  return std::min<int64_t>(operand.dim(), has_one_dim ? 1 : 2);
 }
 
 Decision matrices_rule(Call& call) {
@@ -63,14 +84,32 @@ Decision matrices_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
+/// Of operators that raise for a matrix that they cannot take.
+Decision raising_rule(Call& call) {
+  auto decision = matrices_rule(call);
+  for (const auto& output : decision.outputs) {
+    if (output && output->is_sharded()) {
+      decision.refuses_values = output;
+      decision.refuses_on_devices = true;
+    }
+  }
+  return decision;
+}
+
 const RegisterRules of_matrices{
     matrices_rule,
     {
         "aten::_linalg_det",
         "aten::_linalg_slogdet",
+        "aten::_linalg_solve_ex",
+        "aten::cholesky_inverse",
         "aten::cholesky_solve",
+        "aten::geqrf",
         "aten::linalg_cholesky_ex",
+        "aten::linalg_householder_product",
         "aten::linalg_inv_ex",
+        "aten::linalg_ldl_factor_ex",
+        "aten::linalg_ldl_solve",
         "aten::linalg_lu",
         "aten::linalg_lu_factor_ex",
         "aten::linalg_lu_solve",
@@ -78,6 +117,19 @@ const RegisterRules of_matrices{
         "aten::linalg_qr",
         "aten::linalg_solve_triangular",
         "aten::lu_unpack",
+        "aten::ormqr",
+    }};
+
+const RegisterRules of_matrices_that_raise{
+    raising_rule,
+    {
+        "aten::_linalg_eigh",
+        "aten::_linalg_eigvals",
+        "aten::_linalg_svd",
+        "aten::cholesky",
+        "aten::linalg_eig",
+        "aten::linalg_lstsq",
+        "aten::linalg_pinv.atol_rtol_tensor",
     }};
 
 /// All ranks raise, or none. Communication: one all-reduce of a number.

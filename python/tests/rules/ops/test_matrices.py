@@ -31,7 +31,37 @@ MATRICES = {
     "lu_factor": lambda x: linalg.lu_factor(definite(x))[0],
     "lu_solve": lambda x: linalg.lu_solve(*linalg.lu_factor(definite(x)), x),
 }
-FORWARD = ("matrix_exp",)  # its formula fills a tensor of its own
+ROWS = torch.arange(9.0).double().view(3, 3) / 9
+MATRICES |= {
+    "eigh": lambda x: sum(
+        v.abs() @ torch.diag_embed(w) for w, v in [linalg.eigh(definite(x))]
+    ),
+    "eigvals": lambda x: linalg.eigvals(definite(x) + ROWS).abs(),
+    "eig": lambda x: linalg.eig(definite(x) + ROWS)[1].abs(),
+    "svd": lambda x: sum((u @ s.diag_embed() @ v).abs() for u, s, v in [linalg.svd(x)]),
+    "svdvals": lambda x: linalg.svdvals(definite(x)),
+    "norm": lambda x: linalg.matrix_norm(definite(x), 2),
+    "solve": lambda x: linalg.solve(definite(x), x),
+    "solve_vector": lambda x: linalg.solve(definite(x), x[..., 0]),
+    "solve_shared": lambda x: linalg.solve(definite(x), ROWS),
+    "pinv": lambda x: linalg.pinv(definite(x)[..., :2]),
+    "lstsq": lambda x: linalg.lstsq(definite(x)[..., :2], x)[0],
+    "lstsq_vector": lambda x: linalg.lstsq(definite(x), x[..., 0])[0],
+    "ldl": lambda x: linalg.ldl_factor(definite(x))[0],
+    "ldl_solve": lambda x: linalg.ldl_solve(*linalg.ldl_factor(definite(x)), x),
+    "cholesky_inverse": lambda x: torch.cholesky_inverse(linalg.cholesky(definite(x))),
+    "qr_parts": lambda x: torch.geqrf(x)[1],
+    "householder": lambda x: linalg.householder_product(*torch.geqrf(definite(x))),
+    "ormqr": lambda x: torch.ormqr(*torch.geqrf(definite(x)), x),
+}
+FORWARD = (
+    "matrix_exp",
+    "ldl",
+    "ldl_solve",
+    "qr_parts",
+    "householder",
+    "ormqr",
+)  # its formula fills a tensor of its own
 
 
 @ranks(1, 2, 3, 4)
@@ -42,9 +72,20 @@ def test_batches_of_matrices(mesh, name):
 
 
 @ranks(2)
-def test_a_single_matrix(mesh):
+def test_a_single_matrix_and_bad_ones(mesh):
     check(mesh, (4, 4), MATRICES["cholesky"])
     check(mesh, (2, 4, 4), linalg.svdvals)
+    broken = torch.eye(3).repeat(4, 1, 1)
+    broken[3, 0, 0] = torch.nan
+    ones = torch.ones(4, 3, 3)
+    for call, x in (
+        (linalg.svdvals, broken),
+        (linalg.pinv, broken),
+        (lambda x: linalg.solve(x, ones), ones),
+    ):
+        for cut in (x, *(shard(x, mesh, [Shard(dim)]) for dim in range(3))):
+            with pytest.raises(linalg.LinAlgError, match="Batch element"):
+                call(cut)
     indefinite = shard(-torch.eye(3).expand(4, 3, 3), mesh, [Shard(0)])
     with pytest.raises(linalg.LinAlgError, match="positive-definite"):
         linalg.cholesky(indefinite)
