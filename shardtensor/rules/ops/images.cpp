@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/im2col_shape_check.h>
 #include <c10/util/accumulate.h>
@@ -7,16 +9,19 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 
-// Operators that need an image, or what was an image, whole. Samples stay cut;
-// of images without a sample dim unpooling keeps the channels cut.
+// Operators that need an image, or what was an image, whole. Samples stay cut,
+// and channels where they are unpooled. stencil/columns.cpp makes columns of
+// images that are cut.
 
 namespace shardtensor::detail {
 namespace {
 
+using Dims = std::vector<int64_t>;
+
 /// The first `kept` dims of all tensors may be cut.
 Decision kept_dims_rule(Call& call, int64_t kept, Linearity linearity) {
   const auto labels_of = [&](size_t dims) {
-    std::vector<int64_t> own(dims, kPrivate);
+    Dims own(dims, kPrivate);
     for (int64_t dim = 0; dim < kept; ++dim) {
       own[dim] = dim;
     }
@@ -54,10 +59,10 @@ struct Windows {
     return (last - 1) / stride[i] + 1;
   }
 
-  std::vector<int64_t> kernel;
-  std::vector<int64_t> dilation;
-  std::vector<int64_t> padding;
-  std::vector<int64_t> stride;
+  Dims kernel;
+  Dims dilation;
+  Dims padding;
+  Dims stride;
 };
 
 void set_im2col_sizes(Call& call) {
@@ -122,8 +127,24 @@ Decision col2im_rule(Call& call) {
   return kept_dims_rule(call, call.operand(0).dim() - 2, Linearity::Unary);
 }
 
+/// Whether channels may stay as they are: PyTorch takes no samples without any,
+/// which cuts could leave that move here from an image.
+bool keeps_channels(const Call& call) {
+  const auto fits = [](const Operand& own) {
+    const auto dims = own.spec ? own.spec->sharded_dims() : Dims();
+    return std::all_of(dims.begin(), dims.end(), [&](int64_t dim) {
+      const auto sizes = own.spec->partition(dim).sizes();
+      return dim == 0 ||
+          (dim == 1 && std::find(sizes.begin(), sizes.end(), 0) == sizes.end());
+    });
+  };
+  return std::all_of(call.operands().begin(), call.operands().end(), fits);
+}
+
+template <int64_t dims>
 Decision max_unpool_rule(Call& call) {
-  return kept_dims_rule(call, 1, Linearity::None);
+  const auto kept = call.operand(0).dim() - dims;
+  return kept_dims_rule(call, keeps_channels(call) ? kept : 1, Linearity::None);
 }
 
 const RegisterRules of_images{
@@ -132,6 +153,7 @@ const RegisterRules of_images{
 };
 
 /// See Note [Indices out of bounds].
+template <int64_t dims>
 at::Tensor max_unpool(const char* name, torch::jit::Stack stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   check_index(
@@ -139,7 +161,7 @@ at::Tensor max_unpool(const char* name, torch::jit::Stack stack) {
       stack[1].toTensor(),
       0,
       c10::multiply_integers(stack[2].toDimVector()));
-  run_rule(op, max_unpool_rule, &stack);
+  run_rule(op, max_unpool_rule<dims>, &stack);
   return stack.back().toTensor();
 }
 
@@ -147,7 +169,7 @@ at::Tensor max_unpool2d_kernel(
     const at::Tensor& self,
     const at::Tensor& indices,
     at::IntArrayRef output_size) {
-  return max_unpool("aten::max_unpool2d", {self, indices, output_size});
+  return max_unpool<2>("aten::max_unpool2d", {self, indices, output_size});
 }
 
 at::Tensor max_unpool3d_kernel(
@@ -156,7 +178,7 @@ at::Tensor max_unpool3d_kernel(
     at::IntArrayRef output_size,
     at::IntArrayRef stride,
     at::IntArrayRef padding) {
-  return max_unpool(
+  return max_unpool<3>(
       "aten::max_unpool3d", {self, indices, output_size, stride, padding});
 }
 

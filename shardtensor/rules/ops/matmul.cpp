@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm.h>
@@ -55,7 +57,47 @@ Decision add_product_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None, 0);
 }
 
+/// Of three tensors, which get dims of size 1 (`expand`) to be multiplied, then
+/// summed over `sumdim`.
+Decision trilinear_rule(Call& call) {
+  Labels labels;
+  std::vector<int64_t> sizes;
+  const auto added = [&](size_t operand) {
+    return call.argument(operand + 3).toIntVector(); // expand1 and on
+  };
+  const auto has = [](const std::vector<int64_t>& dims, size_t dim) {
+    return std::find(dims.begin(), dims.end(), dim) != dims.end();
+  };
+  sizes.assign(call.operand(0).dim() + added(0).size(), 1);
+  const auto visit = [&](const auto& see) {
+    for (size_t i = 0; i < 3; ++i) {
+      int64_t own = 0;
+      for (size_t dim = 0; dim < sizes.size(); ++dim) {
+        if (!has(added(i), dim) && own < call.operand(i).dim()) {
+          see(i, dim, call.operand(i).tensor.size(own++));
+        }
+      }
+    }
+  };
+  visit([&](size_t, size_t dim, int64_t size) {
+    sizes[dim] = size == 1 ? sizes[dim] : size;
+  });
+  labels.operands.resize(3);
+  visit([&](size_t operand, size_t dim, int64_t size) {
+    labels.operands[operand].push_back(
+        size == sizes[dim] ? static_cast<int64_t>(dim) : kPrivate);
+  });
+  auto& output = labels.outputs.emplace_back();
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (!has(call.argument("sumdim").toIntVector(), dim)) {
+      output.push_back(static_cast<int64_t>(dim));
+    }
+  }
+  return rule_by_labels(call, labels, Linearity::Product);
+}
+
 const RegisterRules products{
+    {"aten::_trilinear", trilinear_rule},
     {"aten::mm", product_rule<kMm>},
     {"aten::bmm", product_rule<kBmm>},
     {"aten::mv", product_rule<kMv>},

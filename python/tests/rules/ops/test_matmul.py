@@ -9,6 +9,8 @@ from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+import shardtensor
+
 
 def values(*shape):
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -33,6 +35,12 @@ PRODUCTS = {
     "linear": (F.linear, (3, 5, 6), (4, 6)),
     "linear_bias": (F.linear, (3, 5, 6), (4, 6), (4,)),
     "bilinear": (F.bilinear, (5, 3), (5, 4), (2, 3, 4), (2,)),
+    "trilinear": (
+        lambda a, b, c: torch._trilinear(a, b, c, [1, 3], [0], [1, 2], [2, 3]),
+        (5, 3),
+        (2, 3, 4),
+        (5, 4),
+    ),
     "addmm": (torch.addmm, (5, 4), (5, 6), (6, 4)),
     "addmm_row": (torch.addmm, (4,), (5, 6), (6, 4)),
     "addmm_scaled": (
@@ -65,6 +73,9 @@ PRODUCTS = {
 }
 
 
+ON_A_GRID = ("mm", "bmm", "matmul_broadcast", "addmm_row", "mv", "trilinear")
+
+
 @ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_any_operand_cut_along_any_dim(mesh, name):
@@ -76,6 +87,19 @@ def test_any_operand_cut_along_any_dim(mesh, name):
                 parts = list(operands)
                 parts[i] = sharded(operand, [Shard(dim)], {dim: sizes})
                 check_op(function, *parts, mesh=mesh, second_order=True)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", ["bilinear", "trilinear"])
+def test_products_of_three_gather_nothing(mesh, name):
+    function, *shapes = PRODUCTS[name]
+    operands = [values(*shape) for shape in shapes]
+    with shardtensor.fallback_mode("error"):
+        for i, operand in enumerate(operands):
+            for dim in range(operand.dim()):
+                parts = list(operands)
+                parts[i] = sharded(operand, [Shard(dim)])
+                check_op(function, *parts, mesh=mesh)
 
 
 @ranks(2, 3)
@@ -92,7 +116,7 @@ def test_every_pair_of_layouts(mesh, name):
 
 
 @ranks("2x2")
-@pytest.mark.parametrize("name", ["mm", "bmm", "matmul_broadcast", "addmm_row", "mv"])
+@pytest.mark.parametrize("name", ON_A_GRID)
 def test_every_pair_of_layouts_on_a_grid(mesh, name):
     function, *shapes = PRODUCTS[name]
     operands = [values(*shape) for shape in shapes]
