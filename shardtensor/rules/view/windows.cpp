@@ -117,6 +117,67 @@ at::Tensor diagonal_backward_kernel(
       output);
 }
 
+/// Windows of a dim, one after the other, that share no rows.
+struct Tiles {
+  int64_t dim;
+  int64_t size;
+  int64_t step;
+
+  bool fit(const SpecPtr& own) const {
+    return size > 0 && size <= step && step <= own->size(dim) &&
+        own->is_sharded(dim) && own->partition(dim).is_contiguous();
+  }
+  int64_t count(const SpecPtr& own) const {
+    return (own->size(dim) - size) / step + 1;
+  }
+  /// A view where every cut stands between two windows, as the nearest ones do.
+  ViewPlan plan(const SpecPtr& own) const {
+    const auto& cuts = own->partition(dim);
+    const auto windows = count(own);
+    std::vector<int64_t> rows;
+    std::vector<int64_t> wholes;
+    int64_t before = 0; // windows
+    for (int64_t piece = 0; piece < cuts.pieces(); ++piece) {
+      const auto end = cuts.interval(piece).end;
+      const bool is_last = end == own->size(dim);
+      const auto upto =
+          is_last ? windows : std::min((2 * end + step) / (2 * step), windows);
+      wholes.push_back(upto - before);
+      rows.push_back((upto - before) * step);
+      before = upto;
+    }
+    const auto wanted =
+        with_partition(own, dim, Partition(rest_to_last(rows, own)));
+    auto sizes = own->sizes();
+    sizes[dim] = windows;
+    return {
+        wanted,
+        with_new_dims(
+            with_partition(wanted, dim, Partition(wholes)), {}, {size})};
+  }
+  /// Rows behind the last window belong to the piece that has it.
+  std::vector<int64_t> rest_to_last(
+      std::vector<int64_t> rows,
+      const SpecPtr& own) const {
+    auto last = rows.rbegin();
+    while (std::next(last) != rows.rend() && *last == 0) {
+      ++last;
+    }
+    *last +=
+        own->size(dim) - std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    return rows;
+  }
+  at::Tensor of(const at::Tensor& local) const {
+    if (local.size(dim) >= size) {
+      return local.unfold(dim, size, step);
+    }
+    auto sizes = local.sizes().vec();
+    sizes[dim] = 0;
+    sizes.push_back(size);
+    return local.narrow(dim, 0, 0).unsqueeze(-1).expand(sizes);
+  }
+};
+
 at::Tensor unfold_kernel(
     const at::Tensor& self,
     int64_t dimension,
@@ -137,6 +198,7 @@ at::Tensor unfold_kernel(
       ", step ",
       step);
   const auto& own = spec(self);
+  const Tiles tiles{dim, size, step};
   const auto plan = find_view_plan(
       "unfold",
       self,
@@ -145,6 +207,9 @@ at::Tensor unfold_kernel(
         if (own->dim() == 0) {
           return ViewPlan{own, with_new_dims(own, {}, {size})};
         }
+        if (tiles.fit(own)) {
+          return tiles.plan(own);
+        }
         const auto wanted = whole_dims(own, {dim});
         auto sizes = own->sizes();
         sizes[dim] = (extent - size) / step + 1;
@@ -152,10 +217,13 @@ at::Tensor unfold_kernel(
             wanted, with_new_dims(with_sizes(wanted, sizes), {}, {size})};
       },
       [&](const at::Tensor& whole) { return whole.unfold(dim, size, step); });
-  note_view_repair("unfold", own, plan->wanted);
+  const bool tiled = own->dim() > 0 && tiles.fit(own);
+  if (!tiled) {
+    note_view_repair("unfold", own, plan->wanted);
+  }
   const auto source = view_source(self, plan->wanted);
   return wrap_view(
-      source.local.unfold(dim, size, step),
+      tiled ? tiles.of(source.local) : source.local.unfold(dim, size, step),
       plan->output,
       plan->strides,
       self,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layouts import ALL, check, placements_of, sweep
+from layouts import ALL, check, check_native, placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
@@ -139,6 +139,12 @@ SLICES = {
     "diagonal_offset": lambda x: x.diagonal(-1, 1, 0),
     "unfold": lambda x: x.unfold(0, 3, 2),
     "unfold_other": lambda x: x.unfold(1, 2, 1),
+    "tiles": lambda x: x.unfold(0, 2, 2),
+    "tiles_apart": lambda x: x.unfold(0, 1, 3),
+    "tiles_of_three": lambda x: x.unfold(0, 3, 3),
+    "tiles_then_rest": lambda x: x.unfold(0, 2, 4),
+    "one_tile": lambda x: x.unfold(0, 6, 6),
+    "tiles_of_both": lambda x: x.unfold(0, 2, 2).unfold(1, 1, 2),
 }
 
 
@@ -146,6 +152,25 @@ SLICES = {
 @pytest.mark.parametrize("name", SLICES)
 def test_slices(mesh, name):
     check(mesh, (7, 3), SLICES[name], second_order=name in ("step", "select"))
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", [name for name in SLICES if "tile" in name])
+def test_tiles_gather_nothing(mesh, name):
+    check_native(mesh, (7, 3), SLICES[name])
+
+
+@ranks(2)
+def test_tiles_are_views(mesh):
+    """Cuts between two tiles send nothing, and what is written arrives."""
+    x = shard(torch.arange(8.0), mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    x.unfold(0, 2, 2).mul_(torch.tensor([1.0, -1.0]))
+    assert shardtensor.comm_stats().messages == 0
+    assert x.full_tensor().tolist() == [0, -1, 2, -3, 4, -5, 6, -7]
+    x = shard(torch.arange(8.0), mesh, [Shard(0)], {0: [3, 5]})
+    x.unfold(0, 2, 2).mul_(torch.tensor([1.0, -1.0]))
+    assert x.full_tensor().tolist() == [0, -1, 2, -3, 4, -5, 6, -7]
 
 
 SPLITS = {
