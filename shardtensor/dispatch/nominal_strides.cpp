@@ -5,6 +5,7 @@
 #include <string>
 #include <unordered_set>
 
+#include <ATen/WrapDimUtils.h>
 #include <c10/core/MemoryFormat.h>
 
 #include "shardtensor/tensor/shard_tensor_impl.h"
@@ -35,7 +36,6 @@ bool is_row_major(const std::string& op) {
       "aten::gather",
       "aten::grid_sampler_2d",
       "aten::grid_sampler_3d",
-      "aten::index",
       "aten::index_add",
       "aten::index_reduce",
       "aten::index_select",
@@ -54,6 +54,28 @@ bool is_row_major(const std::string& op) {
 /// Their results lie as the first operand does.
 bool keeps_first_order(const std::string& op) {
   return op == "aten::glu" || op == "aten::index_fill" || op == "aten::sort";
+}
+
+/// As of a cat along the dim, seen with one more: what ATen's stack does.
+Dims stacked_strides(const Call& call, const Dims& sizes) {
+  const auto format = call.operand(0).tensor.suggest_memory_format();
+  const auto dim = at::maybe_wrap_dim(
+      call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()));
+  auto joined = sizes;
+  joined.erase(joined.begin() + dim);
+  if (dim == static_cast<int64_t>(joined.size()) ||
+      !std::all_of(
+          call.operands().begin(), call.operands().end(), [&](const auto& own) {
+            return own.written || own.tensor.suggest_memory_format() == format;
+          })) {
+    return {};
+  }
+  joined[dim] *= sizes[dim];
+  auto strides = strides_of_format(format, joined);
+  if (!strides.empty()) {
+    strides.insert(strides.begin() + dim, strides[dim] * sizes[dim + 1]);
+  }
+  return strides;
 }
 
 /// Channels-last if a ShardTensor among the operands is.
@@ -113,7 +135,20 @@ int compare_dims(
   return 0;
 }
 
-/// The dims from the innermost in memory to the outermost.
+/// Also its dims of one element, whose strides may otherwise be any number.
+bool has_row_major_strides(const at::Tensor& x) {
+  int64_t next = 1;
+  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
+    if (x.stride(dim) != next) {
+      return false;
+    }
+    next *= std::max<int64_t>(x.size(dim), 1);
+  }
+  return true;
+}
+
+} // namespace
+
 Dims memory_order(const std::vector<Dims>& strides, const Dims& sizes) {
   Dims order(sizes.size());
   std::iota(order.rbegin(), order.rend(), 0);
@@ -133,20 +168,6 @@ Dims memory_order(const std::vector<Dims>& strides, const Dims& sizes) {
   }
   return order;
 }
-
-/// Also its dims of one element, whose strides may otherwise be any number.
-bool has_row_major_strides(const at::Tensor& x) {
-  int64_t next = 1;
-  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
-    if (x.stride(dim) != next) {
-      return false;
-    }
-    next *= std::max<int64_t>(x.size(dim), 1);
-  }
-  return true;
-}
-
-} // namespace
 
 Dims dense_strides(const Dims& order, const Dims& sizes) {
   Dims strides(sizes.size());
@@ -183,6 +204,9 @@ Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
   const auto asked = asked_format(call);
   if (asked != at::MemoryFormat::Preserve) {
     return strides_of_format(asked, sizes);
+  }
+  if (call.op().operator_name().name == "aten::stack") {
+    return stacked_strides(call, sizes);
   }
   if (!keeps_order && keeps_first_order(call.op().operator_name().name)) {
     return elementwise_strides(call.operand(0).tensor, sizes);

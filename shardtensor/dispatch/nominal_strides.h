@@ -22,6 +22,12 @@ std::vector<int64_t> elementwise_strides(
     at::ArrayRef<at::Tensor> operands,
     const std::vector<int64_t>& sizes);
 
+/// TensorIterator's order of dims in memory, the innermost first, for operands
+/// of these strides, 0 where they are broadcast to `sizes`.
+std::vector<int64_t> memory_order(
+    const std::vector<std::vector<int64_t>>& strides,
+    const std::vector<int64_t>& sizes);
+
 /// Of a tensor of `sizes` without gaps, whose dims lie in memory in `order`,
 /// the innermost first.
 std::vector<int64_t> dense_strides(

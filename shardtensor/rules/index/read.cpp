@@ -11,6 +11,7 @@
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/masks.h"
+#include "shardtensor/rules/index/memory_order.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
@@ -58,18 +59,7 @@ void check_cut_indices(const at::Tensor& self, const Indices& given) {
   }
 }
 
-at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
-  const auto self = is_shard_tensor(self_or_plain) ? self_or_plain : [&] {
-    for (const std::optional<at::Tensor> index : given) {
-      if (index && is_shard_tensor(*index)) {
-        return promote(self_or_plain, spec(*index)->mesh());
-      }
-    }
-    TORCH_INTERNAL_ASSERT(false, "index without a ShardTensor");
-  }();
-  if (const auto indices = without_scalar_mask(given)) {
-    return index_kernel(self.unsqueeze(0), *indices);
-  }
+at::Tensor read_by_index(const at::Tensor& self, const Indices& given) {
   const auto [local, own] = local_of(self);
   if (const auto place = only_mask(given)) {
     const std::optional<at::Tensor> mask = given.get(*place);
@@ -111,6 +101,25 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
   return wrap(
       at::index(redistribute_local(local, own, wanted), index.list(self.dim())),
       result_spec(wanted, index));
+}
+
+at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
+  const auto self = is_shard_tensor(self_or_plain) ? self_or_plain : [&] {
+    for (const std::optional<at::Tensor> index : given) {
+      if (index && is_shard_tensor(*index)) {
+        return promote(self_or_plain, spec(*index)->mesh());
+      }
+    }
+    TORCH_INTERNAL_ASSERT(false, "index without a ShardTensor");
+  }();
+  if (const auto indices = without_scalar_mask(given)) {
+    return index_kernel(self.unsqueeze(0), *indices);
+  }
+  const auto result = read_by_index(self, given);
+  const auto strides = indexed_strides(self, given, result.sizes().vec());
+  return strides.empty()
+      ? result
+      : wrap(impl_of(result)->local(), spec(result), strides);
 }
 
 /// Ranks that cut the first dim alone find their rows in order.
