@@ -43,6 +43,23 @@ int64_t own_dims(const Call& call, const Operand& operand) {
   return std::min<int64_t>(operand.dim(), has_one_dim ? 1 : 2);
 }
 
+/// Whether ranks give up pieces without getting others: a cut of a matrix that
+/// no dim of the batch could take.
+bool gathers(const Call& call, const Decision& decision) {
+  for (size_t i = 0; i < decision.inputs.size(); ++i) {
+    const auto& own = call.operand(i).spec;
+    const auto& wanted = decision.inputs[i];
+    for (int64_t axis = 0; own && wanted && axis < own->mesh()->axes();
+         ++axis) {
+      if (own->placement(axis).is_shard() &&
+          !wanted->placement(axis).is_shard()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 Decision matrices_rule(Call& call) {
   if (call.has_argument("check_errors") &&
       call.argument("check_errors").toBool()) {
@@ -81,7 +98,9 @@ Decision matrices_rule(Call& call) {
           sizes[dim] == batch[dim] ? static_cast<int64_t>(dim) : kPrivate;
     }
   }
-  return rule_by_labels(call, labels, Linearity::None);
+  auto decision = rule_by_labels(call, labels, Linearity::None);
+  decision.is_repair = gathers(call, decision);
+  return decision;
 }
 
 /// Of operators that raise for a matrix that they cannot take.
