@@ -103,8 +103,23 @@ Decision matrices_rule(Call& call) {
   return decision;
 }
 
+/// Whether there are residuals depends on all matrices of the batch.
+bool needs_batch(const Call& call) {
+  if (call.op().operator_name().name != "aten::linalg_lstsq" ||
+      call.argument("driver").isNone()) {
+    return false;
+  }
+  const auto driver = call.argument("driver").toStringView();
+  return driver == "gelsd" || driver == "gelss";
+}
+
 /// Of operators that raise for a matrix that they cannot take.
 Decision raising_rule(Call& call) {
+  if (needs_batch(call)) {
+    auto whole = replicate_rule(call);
+    whole.is_repair = true;
+    return whole;
+  }
   auto decision = matrices_rule(call);
   for (const auto& output : decision.outputs) {
     if (output && output->is_sharded()) {

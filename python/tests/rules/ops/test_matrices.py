@@ -91,6 +91,22 @@ def test_a_single_matrix_and_bad_ones(mesh):
         linalg.cholesky(indefinite)
 
 
+@ranks(2, 3)
+@pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd", "gelss"])
+def test_residuals_of_a_batch(mesh, driver):
+    """There are none where one matrix of the batch is of lower rank."""
+    x, y = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    flat = x.clone()
+    flat[3] = 0
+    for a in (x, flat) if driver != "gels" else (x,):
+        parts = [shard(t, mesh, [Shard(0)]) for t in (a, y)]
+        expected = linalg.lstsq(a, y, driver=driver)
+        found = linalg.lstsq(*parts, driver=driver)
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one.full_tensor(), other)
+
+
 @ranks(*ALL)
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
 def test_distances_of_all_rows(mesh, p):
