@@ -1,6 +1,7 @@
 // The windows of an image as columns, and columns summed into an image
 // (nn.Unfold and nn.Fold), where rows or columns of the image are cut, at the
 // function level. What keeps images whole has a rule in ops/images.cpp.
+#include <ATen/div_rtn.h>
 #include <ATen/native/im2col_shape_check.h>
 #include <ATen/ops/col2im.h>
 #include <ATen/ops/im2col.h>
@@ -31,8 +32,8 @@ struct ColumnsCall {
     return {kernel[i], stride[i], padding[i], dilation[i]};
   }
   int64_t count(int64_t extent, int64_t pad, size_t i) const {
-    return at::native::sliding_window_count(
-        extent, pad, dilation[i], kernel[i], stride[i]);
+    const auto reach = dilation[i] * (kernel[i] - 1) + 1;
+    return div_rtn<int64_t>(extent + 2 * pad - reach, stride[i]) + 1;
   }
   PlanKey key(const Tensor& x, bool sums) const {
     PlanKey key;
