@@ -1,4 +1,4 @@
-"""Attention over a sequence of 4096 rows, 8 heads of 64, forward and backward."""
+"""Attention over a long sequence, 8 heads of 64, forward and backward."""
 
 import torch
 import torch.distributed as dist
@@ -10,26 +10,27 @@ from torch.distributed.tensor import Shard
 import shardtensor
 from shardtensor import ShardTensor
 
-ROWS, HEADS, FEATURES = 4096, 8, 64
+ROWS, HEADS, FEATURES = (4096, 8192), 8, 64
 ROUNDS = 5
 
 
 def table(mesh):
-    even = [ROWS // mesh.size()] * mesh.size()
-    uneven = [even[0] - 1, *even[1:-1], even[-1]]
-    rows = {
-        "rows cut evenly": compare(variants(mesh, even), ROUNDS, calls=1),
-        "causal": compare(causal_variants(mesh, even), ROUNDS, calls=1),
-        "rows cut unevenly": compare(variants(mesh, uneven), ROUNDS, calls=1),
-    }
+    rows = {}
+    for count in ROWS:
+        even = [count // mesh.size()] * mesh.size()
+        uneven = [even[0] - count // 8, *even[1:-1], even[-1] + count // 8]
+        rows |= {
+            f"{count}": compare(variants(mesh, even), ROUNDS, calls=1),
+            f"{count}, causal": compare(causal_variants(mesh, even), ROUNDS, calls=1),
+            f"{count}, cut unevenly": compare(variants(mesh, uneven), ROUNDS, calls=1),
+        }
     note = (
         "Ceiling: the same products on each rank without communication; causal, "
-        "half of the heads with all rows. By hand: all keys gathered before, their "
-        "gradients reduced and scattered after."
+        "half of the heads with all rows; unevenly, 3/8 and 5/8 of the rows. By hand: "
+        "all keys gathered before, their gradients reduced and scattered after; or "
+        "one block after the other, the next on its way meanwhile."
     )
-    return Table(
-        f"Attention, {ROWS} rows, {HEADS} heads of {FEATURES}", "ceiling", rows, note
-    )
+    return Table(f"Attention, {HEADS} heads of {FEATURES}", "ceiling", rows, note)
 
 
 def tensors(rows, heads=HEADS):
@@ -40,7 +41,10 @@ def variants(mesh, sizes):
     own = sizes[mesh.get_local_rank()]
     local = [tensors(own).requires_grad_() for _ in range(3)]
     whole = [tensors(sum(sizes)).requires_grad_() for _ in range(2)]
-    by_hand = {} if len(set(sizes)) > 1 else {"all-gather by hand": gathered(*local)}
+    by_hand = {}
+    if len(set(sizes)) == 1:
+        by_hand["all-gather by hand"] = step(gathered, *local)
+        by_hand["ring by hand"] = step(Ring.apply, *local)
     return {
         "ceiling": step(F.scaled_dot_product_attention, local[0], *whole),
         **by_hand,
@@ -122,8 +126,68 @@ class Gather(torch.autograd.Function):
 
 
 def gathered(q, k, v):
-    def attend(q, k, v):
-        both = Gather.apply(torch.cat([k, v], 1))
-        return F.scaled_dot_product_attention(q, *both.chunk(2, 1))
+    both = Gather.apply(torch.cat([k, v], 1))
+    return F.scaled_dot_product_attention(q, *both.chunk(2, 1))
 
-    return step(attend, q, k, v)
+
+class Ring(torch.autograd.Function):
+    """Each rank's keys and values go round; in backward their gradients, too."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        out, total = None, None
+        for block in pass_around(torch.cat([k, v], 1)):
+            part, lse = flash(q, *block.chunk(2, 1), 0.0, False)
+            if out is None:
+                out, total = part, lse
+                continue
+            both = torch.logaddexp(total, lse)
+            out = out * (total - both).exp().unsqueeze(-1)
+            out += part * (lse - both).exp().unsqueeze(-1)
+            total = both
+        ctx.save_for_backward(q, k, v, out, total)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, out, total = ctx.saved_tensors
+        grad_q, travelling = torch.zeros_like(q), None
+        for block in pass_around(torch.cat([k, v], 1)):
+            saved = (q, *block.chunk(2, 1), out, total)
+            own_q, *own = flash_backward(grad, *saved, 0.0, False)
+            grad_q += own_q
+            # They go where their block goes, one step behind it.
+            own = torch.cat(own, 1)
+            if travelling is not None:
+                own += finish(travelling)
+            travelling = start(own)
+        return grad_q, *finish(travelling).chunk(2, 1)
+
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def pass_around(block):
+    """All ranks' blocks, the own one first, each while the next one travels."""
+    for _ in range(dist.get_world_size() - 1):
+        travelling = start(block)
+        yield block
+        block = finish(travelling)
+    yield block
+
+
+def start(block):
+    """Sends to the next rank what the rank before sends here."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(block, memory_format=torch.contiguous_format)
+    send = dist.P2POp(dist.isend, block.contiguous(), (rank + 1) % ranks)
+    receive = dist.P2POp(dist.irecv, received, (rank - 1) % ranks)
+    return received, dist.batch_isend_irecv([send, receive])
+
+
+def finish(travelling):
+    received, works = travelling
+    for work in works:
+        work.wait()
+    return received

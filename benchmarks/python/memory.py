@@ -1,4 +1,5 @@
-"""Peak memory of a UNet training step, on 1, 2 and 4 ranks, and what FSDP leaves.
+"""Peak memory of a UNet training step and of attention, on 1, 2 and 4 ranks, and
+what FSDP leaves.
 
 Each count of ranks is a job of its own. A rank measures by how much its resident
 memory grows from before the step to the step's peak, parameters and their
@@ -13,18 +14,23 @@ from pathlib import Path
 
 EXTENT = 1536
 RANKS = (1, 2, 4)
+# Of one sample's attention.
+ROWS, HEADS, FEATURES = 32768, 2, 64
 # FSDP's: wide enough for parameters to count.
 WIDTH, FSDP_EXTENT = 64, 512
 
 
 def report():
     """The lines of the tables, from jobs that this process starts."""
-    return "\n\n".join([report_of_ranks(), report_of_fsdp()])
+    unet = f"a UNet training step, {EXTENT} x {EXTENT}"
+    attention = f"attention, {ROWS} rows, {HEADS} heads of {FEATURES}, both ways"
+    tables = [report_of_ranks("domain", unet), report_of_ranks("attention", attention)]
+    return "\n\n".join([*tables, report_of_fsdp()])
 
 
-def report_of_ranks():
-    grown = {ranks: measure_with(ranks, "domain")["step"] for ranks in RANKS}
-    lines = [f"### Peak memory of a UNet training step, {EXTENT} x {EXTENT}", ""]
+def report_of_ranks(what, title):
+    grown = {ranks: measure_with(ranks, what)["step"] for ranks in RANKS}
+    lines = [f"### Peak memory of {title}", ""]
     lines += ["| ranks | growth per rank | of one process | 1/N |", "|---|---|---|---|"]
     for ranks, size in grown.items():
         share = size / grown[1]
@@ -95,6 +101,29 @@ def by_domain(manager):
     return {"step": growth(lambda: step(EXTENT))}
 
 
+def by_attention(manager):
+    import torch.nn.functional as F
+
+    mesh = manager.initialize_mesh((-1,), ("domain",))
+
+    def step(rows):
+        q, k, v = (sequence(rows, mesh).requires_grad_() for _ in range(3))
+        F.scaled_dot_product_attention(q, k, v).square().mean().backward()
+
+    step(64)
+    return {"step": growth(lambda: step(ROWS))}
+
+
+def sequence(rows, mesh):
+    import torch
+    from torch.distributed.tensor import Shard
+
+    from shardtensor import ShardTensor
+
+    piece = torch.randn(1, HEADS, rows // mesh.size(), FEATURES)
+    return ShardTensor.from_local(piece, mesh, (Shard(2),))
+
+
 def by_fsdp(manager):
     import torch
     from unet import make
@@ -137,7 +166,7 @@ def main():
 
     torch.set_num_threads(1)
     DistributedManager.initialize()
-    ways = {"domain": by_domain, "fsdp": by_fsdp}
+    ways = {"domain": by_domain, "attention": by_attention, "fsdp": by_fsdp}
     sizes = ways[sys.argv[1]](DistributedManager())
     most = torch.tensor(list(sizes.values()))
     dist.all_reduce(most, dist.ReduceOp.MAX)
