@@ -181,7 +181,7 @@ struct Queries {
 
   /// Those that meet keys [begin, end) of `of` along a dim of batch or heads.
   Queries part(int64_t dim, const Interval& keys, int64_t of) const {
-    const int64_t each = query.size(dim) / of;
+    const int64_t each = of ? query.size(dim) / of : 0;
     const Interval own{keys.begin * each, keys.end * each};
     return {
         rows_of(query, own, dim),

@@ -235,6 +235,14 @@ def test_dropout_draws_the_numbers_of_one_device(mesh):
     check_op(dropped, *(sharded(t, [Shard(2)]) for t in (q, k, v)), mesh=mesh)
 
 
+@ranks("2x2")
+def test_a_rank_without_batches_in_a_ring(mesh):
+    q, k, v = (tensor(1, 1, ROWS, FEATURES) for _ in range(3))
+    x = [sharded(t, [Shard(0), Shard(2)]) for t in (q, k, v)]
+    with shardtensor.attention_transport("ring"):
+        check(mesh, attend, *x)
+
+
 @ranks(2)
 @pytest.mark.parametrize(
     "shapes, options",
