@@ -52,12 +52,14 @@ TORCH_LIBRARY(shardtensor, m) {
   // and, where wanted, mask: see rules/attention/work.h. `code` holds the rest.
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, "
-      "int[] code, float scale, str group) -> Tensor[]",
+      "int[] code, float scale, float dropout, Tensor? dropout_key, str group) "
+      "-> Tensor[]",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, "
       "Tensor? mask, Tensor output, Tensor log_sum, bool wants_mask, "
-      "int[] code, float scale, str group) -> Tensor[]",
+      "int[] code, float scale, float dropout, Tensor? dropout_key, str group) "
+      "-> Tensor[]",
       {at::Tag::pt2_compliant_tag});
 
   // Neighbours in clouds of points: see rules/points/points.h. On ShardTensors

@@ -56,9 +56,30 @@ Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
   return in_four_dims(impl_of(mask)->local().expand(sizes));
 }
 
-AttentionWork with_scale(AttentionWork work, double scale) {
+AttentionWork with_options(
+    AttentionWork work,
+    double scale,
+    const AttentionDropout& dropout) {
   work.scale = scale;
+  work.dropout = dropout;
   return work;
+}
+
+/// With a key that is drawn now, where anything is dropped.
+AttentionDropout draw_dropout(
+    double probability,
+    const AttentionOperands& operands) {
+  AttentionDropout dropout;
+  if (probability > 0) {
+    const auto& query = operands.query;
+    const auto& own = *spec(query);
+    dropout.probability = probability;
+    dropout.key = draw_key(impl_of(query)->local(), std::nullopt);
+    dropout.heads = global_index(own, own.dim() - 2);
+    dropout.queries = query.size(-2);
+    dropout.keys = operands.key.size(-2);
+  }
+  return dropout;
 }
 
 /// As PyTorch's kernel leaves them: dims in the order of the query's memory.
@@ -123,17 +144,22 @@ struct AttentionBackward : SavedInputsNode {
       const Tensor& output,
       const Tensor& log_sum,
       LayoutsPtr layouts,
-      double scale)
+      double scale,
+      AttentionDropout dropout)
       : SavedInputsNode(
             {operands.query,
              operands.key,
              operands.value,
              operands.mask,
              output,
-             log_sum}),
+             log_sum,
+             dropout.key}),
         scope_(current_comm_scope()),
         layouts_(std::move(layouts)),
-        scale_(scale) {}
+        scale_(scale),
+        dropout_(std::move(dropout)) {
+    dropout_.key = Tensor(); // is saved
+  }
 
   std::string name() const override {
     return "ShardTensorAttentionBackward";
@@ -147,11 +173,22 @@ struct AttentionBackward : SavedInputsNode {
         inputs[0], inputs[1], inputs[2], inputs[3]};
     const bool wants_mask = operands.mask.defined() && wants(3);
     const auto grad = tangent_as(given, layouts_->output);
+    auto dropout = dropout_;
+    dropout.key = inputs[6];
     const auto result = differentiable
         ? attention_gradients_by_scores(
-              grad, operands, wants_mask, layouts_->work.causal, scale_)
+              grad,
+              operands,
+              wants_mask,
+              layouts_->work.causal,
+              scale_,
+              dropout)
         : by_blocks(
-              grad, operands, {in_four_dims(inputs[4]), inputs[5]}, wants_mask);
+              grad,
+              operands,
+              {in_four_dims(inputs[4]), inputs[5]},
+              wants_mask,
+              with_options(layouts_->work, scale_, dropout));
     return {result.query, result.key, result.value, result.mask};
   }
 
@@ -159,7 +196,8 @@ struct AttentionBackward : SavedInputsNode {
       const Tensor& grad,
       const AttentionOperands& operands,
       const Attended& attended,
-      bool wants_mask) {
+      bool wants_mask,
+      const AttentionWork& work) {
     const auto& all = *layouts_;
     AttentionGradients local;
     {
@@ -172,7 +210,7 @@ struct AttentionBackward : SavedInputsNode {
           local_mask(operands.mask, *all.query),
           attended,
           wants_mask,
-          with_scale(all.work, scale_));
+          work);
     }
     return {
         gradient(local.query, all.query_terms, all.query),
@@ -184,6 +222,7 @@ struct AttentionBackward : SavedInputsNode {
   std::string scope_;
   LayoutsPtr layouts_;
   double scale_;
+  AttentionDropout dropout_;
 };
 
 } // namespace
@@ -191,11 +230,13 @@ struct AttentionBackward : SavedInputsNode {
 Tensor attention(
     const AttentionOperands& operands,
     const LayoutsPtr& layouts,
-    double scale) {
+    double scale,
+    double dropout_probability) {
   const auto& [query, key, value, mask] = operands;
+  const auto dropout = draw_dropout(dropout_probability, operands);
   if (has_tangent({query, key, value, mask})) {
     return redistribute(
-        attention_by_scores(operands, layouts->work.causal, scale),
+        attention_by_scores(operands, layouts->work.causal, scale, dropout),
         layouts->output);
   }
   Attended all;
@@ -206,7 +247,7 @@ Tensor attention(
         local_part(key),
         local_part(value),
         local_mask(mask, *layouts->query),
-        with_scale(layouts->work, scale));
+        with_options(layouts->work, scale, dropout));
     all.output = all.output.reshape(layouts->output->local_sizes());
   }
   const auto output = wrap(
@@ -220,7 +261,8 @@ Tensor attention(
       to_local(output.detach()), // shares its version
       all.log_sum,
       layouts,
-      scale);
+      scale,
+      dropout);
   return output;
 }
 

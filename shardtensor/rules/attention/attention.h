@@ -8,11 +8,13 @@ namespace shardtensor::detail {
 /// Attention of ShardTensors that lie as `layouts` says; the output does, too.
 /// No scores are kept: backward computes them again, block by block, from the
 /// logarithms of their sums. Differentiable to any order; double backward and
-/// forward mode hold this rank's scores at once.
-/// Communication: see AttentionWork.
+/// forward mode hold this rank's scores at once. `dropout` is a probability
+/// below 1, by numbers of the "counter" policy. Communication: see
+/// AttentionWork.
 at::Tensor attention(
     const AttentionOperands& operands,
     const std::shared_ptr<const AttentionLayouts>& layouts,
-    double scale);
+    double scale,
+    double dropout);
 
 } // namespace shardtensor::detail

@@ -14,6 +14,9 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "shardtensor/rules/attention/device_kernels.h"
+#include "shardtensor/rules/attention/shared_heads.h"
+
 namespace shardtensor::detail {
 namespace {
 
@@ -33,7 +36,7 @@ Tensor finite(const Tensor& log_sum) {
   return log_sum.masked_fill(log_sum.isneginf(), 0);
 }
 
-// ---- PyTorch's kernel -------------------------------------------------------
+// ---- PyTorch's kernel of the CPU --------------------------------------------
 
 bool flash_takes(const Tensor& query, const Tensor& key, const Tensor& value) {
   return query.is_cpu() && query.size(3) == value.size(3) &&
@@ -91,20 +94,6 @@ int64_t rows_of_chunk(const Tensor& query, const Tensor& key) {
   return std::max<int64_t>(1, kScores / of_row);
 }
 
-/// Every head of the queries gets its own copy.
-Tensor for_heads(const Tensor& key, int64_t heads) {
-  return key.size(1) == heads
-      ? key
-      : key.repeat_interleave(heads / key.size(1), /*dim=*/1);
-}
-
-/// The gradients of the copies, summed.
-Tensor of_shared_heads(const Tensor& grad, int64_t heads) {
-  return grad.size(1) == heads
-      ? grad
-      : grad.unflatten(1, {heads, grad.size(1) / heads}).sum(2);
-}
-
 Tensor rows_of_mask(const Tensor& mask, int64_t begin, int64_t rows) {
   return mask.dim() < 2 || mask.size(-2) == 1 ? mask
                                               : mask.narrow(-2, begin, rows);
@@ -128,6 +117,20 @@ Tensor scores_of(
     scores.masked_fill_(sees.logical_not(), kUnseen);
   }
   return scores;
+}
+
+/// The weights that are left of these, which are those of a chunk.
+Tensor kept(
+    const Tensor& weights,
+    int64_t first_row,
+    const BlockOptions& options) {
+  if (!options.dropout) {
+    return weights;
+  }
+  const auto& [all, rows, columns] = *options.dropout;
+  const Interval own{
+      rows.begin + first_row, rows.begin + first_row + weights.size(2)};
+  return weights * kept_in_block(weights, all, own, columns);
 }
 
 /// visit(first row, rows) of the queries, chunk by chunk.
@@ -155,7 +158,8 @@ Attended attend_by_scores(
     log_sums.push_back(at::logsumexp(scores, {-1}));
     const auto weights =
         (scores - finite(log_sums.back()).unsqueeze(-1)).exp_();
-    outputs.push_back(at::matmul(weights, v).to(query.scalar_type()));
+    outputs.push_back(
+        at::matmul(kept(weights, first, options), v).to(query.scalar_type()));
   });
   return {at::cat(outputs, 2), at::cat(log_sums, 2)};
 }
@@ -185,8 +189,9 @@ BlockGradients backward_by_scores(
     const auto weights =
         (scores_of(q, k, first, options) - part(log_sum)).exp_();
     const auto mean = (g * part(all.output)).sum(-1, /*keepdim=*/true);
-    const auto dscores = weights * (at::matmul(g, v.mT()) - mean);
-    dvalue += at::matmul(weights.mT(), g);
+    const auto dweights = kept(at::matmul(g, v.mT()), first, options);
+    const auto dscores = weights * (dweights - mean);
+    dvalue += at::matmul(kept(weights, first, options).mT(), g);
     dkey += at::matmul(dscores.mT(), q).mul_(options.scale);
     dqueries.push_back(at::matmul(dscores, k).mul_(options.scale));
     if (wants_mask) {
@@ -201,6 +206,14 @@ BlockGradients backward_by_scores(
       wants_mask ? at::cat(dmasks, 2) : Tensor()};
 }
 
+/// The options as kernels of devices take them.
+BlockOptions with_added_mask(const BlockOptions& options, const Tensor& query) {
+  return {
+      options.causal,
+      options.scale,
+      added_mask(options.mask, query.scalar_type())};
+}
+
 } // namespace
 
 Attended attend(
@@ -208,9 +221,18 @@ Attended attend(
     const Tensor& key,
     const Tensor& value,
     const BlockOptions& options) {
-  return flash_takes(query, key, value)
-      ? flash(query, key, value, options)
-      : attend_by_scores(query, key, value, options);
+  if (options.dropout) {
+    return attend_by_scores(query, key, value, options);
+  }
+  if (flash_takes(query, key, value)) {
+    return flash(query, key, value, options);
+  }
+  const auto added = with_added_mask(options, query);
+  const auto kernel =
+      choose_kernel(query, key, value, added, /*for_backward=*/false);
+  return kernel == at::SDPBackend::math
+      ? attend_by_scores(query, key, value, options)
+      : attend_with(kernel, query, key, value, added);
 }
 
 BlockGradients attend_backward(
@@ -221,9 +243,28 @@ BlockGradients attend_backward(
     const Attended& all,
     bool wants_mask,
     const BlockOptions& options) {
-  return !wants_mask && flash_takes(query, key, value)
-      ? flash_backward(grad, query, key, value, all, options)
-      : backward_by_scores(grad, query, key, value, all, wants_mask, options);
+  if (wants_mask || options.dropout) {
+    return backward_by_scores(
+        grad, query, key, value, all, wants_mask, options);
+  }
+  if (flash_takes(query, key, value)) {
+    return flash_backward(grad, query, key, value, all, options);
+  }
+  const auto added = with_added_mask(options, query);
+  const auto kernel =
+      choose_kernel(query, key, value, added, /*for_backward=*/true);
+  if (kernel == at::SDPBackend::math) {
+    return backward_by_scores(
+        grad, query, key, value, all, wants_mask, options);
+  }
+  return attend_backward_with(
+      kernel,
+      grad,
+      query,
+      key,
+      value,
+      {all.output, finite(all.log_sum)},
+      added);
 }
 
 } // namespace shardtensor::detail

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/rules/attention/dropout.h"
 #include "shardtensor/rules/attention/merge.h"
 
 namespace shardtensor::detail {
@@ -12,12 +13,20 @@ namespace shardtensor::detail {
 // that gives a log-sum-exp does the work; what it doesn't take is computed from
 // scores, some rows at a time.
 
+/// Weights that are dropped: those of these rows and columns of all.
+struct BlockDropout {
+  AttentionDropout all;
+  Interval rows;
+  Interval columns;
+};
+
 struct BlockOptions {
   bool causal = false; // the i-th query sees the first i + 1 keys
   double scale = 1;
   /// Added to the scores, or bool, true where a query sees a key; broadcasts
   /// to (batch, heads, queries, keys). May be undefined.
   at::Tensor mask;
+  std::optional<BlockDropout> dropout = std::nullopt;
 };
 
 /// The log_sum in fp32, or fp64 for fp64.

@@ -69,7 +69,8 @@ Tensor attention_weights(
 Tensor attention_by_scores(
     const AttentionOperands& operands,
     bool causal,
-    double scale) {
+    double scale,
+    const AttentionDropout& dropout) {
   const auto group = group_of(operands.query, operands.key);
   const auto weights = attention_weights(
       in_sum_type(operands.query),
@@ -78,7 +79,8 @@ Tensor attention_by_scores(
       causal,
       scale);
   return at::matmul(
-             weights, in_sum_type(for_query_heads(operands.value, group)))
+             dropout ? weights * kept_in_all(weights, dropout) : weights,
+             in_sum_type(for_query_heads(operands.value, group)))
       .to(operands.query.scalar_type());
 }
 
@@ -87,7 +89,8 @@ AttentionOperands attention_gradients_by_scores(
     const AttentionOperands& operands,
     bool wants_mask,
     bool causal,
-    double scale) {
+    double scale,
+    const AttentionDropout& dropout) {
   const auto group = group_of(operands.query, operands.key);
   const auto query = in_sum_type(operands.query);
   const auto key = in_sum_type(for_query_heads(operands.key, group));
@@ -95,7 +98,13 @@ AttentionOperands attention_gradients_by_scores(
   const auto g = in_sum_type(grad);
   const auto weights =
       attention_weights(query, key, operands.mask, causal, scale);
-  const auto dweights = at::matmul(g, value.mT());
+  auto dweights = at::matmul(g, value.mT());
+  auto left = weights; // after dropout
+  if (dropout) {
+    const auto kept = kept_in_all(weights, dropout);
+    dweights = dweights * kept;
+    left = weights * kept;
+  }
   const auto mean = (weights * dweights).sum(-1, /*keepdim=*/true);
   const auto dscores = weights * (dweights - mean);
   const auto dtype = grad.scalar_type();
@@ -105,7 +114,7 @@ AttentionOperands attention_gradients_by_scores(
   AttentionOperands result;
   result.query = (at::matmul(dscores, key) * scale).to(dtype);
   result.key = of_key(at::matmul(dscores.mT(), query) * scale);
-  result.value = of_key(at::matmul(weights.mT(), g));
+  result.value = of_key(at::matmul(left.mT(), g));
   if (wants_mask) {
     result.mask = dscores.sum_to_size(operands.mask.sizes())
                       .to(operands.mask.scalar_type());

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/rules/attention/dropout.h"
+
 namespace shardtensor::detail {
 
 // Attention written with PyTorch's operators on ShardTensors, all scores at
@@ -23,10 +25,12 @@ at::Tensor attention_weights(
     bool causal,
     double scale);
 
+/// Where `dropout` has a key, weights are dropped.
 at::Tensor attention_by_scores(
     const AttentionOperands& operands,
     bool causal,
-    double scale);
+    double scale,
+    const AttentionDropout& dropout);
 
 /// The gradients of its operands; the mask's is undefined unless wanted.
 AttentionOperands attention_gradients_by_scores(
@@ -34,6 +38,7 @@ AttentionOperands attention_gradients_by_scores(
     const AttentionOperands& operands,
     bool wants_mask,
     bool causal,
-    double scale);
+    double scale,
+    const AttentionDropout& dropout);
 
 } // namespace shardtensor::detail

@@ -24,11 +24,19 @@ void add_causal(
   const int64_t diagonal = std::min(first, keys.end);
   if (diagonal > keys.begin) {
     products.push_back(
-        {seeing, local(keys.begin, diagonal), {keys.begin, diagonal}, false});
+        {seeing,
+         local(keys.begin, diagonal),
+         {keys.begin, diagonal},
+         {first, queries.end},
+         false});
   }
   if (keys.end > first) {
     products.push_back(
-        {seeing, local(first, keys.end), {first, keys.end}, true});
+        {seeing,
+         local(first, keys.end),
+         {first, keys.end},
+         {first, queries.end},
+         true});
   }
 }
 
@@ -85,7 +93,11 @@ std::vector<Product> plan_products(
         add_causal(q, k, query, key, products);
       } else {
         products.push_back(
-            {{query, query + q.extent()}, {key, key + k.extent()}, k, false});
+            {{query, query + q.extent()},
+             {key, key + k.extent()},
+             k,
+             q,
+             false});
       }
       key += k.extent();
     }

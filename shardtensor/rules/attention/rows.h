@@ -21,6 +21,7 @@ struct Product {
   Interval queries;
   Interval keys;
   Interval columns; // the keys as rows of the whole sequence, for masks
+  Interval rows; // the queries as rows of the whole sequence
   bool causal = false;
 
   bool operator==(const Product&) const = default;

@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/attention/attention.h"
+#include "shardtensor/tensor/random.h"
 
 // scaled_dot_product_attention as a whole, at the function level: below, it is
 // several operators that hold all scores, or one that needs all rows.
@@ -88,6 +89,13 @@ bool takes_batches(const AttentionOperands& operands, bool enable_gqa) {
     }
   }
   return true;
+}
+
+/// Numbers of one device have no blocks: the scores are made then.
+bool takes_dropout(double probability) {
+  return probability == 0 ||
+      (probability > 0 && probability < 1 &&
+       random_policy() == RandomPolicy::Counter);
 }
 
 /// The mask doesn't make the scores larger.
@@ -171,7 +179,11 @@ std::shared_ptr<const AttentionLayouts> find_layouts(
   });
 }
 
-Tensor sharded(AttentionOperands operands, bool causal, double scale) {
+Tensor sharded(
+    AttentionOperands operands,
+    bool causal,
+    double scale,
+    double dropout) {
   auto layouts = find_layouts(operands, causal);
   if (layouts->splits_groups) {
     const int64_t heads = operands.query.size(-3);
@@ -185,7 +197,8 @@ Tensor sharded(AttentionOperands operands, bool causal, double scale) {
   if (operands.mask.defined()) {
     operands.mask = redistribute(operands.mask, layouts->mask);
   }
-  return redistribute(attention(operands, layouts, scale), layouts->result);
+  return redistribute(
+      attention(operands, layouts, scale, dropout), layouts->result);
 }
 
 Tensor scaled_dot_product_attention_function(
@@ -203,8 +216,7 @@ Tensor scaled_dot_product_attention_function(
       autocast_to_lower_precision(key),
       autocast_to_lower_precision(value),
       autocast_to_lower_precision(value_or_undefined(maybe_mask))};
-  // Numbers of one device have no blocks: the scores are made then.
-  if (dropout != 0 || !takes_tensors(operands) ||
+  if (!takes_dropout(dropout) || !takes_tensors(operands) ||
       !takes_batches(operands, enable_gqa) || !takes_mask(operands, causal)) {
     return below(
         keys,
@@ -224,7 +236,8 @@ Tensor scaled_dot_product_attention_function(
   }
   expand_batches(operands, enable_gqa);
   const auto features = static_cast<double>(query.size(-1));
-  return sharded(operands, causal, scale ? *scale : 1 / std::sqrt(features));
+  return sharded(
+      operands, causal, scale ? *scale : 1 / std::sqrt(features), dropout);
 }
 
 } // namespace

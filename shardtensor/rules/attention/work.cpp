@@ -105,7 +105,11 @@ BlockOptions options_of(
     const Product& product,
     const Tensor& mask,
     const AttentionWork& work) {
-  return {product.causal, work.scale, mask_of(mask, product)};
+  BlockOptions options{product.causal, work.scale, mask_of(mask, product)};
+  if (work.dropout) {
+    options.dropout = {work.dropout, product.rows, product.columns};
+  }
+  return options;
 }
 
 /// The attention of this rank's queries to the keys met so far.
@@ -230,17 +234,18 @@ Keys meet_backward(
 }
 
 /// The own block in two parts, to hide messages at both ends of a tour. The
-/// second may be empty.
+/// second may be empty, as it is where numbers are those of all heads.
 struct Halves {
   int64_t dim;
   Interval first;
   Interval second;
 };
 
-Halves halves_of(const Tensor& key) {
+Halves halves_of(const Tensor& key, const AttentionWork& work) {
   const int64_t dim = key.size(kHeads) > 1 ? kHeads : 0;
-  const int64_t half = (key.size(dim) + 1) / 2;
-  return {dim, {0, half}, {half, key.size(dim)}};
+  const int64_t all = key.size(dim);
+  const int64_t half = work.dropout ? all : (all + 1) / 2;
+  return {dim, {0, half}, {half, all}};
 }
 
 // ---- meetings ---------------------------------------------------------------
@@ -267,7 +272,7 @@ Keys ring_backward(
     const Keys& keys,
     const AttentionWork& work) {
   const auto own = packed(keys);
-  const auto halves = halves_of(keys.key);
+  const auto halves = halves_of(keys.key, work);
   const auto options = own.options().dtype(at::toOpMathType(own.scalar_type()));
   const auto sum = at::zeros_like(own, options);
   const auto sums = unpacked(sum, keys);

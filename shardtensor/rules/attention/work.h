@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/rules/attention/dropout.h"
 #include "shardtensor/rules/attention/merge.h"
 #include "shardtensor/rules/attention/rows.h"
 
@@ -34,6 +35,7 @@ struct AttentionWork {
   /// each the same work.
   bool balanced = false;
   double scale = 1;
+  AttentionDropout dropout;
   int64_t rank = 0; // in the group
   std::vector<Rows> queries; // of every rank of the group
   std::vector<Rows> keys;

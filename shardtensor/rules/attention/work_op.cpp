@@ -16,9 +16,10 @@ using Numbers = std::vector<int64_t>;
 using Optional = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
-/// All but scale and group, as the integers that an operator takes: meeting,
-/// flags, rank, number of ranks, then the intervals of every rank's queries,
-/// and of its keys, each list with its length.
+/// All but scale, group and what dropout draws with, as the integers that an
+/// operator takes: meeting, flags, rank, number of ranks, then the intervals of
+/// every rank's queries, and of its keys, each list with its length, and where
+/// dropout's numbers stand.
 Numbers encode(const AttentionWork& work) {
   Numbers code{
       static_cast<int64_t>(work.meeting),
@@ -34,10 +35,20 @@ Numbers encode(const AttentionWork& work) {
       }
     }
   }
+  const auto& [probability, key, heads, all_queries, all_keys] = work.dropout;
+  code.insert(code.end(), {all_queries, all_keys, heads.offset});
+  code.push_back(static_cast<int64_t>(heads.sizes.size()));
+  code.insert(code.end(), heads.sizes.begin(), heads.sizes.end());
+  code.insert(code.end(), heads.strides.begin(), heads.strides.end());
   return code;
 }
 
-AttentionWork decode(c10::IntArrayRef code, double scale, std::string group) {
+AttentionWork decode(
+    c10::IntArrayRef code,
+    double scale,
+    double dropout,
+    const Optional& dropout_key,
+    std::string group) {
   const auto* next = code.begin();
   AttentionWork work;
   work.meeting = static_cast<Meeting>(*next++);
@@ -55,6 +66,14 @@ AttentionWork decode(c10::IntArrayRef code, double scale, std::string group) {
       }
     }
   }
+  work.dropout.probability = dropout;
+  work.dropout.key = dropout_key.value_or(Tensor());
+  work.dropout.queries = *next++;
+  work.dropout.keys = *next++;
+  work.dropout.heads.offset = *next++;
+  const int64_t dims = *next++;
+  work.dropout.heads.sizes.assign(next, next + dims);
+  work.dropout.heads.strides.assign(next + dims, next + 2 * dims);
   work.scale = scale;
   work.group = std::move(group);
   return work;
@@ -71,13 +90,15 @@ Tensors forward_kernel(
     const Optional& mask,
     c10::IntArrayRef code,
     double scale,
+    double dropout,
+    const Optional& dropout_key,
     std::string group) {
   const auto all = attend_all(
       query,
       key,
       value,
       mask.value_or(Tensor()),
-      decode(code, scale, std::move(group)));
+      decode(code, scale, dropout, dropout_key, std::move(group)));
   return {contiguous(all.output), contiguous(all.log_sum)};
 }
 
@@ -88,6 +109,8 @@ Tensors forward_meta(
     const Optional&,
     c10::IntArrayRef,
     double,
+    double,
+    const Optional&,
     std::string) {
   auto sizes = query.sizes().vec();
   sizes.back() = value.size(-1);
@@ -110,6 +133,8 @@ Tensors backward_kernel(
     bool wants_mask,
     c10::IntArrayRef code,
     double scale,
+    double dropout,
+    const Optional& dropout_key,
     std::string group) {
   const auto grads = attend_all_backward(
       grad,
@@ -119,7 +144,7 @@ Tensors backward_kernel(
       mask.value_or(Tensor()),
       {output, log_sum},
       wants_mask,
-      decode(code, scale, std::move(group)));
+      decode(code, scale, dropout, dropout_key, std::move(group)));
   Tensors results{
       contiguous(grads.query), contiguous(grads.key), contiguous(grads.value)};
   if (wants_mask) {
@@ -139,6 +164,8 @@ Tensors backward_meta(
     bool wants_mask,
     c10::IntArrayRef,
     double,
+    double,
+    const Optional&,
     std::string) {
   const auto like = [](const Tensor& x) {
     return at::empty(x.sizes(), x.options());
@@ -150,8 +177,8 @@ Tensors backward_meta(
   return results;
 }
 
-Optional optional(const Tensor& mask) {
-  return mask.defined() ? Optional(mask) : std::nullopt;
+Optional optional(const Tensor& x) {
+  return x.defined() ? Optional(x) : std::nullopt;
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
@@ -177,7 +204,15 @@ Attended run_attention(
   static const auto op =
       find_own_operator<decltype(forward_kernel)>("shardtensor::attention");
   const auto result = op.call(
-      query, key, value, optional(mask), encode(work), work.scale, work.group);
+      query,
+      key,
+      value,
+      optional(mask),
+      encode(work),
+      work.scale,
+      work.dropout.probability,
+      optional(work.dropout.key),
+      work.group);
   return {result[0], result[1]};
 }
 
@@ -207,6 +242,8 @@ AttentionGradients run_attention_backward(
       wants_mask,
       encode(work),
       work.scale,
+      work.dropout.probability,
+      optional(work.dropout.key),
       work.group);
   return {result[0], result[1], result[2], wants_mask ? result[3] : Tensor()};
 }

@@ -98,9 +98,13 @@ int64_t GlobalIndex::numel() const {
 }
 
 GlobalIndex global_index(const ShardSpec& spec) {
+  return global_index(spec, spec.dim());
+}
+
+GlobalIndex global_index(const ShardSpec& spec, int64_t dims) {
   GlobalIndex index;
   int64_t stride = 1;
-  for (auto dim = spec.dim(); dim-- > 0;) {
+  for (auto dim = dims; dim-- > 0;) {
     const auto add = [&](int64_t size, int64_t step) {
       index.sizes.insert(index.sizes.begin(), size);
       index.strides.insert(index.strides.begin(), step);

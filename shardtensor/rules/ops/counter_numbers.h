@@ -59,6 +59,8 @@ struct GlobalIndex {
 
 /// This rank's part of a tensor laid out as `spec`, in its logical order.
 GlobalIndex global_index(const ShardSpec& spec);
+/// Of a tensor with the first `dims` dims alone.
+GlobalIndex global_index(const ShardSpec& spec, int64_t dims);
 /// Each element becomes `count` neighbours: the two parts of a complex number.
 GlobalIndex with_inner(GlobalIndex index, int64_t count);
 

@@ -235,6 +235,63 @@ def test_dropout_draws_the_numbers_of_one_device(mesh):
     check_op(dropped, *(sharded(t, [Shard(2)]) for t in (q, k, v)), mesh=mesh)
 
 
+def dropped_by_counter(kept, **options):
+    """With the numbers that dropout draws for all weights."""
+
+    def run(*x):
+        if isinstance(x[0], shardtensor.ShardTensor):
+            torch.manual_seed(3)
+            return F.scaled_dot_product_attention(*x, dropout_p=0.4, **options)
+        return by_hand(*x, kept, **options)
+
+    return run
+
+
+def by_hand(query, key, value, kept, attn_mask=None, is_causal=False, enable_gqa=False):
+    if enable_gqa:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.mT * FEATURES**-0.5
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    if is_causal:
+        sees = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~sees, float("-inf"))
+    return (scores.softmax(-1) * kept) @ value
+
+
+@ranks(*ALL)
+def test_dropout_by_counter_in_blocks(mesh):
+    """The same numbers in any layout, by any transport and for any order of
+    gradients, and nothing is gathered for them."""
+
+    def kept_of(keys):
+        torch.manual_seed(3)
+        ones = torch.ones(BATCH, HEADS, ROWS, keys, dtype=torch.float64)
+        whole = shard(ones, mesh, [Replicate()] * mesh.ndim)
+        return F.dropout(whole, 0.4).full_tensor()
+
+    with shardtensor.random_policy("counter"):
+        kept = kept_of(ROWS + 2)
+        assert 0 < (kept == 0).sum() < kept.numel()
+        q, k, v = operands(keys=ROWS + 2)
+        mask = torch.randn(ROWS, ROWS + 2, dtype=torch.float64, requires_grad=True)
+        for query, keys in itertools.product(layouts(mesh), layouts(mesh)):
+            x = [sharded(q, query), sharded(k, keys), sharded(v, keys)]
+            check(mesh, dropped_by_counter(kept), *x)
+        x = [sharded(t, placements_of(mesh, 2)) for t in (q, k, v)]
+        check(mesh, dropped_by_counter(kept), *x, second_order=True)
+        check(
+            mesh, lambda *x: dropped_by_counter(kept, attn_mask=x[3])(*x[:3]), *x, mask
+        )
+        q, k, v = operands(key_heads=1)
+        x = [sharded(t, placements_of(mesh, 2)) for t in (q, k, v)]
+        run = dropped_by_counter(kept_of(ROWS), is_causal=True, enable_gqa=True)
+        for transport in ("ring", "all_gather", "all_to_all"):
+            with shardtensor.attention_transport(transport):
+                check(mesh, run, *x)
+
+
 @ranks("2x2")
 def test_a_rank_without_batches_in_a_ring(mesh):
     q, k, v = (tensor(1, 1, ROWS, FEATURES) for _ in range(3))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from compiled import Compiled
 from layouts import placements_of
-from ranks import check_op, ranks, shard, sharded, uneven
+from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -187,3 +187,24 @@ def test_eval_mode_does_not_drop_padded_rows(mesh):
         part = shard(x, mesh, placements_of(mesh, 1))
         with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
             nested(part, None, padding)
+
+
+@ranks(2)
+def test_dropout_by_counter_compiles_whole(mesh):
+    q = torch.randn(1, 2, 8, 4)
+    x = shard(q, mesh, [Shard(2)]).requires_grad_()
+
+    def attend(q):
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.4)
+
+    def with_gradient(fn):
+        torch.manual_seed(3)
+        out = fn(x)
+        return out, *torch.autograd.grad(out.square().sum(), x)
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    with shardtensor.random_policy("counter"):
+        for ours, eager in zip(
+            with_gradient(compiled), with_gradient(attend), strict=True
+        ):
+            assert_close(ours, eager.full_tensor())

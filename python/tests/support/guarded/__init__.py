@@ -86,3 +86,5 @@ dist.Backend.register_backend(NAME, _backend_maker(as_gloo=False), devices=[NAME
 dist.Backend.register_backend(
     "staged_gloo", _backend_maker(as_gloo=True), devices=[NAME]
 )
+
+from guarded import attention  # noqa: E402, F401  its kernels

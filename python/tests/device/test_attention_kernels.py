@@ -1,0 +1,115 @@
+"""The attention kernels of a device, which PyTorch chooses: `make test-device`."""
+
+import pytest
+import rig
+import torch
+import torch.nn.functional as F
+from ranks import assert_close, ranks, shard
+from torch.distributed.tensor import Shard
+
+import shardtensor
+
+pytestmark = pytest.mark.skipif(
+    rig.DEVICE != "guarded", reason="for the guarded device: make test-device"
+)
+KERNELS = ("flash", "efficient", "cudnn")
+
+
+def by_hand(query, key, value, mask=None, is_causal=False, enable_gqa=False):
+    if enable_gqa:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if is_causal:
+        sees = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~sees, float("-inf"))
+    sees_nothing = scores.detach().isneginf().all(-1, True)
+    weights = scores.masked_fill(sees_nothing, 0).softmax(-1)  # no NaN in backward
+    return weights.masked_fill(sees_nothing, 0) @ value
+
+
+def operands(heads=6, key_heads=6, rows=11, keys=11, features=8, values=8):
+    return [
+        torch.randn(2, heads, rows, features, requires_grad=True),
+        torch.randn(2, key_heads, keys, features, requires_grad=True),
+        torch.randn(2, key_heads, keys, values, requires_grad=True),
+    ]
+
+
+def check(mesh, kernel, inputs, mask=None, transport="ring", **options):
+    """Returns the kernels that this rank's blocks took."""
+    from guarded import attention
+
+    shards = [
+        shard(x, mesh, [Shard(2)], {2: sizes_of(x.shape[2], mesh.size())})
+        for x in inputs
+    ]
+    with attention.taken(kernel) as calls, shardtensor.attention_transport(transport):
+        out = F.scaled_dot_product_attention(*shards, mask, **options)
+        grads = torch.autograd.grad(out.square().sum(), shards)
+        calls = set(calls)
+    expected = by_hand(*inputs, mask, **options)
+    assert_close(out, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), inputs)
+    for grad, one_device in zip(grads, wanted, strict=True):
+        assert_close(grad, one_device)
+    return calls
+
+
+def sizes_of(rows, pieces):
+    """Uneven ones."""
+    first = rows // pieces - 1
+    return [first] * (pieces - 1) + [rows - first * (pieces - 1)]
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_blocks_take_the_kernel_that_pytorch_chooses(mesh, kernel):
+    both = {kernel, f"{kernel}_backward"}
+    for transport in ("ring", "all_gather", "all_to_all"):
+        assert check(mesh, kernel, operands(), transport=transport) == both
+    assert check(mesh, kernel, operands(rows=7, keys=40)) == both
+    # Flash has no head of other sizes than multiples of 8: padded.
+    assert check(mesh, kernel, operands(features=6, values=6)) == both
+    assert check(mesh, kernel, operands(key_heads=2), enable_gqa=True) == both
+    assert both <= check(mesh, kernel, operands(), is_causal=True)
+
+
+@ranks(2)
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
+def test_masks(mesh, kernel):
+    added = torch.randn(11, 11)
+    added[3] = float("-inf")  # sees no key
+    sees = torch.rand(2, 1, 11, 11) > 0.5
+    sees[0, 0, 5] = False
+    of_keys = torch.rand(2, 1, 1, 11) > 0.5
+    of_rows = torch.rand(11, 1) > 0.3
+    for mask in (added, sees, of_keys, of_rows):
+        calls = check(mesh, kernel, operands(), mask)
+        assert calls == {kernel, f"{kernel}_backward"}
+
+
+@ranks(2)
+def test_what_no_kernel_takes_is_computed_from_scores(mesh):
+    assert not check(mesh, "math", operands())
+    assert not check(mesh, "flash", operands(), torch.rand(11, 11) > 0.5)
+    assert not check(mesh, "flash", operands(values=16))
+
+
+@ranks(2)
+def test_a_mask_that_learns_takes_the_kernel_forward_alone(mesh):
+    from guarded import attention
+
+    inputs, mask = operands(), torch.randn(11, 11, requires_grad=True)
+    shards = [shard(x, mesh, [Shard(2)]) for x in inputs]
+    with attention.taken("efficient") as calls:
+        out = F.scaled_dot_product_attention(*shards, mask)
+        grad = torch.autograd.grad(out.square().sum(), mask)
+        assert set(calls) == {"efficient"}
+    assert_close(
+        grad[0], torch.autograd.grad(by_hand(*inputs, mask).square().sum(), mask)[0]
+    )

@@ -1,0 +1,296 @@
+#include "shardtensor/rules/attention/device_kernels.h"
+
+#include <limits>
+
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+
+#include "shardtensor/rules/attention/shared_heads.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::SDPBackend;
+using at::Tensor;
+
+/// With more columns, so that their number is a multiple of `multiple`.
+Tensor padded(const Tensor& x, int64_t multiple, double value = 0) {
+  const int64_t missing = (multiple - x.size(-1) % multiple) % multiple;
+  return missing ? at::constant_pad_nd(x, {0, missing}, value) : x;
+}
+
+Tensor columns(const Tensor& x, int64_t count) {
+  return x.narrow(-1, 0, count);
+}
+
+std::optional<Tensor> if_defined(const Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
+}
+
+/// The state of a generator, which kernels ask for without dropout, too.
+Tensor unused_state(const Tensor& like, int64_t dim, at::ScalarType dtype) {
+  return at::empty(std::vector<int64_t>(dim, 2), like.options().dtype(dtype));
+}
+
+/// A mask of all scores, whose rows begin where kernels can load them.
+Tensor aligned_mask(
+    const Tensor& mask,
+    const Tensor& query,
+    const Tensor& key) {
+  if (!mask.defined()) {
+    return mask;
+  }
+  const auto rows = mask.expand({-1, -1, -1, key.size(2)}).contiguous();
+  return columns(padded(rows, 8), key.size(2))
+      .expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+}
+
+// ---- flash ------------------------------------------------------------------
+
+// Its features come in eights.
+constexpr int64_t kFeatures = 8;
+
+Attended fused_flash(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto result = at::_scaled_dot_product_flash_attention(
+      padded(query, kFeatures),
+      padded(key, kFeatures),
+      padded(value, kFeatures),
+      /*dropout_p=*/0,
+      options.causal,
+      /*return_debug_mask=*/false,
+      options.scale);
+  return {columns(std::get<0>(result), value.size(3)), std::get<1>(result)};
+}
+
+BlockGradients fused_flash_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto [dquery, dkey, dvalue] =
+      at::_scaled_dot_product_flash_attention_backward(
+          padded(grad, kFeatures),
+          padded(query, kFeatures),
+          padded(key, kFeatures),
+          padded(value, kFeatures),
+          padded(all.output, kFeatures),
+          all.log_sum.contiguous(),
+          /*cum_seq_q=*/{},
+          /*cum_seq_k=*/{},
+          query.size(2),
+          key.size(2),
+          /*dropout_p=*/0,
+          options.causal,
+          unused_state(query, 1, at::kUInt64),
+          unused_state(query, 0, at::kUInt64),
+          options.scale);
+  return {
+      columns(dquery, query.size(3)),
+      columns(dkey, key.size(3)),
+      columns(dvalue, value.size(3)),
+      {}};
+}
+
+// ---- memory-efficient -------------------------------------------------------
+
+// Its log-sum-exps come in groups of so many, inf where there is no query.
+constexpr int64_t kLogSums = 32;
+
+Attended fused_efficient(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto result = at::_scaled_dot_product_efficient_attention(
+      query,
+      for_heads(key, query.size(1)),
+      for_heads(value, query.size(1)),
+      if_defined(aligned_mask(options.mask, query, key)),
+      /*compute_log_sumexp=*/true,
+      /*dropout_p=*/0,
+      options.causal,
+      options.scale);
+  return {
+      std::get<0>(result),
+      columns(std::get<1>(result), query.size(2)).contiguous()};
+}
+
+BlockGradients fused_efficient_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto result = at::_scaled_dot_product_efficient_attention_backward(
+      grad,
+      query,
+      for_heads(key, query.size(1)),
+      for_heads(value, query.size(1)),
+      aligned_mask(options.mask, query, key),
+      all.output,
+      padded(all.log_sum, kLogSums, std::numeric_limits<double>::infinity())
+          .contiguous(),
+      unused_state(query, 0, at::kLong),
+      unused_state(query, 0, at::kLong),
+      /*dropout_p=*/0,
+      {true, true, true, false},
+      options.causal,
+      options.scale);
+  return {
+      std::get<0>(result),
+      of_shared_heads(std::get<1>(result), key.size(1)),
+      of_shared_heads(std::get<2>(result), value.size(1)),
+      {}};
+}
+
+// ---- cuDNN ------------------------------------------------------------------
+
+Attended fused_cudnn(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto result = at::_scaled_dot_product_cudnn_attention(
+      query,
+      for_heads(key, query.size(1)),
+      for_heads(value, query.size(1)),
+      if_defined(aligned_mask(options.mask, query, key)),
+      /*compute_log_sumexp=*/true,
+      /*dropout_p=*/0,
+      options.causal,
+      /*return_debug_mask=*/false,
+      options.scale);
+  return {std::get<0>(result), std::get<1>(result).squeeze(-1)};
+}
+
+BlockGradients fused_cudnn_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto [dquery, dkey, dvalue] =
+      at::_scaled_dot_product_cudnn_attention_backward(
+          grad,
+          query,
+          for_heads(key, query.size(1)),
+          for_heads(value, query.size(1)),
+          all.output,
+          all.log_sum.contiguous().unsqueeze(-1),
+          unused_state(query, 0, at::kLong),
+          unused_state(query, 0, at::kLong),
+          aligned_mask(options.mask, query, key),
+          /*cum_seq_q=*/{},
+          /*cum_seq_k=*/{},
+          query.size(2),
+          key.size(2),
+          /*dropout_p=*/0,
+          options.causal,
+          options.scale);
+  return {
+      dquery,
+      of_shared_heads(dkey, key.size(1)),
+      of_shared_heads(dvalue, value.size(1)),
+      {}};
+}
+
+// ---- the choice -------------------------------------------------------------
+
+/// What PyTorch would take for these sizes.
+SDPBackend fused_choice(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  return static_cast<SDPBackend>(at::_fused_sdp_choice(
+      query,
+      key,
+      value,
+      if_defined(options.mask),
+      /*dropout_p=*/0,
+      options.causal,
+      options.scale,
+      /*enable_gqa=*/key.size(1) != query.size(1)));
+}
+
+/// The copies that for_heads makes, without making them.
+Tensor as_for_heads(const Tensor& key, int64_t heads) {
+  return key.size(1) == heads ? key
+                              : key.narrow(1, 0, 1).expand({-1, heads, -1, -1});
+}
+
+} // namespace
+
+SDPBackend choose_kernel(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options,
+    bool for_backward) {
+  if (query.is_cpu()) {
+    return SDPBackend::math;
+  }
+  auto asking = query.detach(); // some kernels have no backward of wide heads
+  asking.set_requires_grad(for_backward);
+  const auto shared = fused_choice(asking, key, value, options);
+  if (shared == SDPBackend::flash_attention) {
+    return shared; // which takes shared heads as they are
+  }
+  const int64_t heads = query.size(1);
+  const auto apart = fused_choice(
+      asking, as_for_heads(key, heads), as_for_heads(value, heads), options);
+  const bool is_known = apart == SDPBackend::flash_attention ||
+      apart == SDPBackend::efficient_attention ||
+      apart == SDPBackend::cudnn_attention;
+  return is_known ? apart : SDPBackend::math;
+}
+
+Attended attend_with(
+    SDPBackend kernel,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  const auto attend_fused = kernel == SDPBackend::flash_attention ? fused_flash
+      : kernel == SDPBackend::cudnn_attention                     ? fused_cudnn
+                                              : fused_efficient;
+  auto result = attend_fused(query, key, value, options);
+  if (options.mask.defined()) {
+    const auto sees_nothing = options.mask.isneginf().all(-1);
+    result.log_sum = result.log_sum.masked_fill(sees_nothing, kUnseen);
+    result.output = result.output.masked_fill(sees_nothing.unsqueeze(-1), 0);
+  }
+  return result;
+}
+
+BlockGradients attend_backward_with(
+    SDPBackend kernel,
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto backward = kernel == SDPBackend::flash_attention
+      ? fused_flash_backward
+      : kernel == SDPBackend::cudnn_attention ? fused_cudnn_backward
+                                              : fused_efficient_backward;
+  return backward(grad, query, key, value, all, options);
+}
+
+} // namespace shardtensor::detail
