@@ -97,7 +97,7 @@ AdaptivePlan plan_adaptive(
   for (size_t i = 0; i < n; ++i) {
     const auto dim = first + static_cast<int64_t>(i);
     const auto& piece = plan.call.pieces[i];
-    const bool divides = x.size(dim) % sizes[dim] == 0;
+    const bool divides = sizes[dim] > 0 && x.size(dim) % sizes[dim] == 0;
     if (plan.call.is_cut[i] && !divides) {
       any = true;
       plan.size.push_back(piece.rows.extent()); // as it is, reduced later

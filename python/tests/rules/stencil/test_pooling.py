@@ -160,6 +160,16 @@ def test_adaptive_windows_and_cuts(mesh, outputs):
         )
 
 
+@ranks(2, "2x2")
+@pytest.mark.parametrize("outputs", [(0,), (3, 0), (0, 2, 0)])
+def test_adaptive_pooling_to_nothing(mesh, outputs):
+    dims = len(outputs)
+    for placements in layouts(mesh, dims):
+        x = sharded(leaf(2, 3, *(6, 5, 4)[:dims]).detach(), placements)
+        check_op(lambda x: ADAPTIVE_AVG[dims](x, outputs), x, mesh=mesh)
+        check_op(lambda x: ADAPTIVE_MAX[dims](x, outputs), x, mesh=mesh)
+
+
 @ranks(2, 4, "2x2")
 @pytest.mark.parametrize(
     "dims, outputs",
