@@ -300,6 +300,13 @@ Decision repeat_rule(Call& call) {
   const auto& own = call.operand(0).spec;
   const auto repeats = call.argument("repeats").toIntVector();
   const auto shift = static_cast<int64_t>(repeats.size()) - own->dim();
+  TORCH_CHECK(
+      shift >= 0,
+      "repeat: expected at least as many numbers as dims, got ",
+      repeats.size(),
+      " for a tensor of ",
+      own->dim(),
+      " dims");
   std::vector<int64_t> from(repeats.size(), -1);
   std::iota(from.begin() + shift, from.end(), 0);
   ShardSpec::Partitions partitions(repeats.size());
