@@ -69,7 +69,8 @@ TEST(PlanProducts, MeetsEachKeyThatAQuerySeesOnce) {
 
 TEST(PlanProducts, SplitsABlockAtTheDiagonal) {
   const std::vector<Product> products{
-      {{0, 4}, {0, 2}, {2, 4}, false}, {{0, 4}, {2, 4}, {4, 6}, true}};
+      {{0, 4}, {0, 2}, {2, 4}, {4, 8}, false},
+      {{0, 4}, {2, 4}, {4, 6}, {4, 8}, true}};
   EXPECT_EQ(plan_products({{4, 8}}, {{2, 6}}, true), products);
 }
 
