@@ -87,6 +87,40 @@ bool has_values(const at::Tensor& index) {
       !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index);
 }
 
+/// One of the indices that leave [lowest, extent), the same on all ranks.
+std::optional<int64_t> find_outside(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t lowest,
+    int64_t extent) {
+  if (!has_values(index) ||
+      !at::isIntegralType(index.scalar_type(), /*includeBool=*/false)) {
+    return std::nullopt;
+  }
+  const auto [low, high] = is_shard_tensor(index)
+      ? bounds_on_all_ranks(op, index)
+      : to_bounds(extremes_of(index));
+  if (low >= lowest && high < extent) {
+    return std::nullopt;
+  }
+  return low < lowest ? low : high;
+}
+
+std::string out_of_bounds(
+    const std::string& op,
+    int64_t index,
+    int64_t dim,
+    int64_t extent) {
+  return c10::str(
+      op,
+      ": index ",
+      index,
+      " is out of bounds for dimension ",
+      dim,
+      " with size ",
+      extent);
+}
+
 } // namespace
 
 void check_index(
@@ -95,23 +129,18 @@ void check_index(
     int64_t dim,
     int64_t extent,
     bool may_be_negative) {
-  if (!has_values(index) ||
-      !at::isIntegralType(index.scalar_type(), /*includeBool=*/false)) {
-    return;
-  }
-  const auto [low, high] = is_shard_tensor(index)
-      ? bounds_on_all_ranks(op, index)
-      : to_bounds(extremes_of(index));
-  const auto lowest = may_be_negative ? -extent : 0;
-  TORCH_CHECK_INDEX(
-      low >= lowest && high < extent,
-      op,
-      ": index ",
-      low < lowest ? low : high,
-      " is out of bounds for dimension ",
-      dim,
-      " with size ",
-      extent);
+  const auto outside =
+      find_outside(op, index, may_be_negative ? -extent : 0, extent);
+  TORCH_CHECK_INDEX(!outside, out_of_bounds(op, *outside, dim, extent));
+}
+
+void check_gather_index(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t dim,
+    int64_t extent) {
+  const auto outside = find_outside(op, index, 0, extent);
+  TORCH_CHECK(!outside, out_of_bounds(op, *outside, dim, extent));
 }
 
 } // namespace shardtensor::detail

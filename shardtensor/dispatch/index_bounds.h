@@ -20,4 +20,11 @@ void check_index(
     int64_t extent,
     bool may_be_negative = false);
 
+/// The same where PyTorch raises a RuntimeError: gather, scatter and unpooling.
+void check_gather_index(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t dim,
+    int64_t extent);
+
 } // namespace shardtensor::detail

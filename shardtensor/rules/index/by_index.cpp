@@ -298,7 +298,7 @@ void gather_kernel(
     torch::jit::Stack* stack) {
   const ByIndex call(op, stack);
   const auto& self = call.self();
-  check_index(
+  check_gather_index(
       call.name(),
       call.index(),
       call.dim(),

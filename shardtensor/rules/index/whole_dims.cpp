@@ -46,6 +46,7 @@ at::Tensor embedding_kernel(
     c10::SymInt padding_idx,
     bool scale_grad_by_freq,
     bool sparse) {
+  TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D, got ", weight.dim());
   if (is_shard_tensor(indices) && spec(indices)->is_sharded()) {
     // See Note [Indices out of bounds].
     check_index("aten::embedding", indices, 0, weight.size(0));

@@ -156,7 +156,7 @@ const RegisterRules of_images{
 template <int64_t dims>
 at::Tensor max_unpool(const char* name, torch::jit::Stack stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  check_index(
+  check_gather_index(
       name,
       stack[1].toTensor(),
       0,

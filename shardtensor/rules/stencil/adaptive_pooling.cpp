@@ -80,6 +80,13 @@ AdaptivePlan plan_adaptive(
     const Adaptive& pool,
     const Tensor& x,
     const std::function<Tensor(const Tensor&)>& plain) {
+  for (const int64_t size : pool.size) {
+    TORCH_CHECK(
+        size >= 0,
+        pool.op,
+        ": elements of output_size must be greater than or equal to 0, got ",
+        pool.size);
+  }
   const auto sizes = infer_sizes(pool.op, x, pool.dims, plain);
   const int64_t first = x.dim() - pool.dims;
   const auto n = static_cast<size_t>(pool.dims);
