@@ -15,7 +15,7 @@ from pathlib import Path
 EXTENT = 1536
 RANKS = (1, 2, 4)
 # Of one sample's attention.
-ROWS, HEADS, FEATURES = 32768, 2, 64
+ROWS, HEADS, FEATURES = 32768, 8, 64
 # FSDP's: wide enough for parameters to count.
 WIDTH, FSDP_EXTENT = 64, 512
 

@@ -30,6 +30,7 @@ TIMED = (
     "steps",
     "redistribute",
     "attention",
+    "transports",
     "graphs",
     "neighborhood",
     "points",
