@@ -301,6 +301,84 @@ Keys ring_backward(
   return sums;
 }
 
+// Note [Tours of some heads]
+// A tour holds several blocks at a time: the own one, the one that it computes
+// with, the one that comes next, and two of gradients on their way. Long blocks
+// go in several tours, each of some heads, so that these are parts of blocks.
+constexpr int64_t kBytesOfTour = int64_t{16} << 20; // of a block
+
+/// Heads of the keys, tour by tour; the same on all ranks.
+std::vector<Interval> plan_tours(const Keys& keys, const AttentionWork& work) {
+  int64_t rows = 0;
+  for (const auto& of_rank : work.keys) {
+    rows = std::max(rows, extent(of_rank));
+  }
+  const auto& key = keys.key;
+  const int64_t heads = key.size(kHeads);
+  const int64_t of_head = rows * key.size(0) *
+      (key.size(3) + keys.value.size(3)) *
+      static_cast<int64_t>(key.element_size());
+  int64_t tours = 1;
+  if (!work.dropout) { // whose numbers are those of all heads
+    tours = std::clamp<int64_t>(
+        heads * of_head / kBytesOfTour, 1, std::max<int64_t>(heads, 1));
+  }
+  std::vector<Interval> parts;
+  for (int64_t tour = 0; tour < tours; ++tour) {
+    parts.push_back({heads * tour / tours, heads * (tour + 1) / tours});
+  }
+  return parts;
+}
+
+Keys heads_of(const Keys& keys, const Interval& heads) {
+  return {rows_of(keys.key, heads, kHeads), rows_of(keys.value, heads, kHeads)};
+}
+
+Attended attend_in_tours(
+    const Tensor& query,
+    const Keys& keys,
+    const Tensor& mask,
+    const AttentionWork& work) {
+  const auto tours = plan_tours(keys, work);
+  if (tours.size() == 1) {
+    return attend_in_ring(query, keys, mask, work);
+  }
+  const int64_t each = query.size(kHeads) / keys.key.size(kHeads);
+  std::vector<Tensor> outputs;
+  std::vector<Tensor> log_sums;
+  for (const auto& heads : tours) {
+    const Interval own{heads.begin * each, heads.end * each};
+    const auto part = attend_in_ring(
+        rows_of(query, own, kHeads),
+        heads_of(keys, heads),
+        mask_part(mask, kHeads, own),
+        work);
+    outputs.push_back(part.output.to(query.scalar_type()));
+    log_sums.push_back(part.log_sum);
+  }
+  return {at::cat(outputs, kHeads), at::cat(log_sums, kHeads)};
+}
+
+Keys tours_backward(
+    const Queries& queries,
+    const Keys& keys,
+    const AttentionWork& work) {
+  const auto tours = plan_tours(keys, work);
+  if (tours.size() == 1) {
+    return ring_backward(queries, keys, work);
+  }
+  const int64_t all = keys.key.size(kHeads);
+  const Keys grads{at::empty_like(keys.key), at::empty_like(keys.value)};
+  for (const auto& heads : tours) {
+    const auto part = ring_backward(
+        queries.part(kHeads, heads, all), heads_of(keys, heads), work);
+    const auto target = heads_of(grads, heads);
+    target.key.copy_(part.key);
+    target.value.copy_(part.value);
+  }
+  return grads;
+}
+
 Attended attend_to_gathered(
     const Tensor& query,
     const Keys& keys,
@@ -359,7 +437,7 @@ Attended meet_all(
     const AttentionWork& work) {
   switch (work.meeting) {
     case Meeting::Ring:
-      return attend_in_ring(query, keys, mask, work);
+      return attend_in_tours(query, keys, mask, work);
     case Meeting::AllGather:
       return attend_to_gathered(query, keys, mask, work);
     case Meeting::Merge:
@@ -378,7 +456,7 @@ Keys meet_all_backward(
     const AttentionWork& work) {
   switch (work.meeting) {
     case Meeting::Ring:
-      return ring_backward(queries, keys, work);
+      return tours_backward(queries, keys, work);
     case Meeting::AllGather:
       return gathered_backward(queries, keys, work);
     case Meeting::Merge:

@@ -292,6 +292,20 @@ def test_dropout_by_counter_in_blocks(mesh):
                 check(mesh, run, *x)
 
 
+@ranks(2)
+def test_long_blocks_go_in_tours_of_some_heads(mesh):
+    """See Note [Tours of some heads]: these blocks make three."""
+    rows, features = 2 * 65, 16384
+    q = tensor(1, 6, rows, features)
+    k, v = (tensor(1, 3, rows, features) for _ in range(2))
+    x = [sharded(t, [Shard(2)], {2: [70, 60]}) for t in (q, k, v)]
+    mask = torch.randn(6, rows, rows, dtype=torch.float64)
+    with shardtensor.attention_transport("ring"):
+        shardtensor.reset_comm_stats()
+        check(mesh, lambda *x: attend(*x, mask, enable_gqa=True), *x)
+        assert shardtensor.comm_stats().messages >= 3 * 3
+
+
 @ranks("2x2")
 def test_a_rank_without_batches_in_a_ring(mesh):
     q, k, v = (tensor(1, 1, ROWS, FEATURES) for _ in range(3))
