@@ -292,13 +292,14 @@ def test_dropout_by_counter_in_blocks(mesh):
                 check(mesh, run, *x)
 
 
-@ranks(2)
+@ranks(2, 3)
 def test_long_blocks_go_in_tours_of_some_heads(mesh):
     """See Note [Tours of some heads]: these blocks make three."""
     rows, features = 2 * 65, 16384
     q = tensor(1, 6, rows, features)
     k, v = (tensor(1, 3, rows, features) for _ in range(2))
-    x = [sharded(t, [Shard(2)], {2: [70, 60]}) for t in (q, k, v)]
+    sizes = {2: [70, 60], 3: [70, 0, 60]}[mesh.size()]
+    x = [sharded(t, [Shard(2)], {2: sizes}) for t in (q, k, v)]
     mask = torch.randn(6, rows, rows, dtype=torch.float64)
     with shardtensor.attention_transport("ring"):
         shardtensor.reset_comm_stats()
