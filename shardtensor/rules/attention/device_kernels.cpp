@@ -230,8 +230,7 @@ SDPBackend fused_choice(
 
 /// The copies that for_heads makes, without making them.
 Tensor as_for_heads(const Tensor& key, int64_t heads) {
-  return key.size(1) == heads ? key
-                              : key.narrow(1, 0, 1).expand({-1, heads, -1, -1});
+  return key.narrow(1, 0, 1).expand({-1, heads, -1, -1});
 }
 
 } // namespace
@@ -247,17 +246,17 @@ SDPBackend choose_kernel(
   }
   auto asking = query.detach(); // some kernels have no backward of wide heads
   asking.set_requires_grad(for_backward);
-  const auto shared = fused_choice(asking, key, value, options);
-  if (shared == SDPBackend::flash_attention) {
-    return shared; // which takes shared heads as they are
-  }
   const int64_t heads = query.size(1);
-  const auto apart = fused_choice(
-      asking, as_for_heads(key, heads), as_for_heads(value, heads), options);
-  const bool is_known = apart == SDPBackend::flash_attention ||
-      apart == SDPBackend::efficient_attention ||
-      apart == SDPBackend::cudnn_attention;
-  return is_known ? apart : SDPBackend::math;
+  auto choice = fused_choice(asking, key, value, options);
+  if (choice != SDPBackend::flash_attention && key.size(1) != heads) {
+    // Flash alone takes shared heads as they are.
+    choice = fused_choice(
+        asking, as_for_heads(key, heads), as_for_heads(value, heads), options);
+  }
+  const bool is_known = choice == SDPBackend::flash_attention ||
+      choice == SDPBackend::efficient_attention ||
+      choice == SDPBackend::cudnn_attention;
+  return is_known ? choice : SDPBackend::math;
 }
 
 Attended attend_with(
