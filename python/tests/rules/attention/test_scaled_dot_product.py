@@ -304,7 +304,8 @@ def test_long_blocks_go_in_tours_of_some_heads(mesh):
     with shardtensor.attention_transport("ring"):
         shardtensor.reset_comm_stats()
         check(mesh, lambda *x: attend(*x, mask, enable_gqa=True), *x)
-        assert shardtensor.comm_stats().messages >= 3 * 3
+        # A rank without rows gives two terms back, tour by tour.
+        assert shardtensor.comm_stats().messages >= 3 * 2
 
 
 @ranks("2x2")
