@@ -7,6 +7,7 @@
 #include <ATen/ops/pad.h>
 #include <ATen/ops/stft.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/unfold.h>
 #include <ATen/ops/unfold_backward.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -21,7 +22,7 @@
 
 // Frames of signals that are cut along time. A frame belongs to the rank that
 // holds the middle of its window; ranks send each other the rows that windows
-// share, there for stft and, summed, back for istft.
+// share, there for stft and unfold and, summed, back for istft.
 
 namespace shardtensor::detail {
 namespace {
@@ -150,6 +151,43 @@ Tensor stft_function(
   return wrapped(spectra, *call);
 }
 
+/// Windows that overlap, in a new last dim: a copy, for the rows that pieces
+/// share lie in no rank's memory. Others are views (windows.cpp).
+Tensor unfold_function(
+    c10::DispatchKeySet keys,
+    const Tensor& self,
+    int64_t dimension,
+    int64_t size,
+    int64_t step) {
+  const auto dims = self.dim();
+  const auto dim = at::maybe_wrap_dim(dimension, dims);
+  const bool overlap = dims > 0 && step > 0 && size > step &&
+      size <= self.size(dim) && spec(self)->is_sharded(dim) &&
+      spec(self)->mesh()->contains_this_rank();
+  if (!overlap) {
+    return at::_ops::unfold::redispatch(
+        below_function_level(keys), self, dim, size, step);
+  }
+  const auto last = self.movedim(dim, -1);
+  const auto call = plan_frames(spec(last), {size, step, size});
+  const auto rows =
+      gather_rows(to_local(redistribute(last, call->input)), *call);
+  const auto& piece = call->pieces.back();
+  auto sizes = call->output->sizes();
+  sizes.push_back(size);
+  Dims from(dims);
+  std::iota(from.begin(), from.end(), 0);
+  from.push_back(-1);
+  auto windows = rows.unfold(dims - 1, size, step)
+                     .narrow(dims - 1, piece.crop, piece.outputs);
+  const auto own = call->output->local_sizes();
+  for (int64_t other = 0; other + 1 < dims; ++other) {
+    windows = windows.narrow(other, 0, own[other]);
+  }
+  return from_local(windows, with_dims(call->output, std::move(sizes), from))
+      .movedim(dims - 1, dim);
+}
+
 // ---- frames to a signal -----------------------------------------------------
 
 struct OverlapAdd {
@@ -246,6 +284,7 @@ Tensor unfold_backward_function(
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("stft.center", function_rule<at::_ops::stft_center, stft_function>);
+  m.impl("unfold", function_rule<at::_ops::unfold, unfold_function>);
   m.impl(
       "unfold_backward",
       function_rule<at::_ops::unfold_backward, unfold_backward_function>);

@@ -155,9 +155,29 @@ def test_slices(mesh, name):
 
 
 @ranks(1, 2, 3, "2x2")
-@pytest.mark.parametrize("name", [name for name in SLICES if "tile" in name])
-def test_tiles_gather_nothing(mesh, name):
+@pytest.mark.parametrize("name", [n for n in SLICES if "tile" in n or "unfold" in n])
+def test_windows_gather_nothing(mesh, name):
     check_native(mesh, (7, 3), SLICES[name])
+
+
+@ranks(3)
+def test_overlapping_windows_take_one_message_from_a_neighbour(mesh):
+    x = torch.arange(24.0).reshape(12, 2).requires_grad_()
+    s = shard(x, mesh, [Shard(0)])
+    shardtensor.reset_comm_stats()
+    windows = s.unfold(0, 3, 1)
+    assert shardtensor.comm_stats().messages <= 2
+    assert windows.placements == (Shard(0),)
+    assert windows.to_local().shape[0] in (3, 4)
+    y, z = (w.square().sum() for w in (windows, x.unfold(0, 3, 1)))
+    assert_close(y.full_tensor(), z)
+    for got, expected in zip(*(second_order(t, u) for t, u in ((y, s), (z, x)))):
+        assert_close(got.full_tensor(), expected)
+
+
+def second_order(y, x):
+    (grad,) = torch.autograd.grad(y, x, create_graph=True)
+    return grad, *torch.autograd.grad(grad.pow(3).sum(), x)
 
 
 @ranks(2)
