@@ -137,7 +137,7 @@ format: setup-lint  ## format C++ and Python in place
 	@$(BIN)/ruff format --quiet
 
 bench: build-tests setup-demo setup-sphere  ## per-operator cost and the UNet step
-	@$(BIN)/python benchmarks/python/run.py $(ARGS)
+	@RANKS=$(RANKS) $(BIN)/python benchmarks/python/run.py $(ARGS)
 
 report: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
 	@$(BIN)/python tools/report.py $(ARGS)

