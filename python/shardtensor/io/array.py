@@ -10,12 +10,12 @@ import numpy
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.agree import agree
+from shardtensor.agree import agree, gather
 from shardtensor.create import scatter_tensor
-from shardtensor.device_mesh import core_mesh, default_mesh, device_of
+from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.halo import halo_exchange
 from shardtensor.io import boxes, cf
-from shardtensor.io.sources import Path, open_source
+from shardtensor.io.sources import Path, is_counted_together, open_source
 from shardtensor.io.sources.joined import JoinedTimes
 from shardtensor.placements import check_placements
 from shardtensor.shard_tensor import ShardTensor
@@ -33,11 +33,12 @@ def open(  # noqa: A001  the name that such functions have everywhere
     decode: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Array:
-    """An array in a file: HDF5, NetCDF, Zarr, .npy, NIfTI or meshes, by the
-    end of its name. `variable` is its path in the file ("group/t2m"), not needed
-    where there is one only. Several files, a list or a pattern ("era5_*.nc"), follow
-    each other along the first dim. `decode` applies CF's scale, offset and missing
-    values (NaN); `dtype` converts.
+    """An array in a file: HDF5, NetCDF, Zarr, .npy, NIfTI, meshes or tables of
+    numbers as text, by the end of its name. `variable` is its path in the file
+    ("group/t2m"), not needed where there is one only. Several files, a list or a
+    pattern ("era5_*.nc"), follow each other along the first dim. `decode` applies
+    CF's scale, offset and missing values (NaN), each file's its own; `dtype`
+    converts.
 
     Nothing is opened before it is needed, and an error is raised by what needs it.
     With a `mesh` the file is opened at once, and the error of one of its ranks is
@@ -71,23 +72,58 @@ class Array:
         self.variable = variable
         self._decode = decode
         self._dtype = dtype
+        self._rounds: list[list] | None = None  # what all ranks have counted
 
     # ---- what the file says -------------------------------------------------
 
     @functools.cached_property
-    def _source(self):
+    def _opened(self):
         try:
-            source = open_source(self.path, self.variable)
+            return open_source(self.path, self.variable)
+        except Exception as error:
+            raise explained("open", self._name, error) from error
+
+    @functools.cached_property
+    def _source(self):
+        source = self._opened
+        try:
+            for counts in self._rounds or ():
+                if not source.counted:
+                    source.found(counts)
+            while not source.counted:
+                source.found([source.count(0, 1)])
             if source.dtype.kind not in "biufc":
                 raise TypeError(f"expected numbers, the file holds {source.dtype}")
             return source
         except Exception as error:
             raise explained("open", self._name, error) from error
 
-    @functools.cached_property
-    def _decoding(self):
-        attributes = self._source.attributes if self._decode else {}
-        return cf.decoding(self._source.dtype, attributes)
+    def _count_together(self, mesh):
+        """Where a shape is known after counting only, each rank counts a part."""
+        if self._rounds is not None or not is_counted_together(self.path):
+            return
+        core_mesh(mesh)
+        group = whole_group(mesh)
+        rounds: list[list] = []
+        source = None
+        while True:
+            mine = problem = None
+            try:
+                source = source or open_source(self.path, self.variable)
+                if not source.counted:
+                    mine = source.count(group.rank(), group.size())
+            except Exception as error:  # noqa: BLE001  whatever it is, all must know
+                problem = explained("open", self._name, error)
+            told = gather(mesh, problem, (source is None or source.counted, mine))
+            if all(is_counted for is_counted, _ in told):
+                break
+            rounds.append([counts for _, counts in told])
+            try:
+                source.found(rounds[-1])
+            except Exception as error:
+                raise explained("open", self._name, error) from error
+        self.close()
+        self._rounds, self._opened = rounds, source
 
     @property
     def shape(self) -> torch.Size:
@@ -102,7 +138,9 @@ class Array:
         """Of what is read."""
         if self._dtype is not None:
             return self._dtype
-        return torch.from_numpy(numpy.empty(0, self._decoding.dtype)).dtype
+        source = self._source
+        read = source.value_dtype if self._decode else source.dtype.newbyteorder("=")
+        return torch.from_numpy(numpy.empty(0, read)).dtype
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -116,6 +154,7 @@ class Array:
 
     @property
     def attributes(self) -> dict:
+        """Of several files those that all have alike."""
         return dict(self._source.attributes)
 
     @functools.cached_property
@@ -139,8 +178,9 @@ class Array:
     def close(self) -> None:
         """Lets go of the file, which is opened again when needed. HDF5 and NetCDF
         files that somebody reads cannot be written."""
-        if "_source" in self.__dict__:
-            self.__dict__.pop("_source").close()
+        self.__dict__.pop("_source", None)
+        if "_opened" in self.__dict__:
+            self.__dict__.pop("_opened").close()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -178,9 +218,12 @@ class Array:
         piece has no ghost rows.
 
         What goes wrong on one rank is an error on all of them. Communication: one
-        small gather."""
+        small gather; another one at the first read of lines of text and of meshes,
+        where each rank counts a part of the file; and of a mesh that is read as a
+        whole the rows."""
         mesh = default_mesh() if mesh is None else mesh
         core_mesh(mesh)  # may make a group, with all ranks
+        self._count_together(mesh)
         told = spec = local = problem = None
         try:
             told = self.shape, self.dtype, index, placements, halo
@@ -230,7 +273,8 @@ class Array:
             return torch.empty(shape, dtype=self.dtype)
         box = tuple(map(boxes.as_slice, rows))
         try:
-            values = self._decoding(self._source.read(box))
+            source = self._source
+            values = source.values(box) if self._decode else source.read(box)
         except Exception as error:
             raise explained("read", f"{self._name}{print_box(box)}", error) from error
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -257,6 +301,7 @@ class Array:
         return str(self.path) + (f" variable {self.variable}" if self.variable else "")
 
     def _agree_to_open(self, mesh):
+        self._count_together(mesh)
         problem = told = None
         try:
             told = self.shape, self.dtype, self.chunks
@@ -280,9 +325,7 @@ def _coordinate(source):
         return numpy.concatenate([_coordinate(part) for part in source.parts])
     stored = source.read(tuple(slice(0, extent) for extent in source.shape))
     found = cf.times(stored, source.attributes)
-    return (
-        cf.decoding(source.dtype, source.attributes)(stored) if found is None else found
-    )
+    return source.decoding(stored) if found is None else found
 
 
 _OURS = (ImportError, IndexError, OSError, TypeError, ValueError)

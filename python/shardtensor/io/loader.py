@@ -55,6 +55,8 @@ class Dataset:
             for name, value in arrays.items()
         }
         core_mesh(mesh)
+        for array, _ in self._arrays.values():
+            array._count_together(mesh)
         self._length = self._count()
 
     def _count(self):
@@ -85,16 +87,17 @@ class Dataset:
         gather, so that what one rank cannot read is an error on all."""
         return self.finish(samples, self.load(samples))
 
-    def load(self, samples: Sequence[int]) -> dict | Exception:
+    def load(
+        self, samples: Sequence[int], pin_memory: bool = False
+    ) -> dict | Exception:
         """This rank's pieces. No communication: a thread may do it."""
         try:
-            return {
-                name: (
-                    spec := self._spec(array, len(samples)),
-                    self._rows(array, spec, [sample + shift for sample in samples]),
-                )
-                for name, (array, shift) in self._arrays.items()
-            }
+            loaded = {}
+            for name, (array, shift) in self._arrays.items():
+                spec = self._spec(array, len(samples))
+                rows = self._rows(array, spec, [sample + shift for sample in samples])
+                loaded[name] = spec, rows.pin_memory() if pin_memory else rows
+            return loaded
         except Exception as error:  # noqa: BLE001  raised on all ranks by finish
             return error
 
@@ -146,9 +149,10 @@ class DataLoader:
 
     `data_mesh`, one axis: its ranks get different samples, as a DistributedSampler
     deals them; the ranks of the dataset's mesh get the same. Each pass is an epoch
-    and has its own order. A state that state_dict() gave in the middle of an epoch
-    goes on with the batch after; on another number of ranks, too, if the batches of
-    all ranks together have as many samples."""
+    and has its own order. `prefetch` batches are read ahead, by `pin_memory` into
+    pinned memory, if there is an accelerator. A state that state_dict() gave in the
+    middle of an epoch goes on with the batch after; on another number of ranks, too, if
+    the batches of all ranks together have as many samples."""
 
     def __init__(
         self,
@@ -172,7 +176,7 @@ class DataLoader:
         self._dataset = dataset
         self._batch_size = batch_size
         self._prefetch = prefetch
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory and torch.accelerator.is_available()
         self._together = batch_size * replicas
         if len(dataset) < self._together:
             raise ValueError(
@@ -245,7 +249,4 @@ class DataLoader:
                     loaded.cancel()
 
     def _load(self, samples):
-        loaded = self._dataset.load(samples)
-        if self._pin_memory and isinstance(loaded, dict):
-            return {k: (spec, x.pin_memory()) for k, (spec, x) in loaded.items()}
-        return loaded
+        return self._dataset.load(samples, self._pin_memory)

@@ -44,6 +44,7 @@ def statistics(
     terms."""
     mesh = default_mesh() if mesh is None else mesh
     position = core_mesh(mesh).position
+    array._count_together(mesh)
     told = terms = problem = None
     try:
         rows, kept = boxes.selected(index, array.shape)

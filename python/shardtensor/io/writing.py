@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor.agree import agree
 from shardtensor.device_mesh import core_mesh, default_mesh
-from shardtensor.io import boxes, cf
+from shardtensor.io import boxes
 from shardtensor.io.array import explained, print_box
 from shardtensor.io.sources import format_of
 from shardtensor.shard_tensor import ShardTensor
@@ -97,7 +97,7 @@ class _Target:
         self.chunks = source.chunks
         self.begins = [source.chunk_begins(dim) for dim in range(len(source.shape))]
         self.dtype = source.dtype
-        self.decoding = cf.decoding(source.dtype, source.attributes)
+        self.decoding = source.decoding
         source.close()
         found = tuple(len(self.rows[dim]) for dim in self.kept)
         if found != tuple(tensor.shape):

@@ -106,6 +106,26 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(mesh, tmp_path, prefetch):
 
 
 @ranks(2)
+def test_pinned_memory(mesh, tmp_path):
+    data = dataset(mesh, tmp_path)
+    loader = DataLoader(data, 5, pin_memory=True)  # without an accelerator, too
+    assert seen(loader, mesh) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+    def pin(tensor):
+        if dist.get_rank() == 1:
+            raise RuntimeError("no memory to pin")
+        return tensor
+
+    loader._pin_memory = True
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RuntimeError, match="no memory to pin .on mesh rank 1"),
+    ):
+        patch.setattr(torch.Tensor, "pin_memory", pin)
+        next(iter(loader))
+
+
+@ranks(2)
 def test_what_a_rank_cannot_read_is_everyones_error(mesh, tmp_path):
     data = dataset(mesh, tmp_path)
     loader = DataLoader(data, 1, prefetch=2)
@@ -155,6 +175,29 @@ def test_statistics_in_one_pass(mesh, tmp_path, kind):
         statistics_of(array, mesh, keep=(0, 1, 2))
     with pytest.raises(IndexError, match="dim 3 of an array of 3 dims"):
         statistics_of(array, mesh, keep=(3,))
+
+
+@ranks(2, 3)
+def test_a_file_without_chunks_is_shared_evenly(mesh, tmp_path):
+    """Whatever its dims; no rank reads it all."""
+    folder = tmp_path / str(dist.get_rank())
+    folder.mkdir()
+    np.save(folder / "a.npy", VALUES)
+    np.save(folder / "b.npy", VALUES)
+    for path, rows in ((folder / "a.npy", 12), (str(folder / "?.npy"), 24)):
+        array, read = shardtensor.io.open(path), []
+        source = array._source
+
+        def note(box, kept=source.values, read=read):
+            read.append(box)
+            return kept(box)
+
+        source.values = note
+        assert statistics_of(array, mesh).count == rows * 28
+        assert sum(part.stop - part.start for part, *_ in read) == rows / mesh.size()
+        assert max(array.chunk_sizes(0, 5)) <= -(-rows // 5)
+        cut = array.read(..., mesh, [Shard(1)], sizes="chunks")
+        assert max(cut._spec.sizes()[1]) <= 4
 
 
 def check(found, x, over):

@@ -185,6 +185,43 @@ def test_files_follow_each_other(tmp_path):
         len(shardtensor.io.open(str(tmp_path / "?.npy")))
 
 
+def packed_months(folder):
+    """As archives of packed weather come: every file has a scale of its own."""
+    stored, expected = np.arange(30, dtype="i2").reshape(10, 3), []
+    for name, begin, end, scale, offset, missing in (
+        ("a", 0, 4, 0.5, 270.0, -9),
+        ("b", 4, 5, 0.25, 100.0, 13),
+        ("c", 5, 10, None, None, None),
+    ):
+        with netCDF4.Dataset(folder / f"{name}.nc", "w") as file:
+            file.createDimension("time", end - begin)
+            file.createDimension("x", 3)
+            t = file.createVariable("t", "i2", ("time", "x"), fill_value=missing)
+            t.set_auto_maskandscale(False)
+            t[:] = stored[begin:end]
+            t.units = "K"
+            if scale:
+                t.scale_factor, t.add_offset = scale, offset
+        values = stored[begin:end].astype("f4") * (scale or 1) + (offset or 0)
+        values[stored[begin:end] == missing] = np.nan
+        expected.append(values)
+    return str(folder / "?.nc"), torch.tensor(np.concatenate(expected)), stored
+
+
+@ranks(1, 2, 3)
+def test_each_file_has_its_own_scale_and_missing_value(mesh, tmp_path):
+    folder = tmp_path / str(dist.get_rank())
+    folder.mkdir()
+    pattern, expected, stored = packed_months(folder)
+    array = shardtensor.io.open(pattern)
+    assert array.dtype == torch.float32 and array.attributes == {"units": "K"}
+    assert_close(array.read(..., mesh, [Shard(0)]), expected)
+    for index in (3, 4, slice(2, 9, 2), slice(6, 9), slice(4, 4)):
+        torch.testing.assert_close(array[index], expected[index], equal_nan=True)
+    raw = shardtensor.io.open(pattern, decode=False)[...]
+    assert torch.equal(raw, torch.tensor(stored))
+
+
 # ---- several ranks ----------------------------------------------------------
 
 
@@ -340,8 +377,8 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
     np.save(folder / "b.npy", np.array(["words"] * 4))
     text = failing(shardtensor.io.open(folder / "b.npy"), mesh)
     assert "TypeError" in text and "expected numbers, the file holds <U5" in text
-    (folder / "a.txt").write_text("1 2 3")
-    text = failing(shardtensor.io.open(folder / "a.txt"), mesh)
+    (folder / "a.dat").write_text("1 2 3")
+    text = failing(shardtensor.io.open(folder / "a.dat"), mesh)
     assert "unknown kind of file; expected one of .h5" in text
 
 

@@ -18,8 +18,10 @@ _FORMATS = {
     "zarr_store": ((".zarr",), "zarr"),
     "npy": ((".npy",), "numpy"),
     "nifti": ((".nii", ".nii.gz"), "nibabel"),
-    "mesh": ((".vtu", ".vtk", ".obj", ".stl"), "meshio"),
+    "mesh": ((".vtu", ".vtk", ".obj", ".stl"), "numpy"),
+    "table": ((".csv", ".tsv", ".txt", ".edges"), "numpy"),
 }
+_COUNTED = ("mesh", "table")  # shapes may be known after counting only
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 Path = str | os.PathLike | Sequence[str | os.PathLike]
@@ -44,6 +46,14 @@ def _paths(path: Path) -> list[str]:
     if not paths:
         raise FileNotFoundError("no file has such a name")
     return paths
+
+
+def is_counted_together(path: Path) -> bool:
+    """Whether ranks meet to learn shapes; known from the name, for on some ranks
+    there may be no such file."""
+    first = path if isinstance(path, str | os.PathLike) else next(iter(path), "")
+    lower = os.fspath(first).lower()
+    return any(lower.endswith(_FORMATS[name][0]) for name in _COUNTED)
 
 
 def format_of(path: str):

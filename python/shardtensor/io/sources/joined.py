@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 
@@ -13,24 +13,57 @@ from shardtensor.io.sources.source import Box, Source
 
 class Joined(Source):
     def __init__(self, sources: Sequence[Source]):
-        first = sources[0]
-        for index, source in enumerate(sources):
+        super().__init__({})
+        self._sources = sources
+        if self.counted:
+            self._join()
+
+    @property
+    def counted(self) -> bool:
+        return all(source.counted for source in self._sources)
+
+    def count(self, part: int, parts: int) -> list:
+        return [
+            None if source.counted else source.count(part, parts)
+            for source in self._sources
+        ]
+
+    def found(self, counts: Sequence) -> None:
+        for index, source in enumerate(self._sources):
+            if not source.counted:
+                source.found([each[index] for each in counts])
+        if self.counted:
+            self._join()
+
+    def _join(self):
+        first = self._sources[0]
+        for index, source in enumerate(self._sources):
             told = source.shape[1:], source.dtype, source.dims
             if told != (first.shape[1:], first.dtype, first.dims) or not source.shape:
                 raise ValueError(
                     f"file {index} has shape {source.shape} of {source.dtype}, file 0 "
                     f"{first.shape} of {first.dtype}: only the first dim may differ"
                 )
-        super().__init__(first.attributes)
-        self._sources = sources
+        self.attributes = _alike([source.attributes for source in self._sources])
         self._begins = list(
-            itertools.accumulate((s.shape[0] for s in sources), initial=0)
+            itertools.accumulate((s.shape[0] for s in self._sources), initial=0)
         )
         self.shape = (self._begins.pop(), *first.shape[1:])
-        self.dtype, self.dims, self.whole = first.dtype, first.dims, first.whole
-        self.chunks = first.chunks
+        self.dtype, self.dims, self.chunks = first.dtype, first.dims, first.chunks
+        self.whole = any(source.whole for source in self._sources)
+
+    @property
+    def value_dtype(self) -> numpy.dtype:
+        return numpy.result_type(*(source.value_dtype for source in self._sources))
 
     def read(self, box: Box) -> numpy.ndarray:
+        return self._of_each(lambda source, part: source.read(part), box)
+
+    def values(self, box: Box) -> numpy.ndarray:
+        """Each file has a scale and offset of its own."""
+        return self._of_each(lambda source, part: source.values(part), box)
+
+    def _of_each(self, read: Callable, box: Box) -> numpy.ndarray:
         rows = range(*box[0].indices(self.shape[0]))
         parts = []
         for source, begin in zip(self._sources, self._begins, strict=True):
@@ -39,8 +72,8 @@ class Joined(Source):
             inside = rows[_position(rows, begin) : _position(rows, end)]
             if len(inside):
                 local = slice(inside[0] - begin, inside[-1] + 1 - begin, rows.step)
-                parts.append(source.read((local, *box[1:])))
-        return numpy.concatenate(parts) if parts else self._sources[0].read(box)
+                parts.append(read(source, (local, *box[1:])))
+        return numpy.concatenate(parts) if parts else read(self._sources[0], box)
 
     def close(self) -> None:
         for source in self._sources:
@@ -57,11 +90,23 @@ class Joined(Source):
     def chunk_begins(self, dim: int) -> Sequence[int]:
         if dim != 0:
             return self._sources[0].chunk_begins(dim)
+        if not any(source.chunks for source in self._sources):
+            return range(self.shape[0])
         return [
             begin + inner
             for source, begin in zip(self._sources, self._begins, strict=True)
             for inner in source.chunk_begins(0)
         ]
+
+
+def _alike(attributes: Sequence[dict]) -> dict:
+    """Those that are the same in all files."""
+    first, *others = attributes
+    return {
+        key: value
+        for key, value in first.items()
+        if all(repr(other.get(key)) == repr(value) for other in others)
+    }
 
 
 class JoinedTimes:

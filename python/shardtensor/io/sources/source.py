@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-if TYPE_CHECKING:
-    import numpy
+import numpy
+
+from shardtensor.io import cf
 
 Box = tuple[slice, ...]  # one slice per dim, steps positive, within the shape
 
@@ -20,12 +21,33 @@ class Source:
     dims: tuple[str, ...] | None = None
     # Whether any box costs reading the whole file.
     whole = False
+    # Whether shape and dtype are known. Where they are not, every rank counts its
+    # part, in as many rounds as it takes, and learns what all have found.
+    counted = True
 
     def __init__(self, attributes: Mapping):
         self.attributes = {key: _plain(value) for key, value in attributes.items()}
 
+    def count(self, part: int, parts: int) -> object:
+        return None
+
+    def found(self, counts: Sequence) -> None:
+        """What `count` has returned for each part."""
+
     def read(self, box: Box) -> numpy.ndarray:
         raise NotImplementedError
+
+    @functools.cached_property
+    def decoding(self) -> cf.Decoding:
+        return cf.decoding(self.dtype, self.attributes)
+
+    @property
+    def value_dtype(self) -> numpy.dtype:
+        return self.decoding.dtype
+
+    def values(self, box: Box) -> numpy.ndarray:
+        """What the numbers that are stored stand for."""
+        return self.decoding(self.read(box))
 
     def close(self) -> None:
         """Before the file is written to."""
@@ -36,9 +58,15 @@ class Source:
         return None
 
     def chunk_begins(self, dim: int) -> Sequence[int]:
-        """Where chunks begin along `dim`, ascending."""
-        extent = self.shape[dim]
-        return range(0, extent, self.chunks[dim] if self.chunks else max(extent, 1))
+        """Where chunks begin along `dim`, ascending; any row where there are none."""
+        return range(0, self.shape[dim], self.chunks[dim] if self.chunks else 1)
+
+
+def rows_of_box(rows: Callable[[int, int], numpy.ndarray], box: Box):
+    """The box, from what reads whole rows [begin, end)."""
+    first, *others = box
+    values = rows(first.start, first.stop)
+    return values[(slice(None, None, first.step), *others)].copy()
 
 
 def _plain(value):
