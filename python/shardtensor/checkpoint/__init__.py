@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import MutableMapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import torch.distributed as dist
@@ -32,6 +32,7 @@ __all__ = [
 
 Folder = str | os.PathLike
 _groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+_under_way: list[Future] = []  # the last async_save
 
 
 def save(
@@ -43,7 +44,8 @@ def save(
     all ranks. Every rank writes its own pieces; all ranks take part.
 
     A checkpoint appears when it is complete: whenever the job is killed, those
-    before it can be loaded. `keep` deletes all but the newest ones then."""
+    before it can be loaded. `keep` of them stay then, this one and those of the
+    highest steps."""
     writer = _writer(folder, step, keep)
     with _explained():
         dcp.save(stateful(state), storage_writer=writer)
@@ -53,14 +55,19 @@ def async_save(
     state: MutableMapping, folder: Folder, step: int, *, keep: int | None = None
 ) -> Future:
     """The same beside the training, of a copy that is made before it returns.
-    result() of what it returns waits for the end, and raises what went wrong.
-    One at a time. Communication: on a group of its own, of gloo."""
-    return dcp.async_save(
+    result() of what it returns waits for the end, and raises what went wrong. An
+    earlier one is waited for: two would mix their messages. Communication: on a
+    group of its own, of gloo."""
+    writer = _writer(folder, step, keep)
+    wait(_under_way)
+    running = dcp.async_save(
         stateful(state),
-        storage_writer=_writer(folder, step, keep),
+        storage_writer=writer,
         async_stager=Stager(),
         process_group=_own_group(),
     )
+    _under_way[:] = [running]
+    return _explained_later(running)
 
 
 def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
@@ -110,12 +117,39 @@ def _explained():
     except CheckpointException as error:
         rank, failure = min(error.failures.items(), key=lambda item: item[0])
         inner = failure[0] if isinstance(failure, tuple) else failure
-        kind = type(inner) if type(inner) in (OSError, ValueError) else RuntimeError
-        raise kind(f"{inner} (on rank {rank})") from error
+        raise _kind(inner)(f"{_text(inner)} (on rank {rank})") from error
     except RuntimeError as error:  # of the process group: others are in the one above
         rank = dist.get_rank() if dist.is_initialized() else 0
         lost = f"checkpoint: rank {rank} does not reach the others: {error}"
         raise RuntimeError(lost) from error
+
+
+_OF_METADATA = "metadata is None; global metadata read failed: "  # DCP's words
+
+
+def _text(error):
+    return str(error).removeprefix(_OF_METADATA)
+
+
+def _kind(error):
+    if str(error).startswith(_OF_METADATA):
+        return OSError
+    kinds = (kind for kind in (OSError, ValueError) if isinstance(error, kind))
+    return next(kinds, RuntimeError)
+
+
+def _explained_later(running: Future) -> Future:
+    explained: Future = Future()
+
+    def settle(_):
+        try:
+            with _explained():
+                explained.set_result(running.result())
+        except Exception as error:  # noqa: BLE001  whatever it is, result() raises it
+            explained.set_exception(error)
+
+    running.add_done_callback(settle)
+    return explained
 
 
 def _own_group():

@@ -25,8 +25,12 @@ def full_tensors(state: nn.Module | Mapping) -> Iterator[tuple[str, torch.Tensor
     one after the other: no rank holds more than one beside its own. All ranks go
     through all of them. Communication: one gather for each that is cut."""
     for name, value in _named(state):
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        yield name, whole.detach().cpu()
+        yield name, _whole(value)  # not kept here while the next one is made
+
+
+def _whole(value):
+    whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole.detach().cpu()
 
 
 def export(state: nn.Module | Mapping, path: str | os.PathLike) -> None:
@@ -40,8 +44,8 @@ def export(state: nn.Module | Mapping, path: str | os.PathLike) -> None:
         file.write(header)
     for _, whole in full_tensors(dict(named)):
         if file and whole.numel():
-            data = whole.contiguous().view(-1).view(torch.uint8).numpy()
-            file.write(data.data)
+            file.write(whole.contiguous().view(-1).view(torch.uint8).numpy().data)
+        del whole  # before the next one comes
     problem = [file.finish() if file else None]
     if dist.is_initialized():
         dist.broadcast_object_list(problem, 0)

@@ -25,6 +25,8 @@ from shardtensor.checkpoint.reading import Item, read_tensor
 
 WRITING = ".writing"  # a folder that a save has not finished
 REPLACED = ".replaced"  # the folder that one takes the place of
+METADATA = ".metadata"  # DCP's name for what makes a checkpoint complete
+_MARK = b"crc32c: "
 
 
 class Writer(FileSystemWriter):
@@ -54,6 +56,7 @@ class Writer(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list]) -> None:
         """On one rank, when all have written."""
         super().finish(metadata, results)
+        _seal(self.path / METADATA)
         old = self.folder.with_name(self.folder.name + REPLACED)
         if self.folder.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -62,8 +65,16 @@ class Writer(FileSystemWriter):
         _flush(self.folder.parent)
         shutil.rmtree(old, ignore_errors=True)
         if self.keep is not None:
-            for number in steps(self.folder.parent)[: -self.keep]:
-                shutil.rmtree(find(self.folder.parent, number))
+            self._remove_others(self.keep - 1)
+
+    def _remove_others(self, kept: int) -> None:
+        """All but the newest; this one stays, after which steps may have been more."""
+        parent = self.folder.parent
+        found = [find(parent, number) for number in steps(parent)]
+        others = [path for path in found if path != self.folder]
+        for path in others[: max(len(others) - kept, 0)]:
+            (path / METADATA).unlink()  # a job killed here leaves nothing half there
+            shutil.rmtree(path)
 
 
 class _Checksums:
@@ -96,6 +107,16 @@ class _Counted(io.RawIOBase):
 class Reader(FileSystemReader):
     """Compares each item's checksum, and names the file that is missing or
     damaged. What is wanted of a tensor goes to its place by piece, see reading.py."""
+
+    def read_metadata(self) -> Metadata:  # without DCP's ways to other files
+        path = Path(self.path) / METADATA
+        try:
+            _check_seal(path)
+            return super().read_metadata()
+        except FileNotFoundError as error:
+            raise OSError(f"checkpoint: {path} is missing") from error
+        except Exception as error:
+            raise OSError(f"checkpoint: {path} is damaged: {error}") from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[str, list[ReadItem]] = {}
@@ -139,9 +160,32 @@ def _is_changed(told):
     return bool(getattr(told, "transform_descriptors", None))
 
 
+def _seal(path: Path) -> None:
+    """Adds a checksum, behind what DCP's own reader looks at."""
+    with open(path, "r+b") as file:
+        file.write(_MARK + _sum(file.read()))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_seal(path: Path) -> None:
+    """DCP itself writes none."""
+    data = path.read_bytes()
+    at = len(data) - len(_MARK) - 4
+    if at > 0 and data[at:-4] == _MARK and data[-4:] != _sum(data[:at]):
+        raise OSError(_OTHER_SUM)
+
+
+def _sum(data: bytes) -> bytes:
+    return _C.crc32c(data).to_bytes(4, "little")
+
+
+_OTHER_SUM = "its checksum is not that of what was written"
+
+
 def _check(item, told):
     if hasattr(told, "crc32c") and item.crc32c() != told.crc32c:
-        raise OSError("its checksum is not that of what was written")
+        raise OSError(_OTHER_SUM)
 
 
 def steps(folder: Path) -> list[int]:
@@ -149,7 +193,7 @@ def steps(folder: Path) -> list[int]:
     found = set()
     for path in folder.glob("step_*") if folder.exists() else ():
         number = path.name.removeprefix("step_").removesuffix(REPLACED)
-        if number.isdigit() and (path / ".metadata").exists():
+        if number.isdigit() and (path / METADATA).exists():
             found.add(int(number))
     return sorted(found)
 

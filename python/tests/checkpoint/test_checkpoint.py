@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -288,10 +290,30 @@ def test_whole_tensors_stream_into_one_file(mesh, tmp_path):
         checkpoint.export({"x": torch.zeros(1, dtype=torch.complex64)}, path)
 
 
+@ranks(2)
+def test_a_rank_holds_one_whole_tensor_at_a_time(mesh, tmp_path):
+    def export(rows):
+        whole = torch.ones(rows, 1 << 20)
+        fields = {str(i): shard(whole, mesh, [Shard(0)]) for i in range(4)}
+        del whole
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        checkpoint.export(fields, tmp_path / "a.safetensors")
+        return resident("VmHWM") - before
+
+    export(2)
+    assert 30 < export(8) < 60  # MiB; a tensor has 32
+
+
+def resident(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+
 # ---- what goes wrong --------------------------------------------------------
 
 
-def save_and_die(folder, point):
+def save_and_die(folder, point, victim=0, save=checkpoint.save):
     """The job is killed at some point of its second save."""
     mesh = init_device_mesh("cpu", (2,))
     x = shard(torch.arange(6.0), mesh, [Shard(0)])
@@ -302,13 +324,19 @@ def save_and_die(folder, point):
         """At the n-th call of a function that a save makes."""
         if event == "call" and "checkpoint" in frame.f_code.co_filename:
             calls["count"] += 1
-            if dist.get_rank() == 0 and calls["count"] == point:
+            if dist.get_rank() == victim and calls["count"] == point:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    threading.setprofile(die)
     sys.setprofile(die)
-    checkpoint.save({"x": x + 1, "step": 2}, folder, 1 if point % 2 else 2)
+    save({"x": x + 1, "step": 2}, folder, 1 if point % 2 else 2)
     sys.setprofile(None)
+    threading.setprofile(None)
     return calls["count"]
+
+
+def save_beside(*args):
+    checkpoint.async_save(*args).result()
 
 
 def load_after(folder):
@@ -320,18 +348,29 @@ def load_after(folder):
     return step, state["step"]
 
 
-def test_a_killed_job_leaves_a_checkpoint(tmp_path):
-    (whole,) = {o.value for o in run_isolated(2, save_and_die, tmp_path / "a", 0)[:1]}
+@pytest.mark.parametrize(
+    "victim, save",
+    [
+        (0, checkpoint.save),
+        pytest.param(1, checkpoint.save, marks=pytest.mark.tail),
+        pytest.param(0, save_beside, marks=pytest.mark.tail),
+        pytest.param(1, save_beside, marks=pytest.mark.tail),
+    ],
+    ids=["first", "last", "first beside", "last beside"],
+)
+def test_a_killed_job_leaves_a_checkpoint(tmp_path, victim, save):
+    whole = run_isolated(2, save_and_die, tmp_path, 0, victim, save)[victim].value
     assert whole > 100
     seen = set()
     for point in (1, whole // 3, whole // 2, whole * 3 // 4, whole - 9, whole - 2):
         folder = tmp_path / str(point)
-        outcomes = run_isolated(2, save_and_die, folder, point, group_timeout=3.0)
-        assert outcomes[0].kind == "died", outcomes
+        job = (save_and_die, folder, point, victim, save)
+        outcomes = run_isolated(2, *job, group_timeout=3.0)
+        assert outcomes[victim].kind == "died", outcomes
         (outcome,) = run_isolated(1, load_after, folder)
         assert outcome.kind == "ok", outcome.text
         seen.add(outcome.value[1])
-    assert seen == {1, 2}
+    assert seen == {1, 2} if victim == 0 else seen <= {1, 2}
 
 
 @ranks(2)
@@ -361,6 +400,13 @@ def test_a_missing_or_damaged_file_is_named(mesh, tmp_path):
     if dist.get_rank() == 0:
         file.unlink()
     assert text() == f"checkpoint: {file} is missing (on rank 1)"
+    file = file.with_name(".metadata")
+    data = file.read_bytes()
+    change(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    assert f"{file} is damaged: its checksum is not" in text()
+    for part in (data[: len(data) // 2], b""):
+        change(part)
+        assert f"{file} is damaged: " in text()
 
 
 @ranks(1, 2)
@@ -379,6 +425,48 @@ def test_what_is_not_there_and_what_does_not_fit(mesh, tmp_path):
     for arguments in ((-1,), (1, 0)):
         with pytest.raises(ValueError, match="checkpoint: expected"):
             checkpoint.save({}, tmp_path, arguments[0], keep=(*arguments, None)[1])
+
+
+@ranks(1, 2)
+def test_what_was_just_saved_is_kept(mesh, tmp_path):
+    """Also by a job that went back to an earlier step."""
+    x = shard(torch.zeros(4), mesh, [Shard(0)])
+    for step in (10, 20, 30):
+        checkpoint.save({"x": x}, tmp_path, step)
+    for step, keep, expected in ((5, 3, [5, 20, 30]), (15, 2, [15, 30]), (2, 1, [2])):
+        checkpoint.save({"x": x + step}, tmp_path, step, keep=keep)
+        dist.barrier()
+        assert checkpoint.steps(tmp_path) == expected
+        dist.barrier()
+    assert checkpoint.load({"x": x}, tmp_path) == 2
+    assert_close(x, torch.full((4,), 2.0))
+
+
+@ranks(1, 2)
+def test_saves_beside_the_training_come_one_after_the_other(mesh, tmp_path):
+    x = shard(torch.arange(4.0), mesh, [Shard(0)])
+    running = [
+        checkpoint.async_save({"x": x + step}, tmp_path, step) for step in range(6)
+    ]
+    for future in running:
+        future.result()
+    dist.barrier()
+    assert checkpoint.steps(tmp_path) == list(range(6))
+    for step in range(6):
+        assert checkpoint.load({"x": x}, tmp_path, step) == step
+        assert_close(x, torch.arange(4.0) + step)
+
+
+@ranks(1, 2)
+def test_a_save_beside_the_training_says_what_went_wrong(mesh, tmp_path):
+    x = shard(torch.zeros(4), mesh, [Shard(0)])
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Not a directory.* \\(on rank 0\\)"):
+        checkpoint.save({"x": x}, tmp_path / "file", 1)
+    future = checkpoint.async_save({"x": x}, tmp_path / "file", 1)
+    with pytest.raises(OSError, match="Not a directory.* \\(on rank 0\\)"):
+        future.result()
+    checkpoint.async_save({"x": x}, tmp_path, 1).result()
 
 
 # ---- torch.save -------------------------------------------------------------
