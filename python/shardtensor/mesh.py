@@ -119,3 +119,11 @@ def cell_faces(
     faces with fewer, seen from outside the first cell, and the cells on either side
     (F, 2), -1 where there is no second. Cells are numbered kind after kind."""
     return _ops.cell_faces(list(cells.values()), list(cells), points)
+
+
+def merge_corners(corners: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mesh from cells that each have corners of their own, (C, corners, D), as STL
+    files say: (points, cells). Equal corners become one point; points stand in the
+    order in which they come first. Cut corners give both cut by all axes, and no rank
+    holds all. Not differentiable."""
+    return _ops.merge_corners(corners)

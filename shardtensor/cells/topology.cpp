@@ -71,7 +71,7 @@ void check_block(
       cells.sizes(),
       " of ",
       cells.scalar_type());
-  check_index(op, cells, 0, points);
+  check_planned_index(op, cells, 0, points);
 }
 
 Tensor cut_by_all(const Tensor& cells, const MeshPtr& mesh) {

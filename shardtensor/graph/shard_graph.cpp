@@ -13,7 +13,7 @@
 
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/layout/reduced_spec.h"
@@ -113,7 +113,7 @@ class NodeNumbers {
   explicit NodeNumbers(const Tensor& nodes)
       : mesh_(spec(nodes)->mesh()),
         chunks_(Partition::chunked(nodes.size(0), mesh_->ranks())) {
-    check_index(kOp, nodes, 0, nodes.size(0));
+    check_planned_index(kOp, nodes, 0, nodes.size(0));
     const auto old = to_local(nodes.detach()).cpu();
     const auto begin = spec(nodes)->interval(0).begin;
     const Route route(pieces_of(old, chunks_), mesh_->group());
@@ -178,7 +178,7 @@ std::pair<Edges, int64_t> interior_first(
 
 /// How many each rank has.
 Partition pieces_by_counts(int64_t own, const Mesh& mesh) {
-  const auto all = all_gather_v(
+  const auto all = all_gather_rows(
       at::full({1}, own, at::kLong), 0, Numbers(mesh.ranks(), 1), mesh.group());
   const auto* const counts = all.const_data_ptr<int64_t>();
   return Partition(Numbers(counts, counts + all.numel()));
@@ -224,8 +224,8 @@ ShardGraph::ShardGraph(
   check_edges(edge_index, mesh);
 
   const auto given = cut_edges(edge_index, mesh);
-  check_index(kOp, given.select(0, 0), 0, sources.size(0));
-  check_index(kOp, given.select(0, 1), 0, targets.size(0));
+  check_planned_index(kOp, given.select(0, 0), 0, sources.size(0));
+  check_planned_index(kOp, given.select(0, 1), 0, targets.size(0));
   const auto ends = to_local(given).cpu();
   const NodeNumbers target_numbers(targets);
   const auto source_numbers = sources.is_same(targets)

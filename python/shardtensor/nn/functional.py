@@ -2,6 +2,7 @@
 
 from shardtensor.nn.natten import register_natten
 from shardtensor.nn.neighborhood import neighborhood_attention
+from shardtensor.nn.physicsnemo import register_physicsnemo
 from shardtensor.nn.points import (
     ball_query,
     devoxelize,
@@ -28,6 +29,7 @@ __all__ = [
     "partition_points",
     "radius_search",
     "register_natten",
+    "register_physicsnemo",
     "signed_distance_field",
     "voxelize",
 ]

@@ -31,12 +31,14 @@ def radius_search(
     return_points: bool = False,
     *,
     index_dtype: torch.dtype | None = None,
+    return_counts: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The points within `radius` of each query, nearest first: indices, then, as
-    asked for, points and distances. With `max_points` the nearest of them, ([B,] M,
-    max_points), zeros in unused slots; without, all pairs: indices (2, pairs) of
-    query and point, (3, pairs) with the batch entry before them. Indices are int64, or
-    of `index_dtype`: int32, as PhysicsNeMo gives them."""
+    asked for, points, distances and numbers of neighbours ([B,] M). With `max_points`
+    the nearest of them, ([B,] M, max_points), zeros in unused slots; without, all
+    pairs: indices (2, pairs) of query and point, (3, pairs) with the batch entry
+    before them. Indices and numbers are int64, or of `index_dtype`: int32, as
+    PhysicsNeMo gives them."""
     found = _ops.radius_search(
         points,
         queries,
@@ -45,6 +47,7 @@ def radius_search(
         return_dists,
         return_points,
         index_dtype,
+        return_counts,
     )
     return found[0] if len(found) == 1 else tuple(found)
 

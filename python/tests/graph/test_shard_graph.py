@@ -191,6 +191,26 @@ def test_owners_by_metis(mesh):
 
 
 @ranks(2, 3)
+def test_metis_itself_cuts_few_edges(mesh):
+    pytest.importorskip("pymetis")
+    side = 12
+    number = torch.randperm(side * side).view(side, side)
+    pairs = ((number[1:], number[:-1]), (number[:, 1:], number[:, :-1]))
+    edges = torch.cat([torch.stack([a.flatten(), b.flatten()]) for a, b in pairs], 1)
+    cut = shard(edges, mesh, [Shard(1)])
+    nodes = partition_nodes(mesh, edge_index=cut, nodes=side * side)
+    even = side * side / mesh.size()
+    assert max(nodes._spec.partition(0).sizes) <= 1.1 * even
+    owners = torch.empty(side * side)
+    for rank, piece in enumerate(
+        nodes.full_tensor().split(nodes._spec.partition(0).sizes)
+    ):
+        owners[piece] = rank
+    crossing = int((owners[edges[0]] != owners[edges[1]]).sum())
+    assert crossing <= 1.5 * side * (mesh.size() - 1)
+
+
+@ranks(2, 3)
 def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
     def part_graph(parts, xadj, adjncy):
         raise RuntimeError("out of memory")
@@ -210,15 +230,23 @@ def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
         del sys.modules["pymetis"]
 
 
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("wrong", [NODES, -1])
+def test_an_edge_to_nowhere_is_the_same_error_everywhere(mesh, wrong):
+    nodes = partition_nodes(mesh, owners=owner_lists(mesh)[0])
+    for row in (0, 1):
+        edges = torch.randint(NODES, (2, EDGES))
+        edges[row, -1] = wrong
+        for given in (edges, shard(edges, mesh, on_all(Shard(1), mesh))):
+            told = f"ShardGraph: index {wrong} is out of bounds"
+            with pytest.raises(IndexError, match=told):
+                ShardGraph(given, nodes)
+
+
 @ranks(2, 3)
 def test_what_is_no_graph_is_the_same_error_everywhere(mesh):
     edges = torch.randint(NODES, (2, EDGES))
     nodes = partition_nodes(mesh, owners=owner_lists(mesh)[0])
-    for row, text in ((0, "index 9 is out of bounds"), (1, "index 9 is out")):
-        wrong = edges.clone()
-        wrong[row, -1] = NODES
-        with pytest.raises(IndexError, match=text):
-            ShardGraph(shard(wrong, mesh, [Shard(1)]), nodes)
     twice = torch.arange(NODES)
     twice[0] = 1
     with pytest.raises(ValueError, match="each of 9 nodes once"):

@@ -11,7 +11,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/rules/points/query_set.h"
 
 namespace shardtensor::detail {
@@ -112,7 +112,7 @@ Mail address(
 /// One number for each rank and batch entry goes there: (ranks, B).
 Tensor swap_counts(const Tensor& counts, const CloudPieces& cloud) {
   const Numbers one(cloud.rows.size(), 1);
-  return all_to_all_v(counts, 0, one, one, cloud.group);
+  return all_to_all_rows(counts, 0, one, one, cloud.group);
 }
 
 Numbers row_sums(const Tensor& counts) {
@@ -174,12 +174,13 @@ class ByBoxes {
       }
     }
     came_ = swap_counts(sent_, cloud_);
-    guests_ = all_to_all_v(
+    guests_ = all_to_all_rows(
         at::cat(rows), 0, mail_.splits, row_sums(came_), cloud_.group);
   }
 
   Tensor send_back(const Tensor& rows) {
-    return all_to_all_v(rows, 0, row_sums(came_), mail_.splits, cloud_.group);
+    return all_to_all_rows(
+        rows, 0, row_sums(came_), mail_.splits, cloud_.group);
   }
 
   void answer_nearest() {
@@ -221,9 +222,9 @@ class ByBoxes {
     const auto get = row_sums(theirs);
     const auto all_counts = send_back(at::cat(counts));
     const auto all_squares =
-        all_to_all_v(at::cat(squares), 0, give, get, cloud_.group);
+        all_to_all_rows(at::cat(squares), 0, give, get, cloud_.group);
     const auto all_rows =
-        all_to_all_v(at::cat(rows), 0, give, get, cloud_.group);
+        all_to_all_rows(at::cat(rows), 0, give, get, cloud_.group);
     int64_t query = 0;
     each_part(theirs, [&](int64_t rank, int64_t entry, int64_t b, int64_t n) {
       const auto& places = mail_.places[rank][entry];
@@ -259,7 +260,7 @@ RankBoxes gather_boxes(
     const CloudPieces& cloud) {
   const Numbers one(cloud.rows.size(), 1);
   const auto own = at::stack({box_of(points), box_of(queries)});
-  const auto all = all_gather_v(own.unsqueeze(0), 0, one, cloud.group);
+  const auto all = all_gather_rows(own.unsqueeze(0), 0, one, cloud.group);
   return {all.select(1, 0).contiguous(), all.select(1, 1).contiguous()};
 }
 

@@ -48,10 +48,10 @@ void check_operands(
       points.scalar_type(),
       " and ",
       queries.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      points.device().is_cpu() && queries.device().is_cpu(),
+  TORCH_CHECK_VALUE(
+      points.device() == queries.device(),
       op,
-      ": expected points and queries on the CPU, got ",
+      ": expected points and queries on one device, got ",
       points.device(),
       " and ",
       queries.device());

@@ -24,11 +24,11 @@ struct Neighbours {
   std::vector<Pairs> pairs; // else, one for each batch entry
 };
 
-/// Of this rank's points (B, N, D) and queries (B, M, D), contiguous, on CPUs.
-/// Seen neither by autograd nor by a compiler. Communication: none where one
-/// rank has all points; Ring: one message each way per other rank of the
-/// cloud's group; Boxes: two small all-gathers, then queries and answers
-/// between ranks whose points are near the other's queries.
+/// Of this rank's points (B, N, D) and queries (B, M, D), contiguous, on one
+/// device. Seen neither by autograd nor by a compiler. Communication: none
+/// where one rank has all points; Ring, and on devices always: one message each
+/// way per other rank of the cloud's group; Boxes: two small all-gathers, then
+/// queries and answers between ranks whose points are near the other's queries.
 Neighbours find_neighbours(
     const at::Tensor& points,
     const at::Tensor& queries,

@@ -15,7 +15,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/points/curve.h"
@@ -186,16 +186,16 @@ class Partitioner {
     const Numbers one(mesh_->ranks(), 1);
     const auto counts = at::bincount(owners, {}, mesh_->ranks());
     const auto& group = mesh_->group();
-    const auto come = all_to_all_v(counts, 0, one, one, group);
+    const auto come = all_to_all_rows(counts, 0, one, one, group);
     const auto move = [&](const Tensor& x) {
-      return all_to_all_v(
+      return all_to_all_rows(
           x.index_select(0, order), 0, numbers(counts), numbers(come), group);
     };
     const auto places = move(at::stack({codes, rows_}, 1));
     const auto points = move(points_);
     const auto own = along(places);
     const Partition pieces(
-        numbers(all_gather_v(come.sum(0, true), 0, one, group)));
+        numbers(all_gather_rows(come.sum(0, true), 0, one, group)));
     auto sizes = layout_->sizes();
     const auto rows = places.select(1, 1).index_select(0, own);
     return {

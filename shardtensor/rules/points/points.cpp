@@ -46,6 +46,16 @@ List list_of(const std::vector<Pairs>& pairs, const Tensor& queries) {
   return {at::cat(entries), at::cat(places), at::cat(rows), at::cat(squares)};
 }
 
+/// (B, M): how many pairs each query has.
+Tensor counts_of(const std::vector<Pairs>& pairs, const Tensor& queries) {
+  std::vector<Tensor> counts{
+      at::zeros({0}, queries.options().dtype(at::kLong))};
+  for (const auto& own : pairs) {
+    counts.push_back(own.counts);
+  }
+  return at::cat(counts).view({queries.size(0), queries.size(1)});
+}
+
 /// The root, whose derivatives are zero at zero.
 Tensor distances_of(
     const LocalCall& call,
@@ -59,10 +69,11 @@ Tensor distances_of(
   return squares.masked_fill(none, 1).sqrt().masked_fill(none, 0);
 }
 
-/// Points, then distances, as asked for.
+/// Points, then distances, then numbers of neighbours, as asked for.
 struct Extras {
   bool distances = false;
   bool points = false;
+  bool counts = false;
 };
 std::vector<Tensor> extras_of(
     const LocalCall& call,
@@ -152,6 +163,9 @@ std::vector<Tensor> padded_search(
   for (const auto& extra : extras_of(operands.local(), list, extras)) {
     results.push_back(extra);
   }
+  if (extras.counts) {
+    results.push_back(list.rows.ge(0).sum(-1));
+  }
   for (auto& result : results) {
     result = operands.beside_queries(result);
   }
@@ -163,11 +177,15 @@ std::vector<Tensor> ragged_search(
     const Wanted& wanted,
     const Extras& extras) {
   const auto& call = operands.local();
-  const auto list = list_of(search(call, wanted).pairs, call.queries);
+  const auto pairs = search(call, wanted).pairs;
+  const auto list = list_of(pairs, call.queries);
   const auto layout = list_layout(operands, list.rows.numel());
   std::vector<Tensor> results{as_list(pair_indices(operands, list), 1, layout)};
   for (const auto& extra : extras_of(call, list, extras)) {
     results.push_back(as_list(extra, 0, layout));
+  }
+  if (extras.counts) {
+    results.push_back(operands.beside_queries(counts_of(pairs, call.queries)));
   }
   return results;
 }
@@ -181,7 +199,8 @@ std::tuple<Tensor, Tensor> knn(
   const CommScope scope("shardtensor::knn");
   const NeighbourCall operands(kKnnOp, points, queries);
   check_k(kKnnOp, k, points);
-  const auto found = padded_search(operands, {k, std::nullopt}, {true, false});
+  const auto found = padded_search(
+      operands, {k, std::nullopt}, {/*distances=*/true, false, false});
   return {found[0], found[1]};
 }
 
@@ -192,7 +211,8 @@ std::vector<Tensor> radius_search(
     std::optional<int64_t> max_points,
     bool return_dists,
     bool return_points,
-    std::optional<at::ScalarType> index_dtype) {
+    std::optional<at::ScalarType> index_dtype,
+    bool return_counts) {
   const CommScope scope("shardtensor::radius_search");
   const NeighbourCall operands(
       kRadiusOp, points, queries, /*whole_queries=*/!max_points);
@@ -206,10 +226,13 @@ std::vector<Tensor> radius_search(
       dtype,
       ", expected int64 or int32");
   const Wanted wanted{max_points, radius};
-  const Extras extras{return_dists, return_points};
+  const Extras extras{return_dists, return_points, return_counts};
   auto found = max_points ? padded_search(operands, wanted, extras)
                           : ragged_search(operands, wanted, extras);
-  found[0] = found[0].to(dtype);
+  found.front() = found.front().to(dtype);
+  if (return_counts) {
+    found.back() = found.back().to(dtype);
+  }
   return found;
 }
 

@@ -30,14 +30,15 @@ std::tuple<at::Tensor, at::Tensor> knn(
     int64_t k);
 
 /// The points within `radius` of each query. First the indices, then, as asked
-/// for, the points and the distances:
+/// for, the points, the distances and the number of neighbours of each query,
+/// ([B,] M), at most max_points:
 ///
 /// - with max_points its nearest max_points, ([B,] M, max_points), and zeros
 ///   where it has fewer;
 /// - without, all pairs, query by query: indices (2, pairs), of the query and
 ///   of the point, or (3, pairs) with the batch entry before them.
 ///
-/// Indices are of `index_dtype`, int64 or int32.
+/// Indices and numbers are of `index_dtype`, int64 or int32.
 ///
 /// Example: points 0, 1 and 4 on a line, queries 2 and 4, radius 1: all pairs
 /// are (0, 1) and (1, 2); with max_points = 2 indices are {1, 0} and {2, 0}.
@@ -48,6 +49,7 @@ std::vector<at::Tensor> radius_search(
     std::optional<int64_t> max_points = std::nullopt,
     bool return_dists = false,
     bool return_points = false,
-    std::optional<at::ScalarType> index_dtype = std::nullopt);
+    std::optional<at::ScalarType> index_dtype = std::nullopt,
+    bool return_counts = false);
 
 } // namespace shardtensor

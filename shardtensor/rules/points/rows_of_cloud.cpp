@@ -6,7 +6,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -76,12 +76,13 @@ Tensor fetch(
     wanted.push_back(cuts[rank + 1] - cuts[rank]);
   }
   const Numbers one(wanted.size(), 1);
-  const auto asked = host_numbers(all_to_all_v(
+  const auto asked = host_numbers(all_to_all_rows(
       at::tensor(wanted, places.options()), 0, one, one, cloud.group));
-  const auto asked_places = all_to_all_v(places, 0, wanted, asked, cloud.group);
+  const auto asked_places =
+      all_to_all_rows(places, 0, wanted, asked, cloud.group);
   const auto given =
       piece.flatten(0, 1).index_select(0, asked_places.sub(begins[cloud.rank]));
-  return all_to_all_v(given, 0, asked, wanted, cloud.group);
+  return all_to_all_rows(given, 0, asked, wanted, cloud.group);
 }
 
 /// Which rows ranks ask each other for is nothing that a compiler knows: it
@@ -95,7 +96,7 @@ Tensor rows_of_whole(
   for (const auto& own : cloud.rows) {
     sizes.push_back(own.extent());
   }
-  const auto whole = all_gather_v(piece, 1, sizes, cloud.group);
+  const auto whole = all_gather_rows(piece, 1, sizes, cloud.group);
   const auto places = entries.mul(cloud.points()).add(rows);
   return rows_at(whole, places.masked_fill(rows.lt(0), -1));
 }

@@ -6,12 +6,14 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/points/neighbour_call.h"
 #include "shardtensor/tensor/keys.h"
@@ -80,6 +82,9 @@ class FarthestPoints {
 
   /// After each point's distance to the chosen one is taken into account.
   Tensor farthest_from(const Tensor& chosen) {
+    if (!points_.is_cpu()) {
+      return farthest_on_device(chosen);
+    }
     auto proposal = no_proposal();
     AT_DISPATCH_FLOATING_TYPES(points_.scalar_type(), kSamplingOp, [&] {
       for (int64_t entry = 0; entry < points_.size(0); ++entry) {
@@ -88,6 +93,30 @@ class FarthestPoints {
       }
     });
     return proposal;
+  }
+
+  /// By operators, in the order of the loops below: the same bits.
+  Tensor farthest_on_device(const Tensor& chosen) {
+    if (points_.size(1) == 0) {
+      return no_proposal();
+    }
+    Tensor sum;
+    for (int64_t dim = 0; dim < points_.size(2); ++dim) {
+      const auto from = chosen.narrow(1, 2 + dim, 1).to(points_.scalar_type());
+      const auto away = points_.select(2, dim).sub(from);
+      const auto square = away.mul(away);
+      sum = dim == 0 ? square : sum.add_(square);
+    }
+    squares_ = at::minimum(squares_, sum);
+    const auto best =
+        squares_.argmax(1, /*keepdim=*/true); // of equal ones the first
+    const auto points =
+        points_.gather(1, best.unsqueeze(2).expand({-1, -1, points_.size(2)}));
+    return at::cat(
+        {squares_.gather(1, best).to(at::kDouble),
+         best.add(cloud_.own().begin).to(at::kDouble),
+         points.squeeze(1).to(at::kDouble)},
+        1);
   }
 
   template <typename scalar_t>
@@ -131,7 +160,7 @@ class FarthestPoints {
       return proposal;
     }
     const auto ranks = static_cast<int64_t>(cloud_.rows.size());
-    const auto all = all_gather_v(
+    const auto all = all_gather_rows(
         proposal.unsqueeze(0), 0, std::vector<int64_t>(ranks, 1), cloud_.group);
     auto best = all.select(0, 0);
     for (int64_t rank = 1; rank < ranks; ++rank) {

@@ -73,6 +73,19 @@ def test_radius_search_of_plain_tensors():
     assert torch.equal(near, points[indices] * used[..., None])
 
 
+def test_numbers_of_neighbours():
+    points, queries = cloud(2, 50, 3, grad=False), cloud(2, 20, 3, grad=False)
+    inside = (by_sorting(points, queries)[0] <= 0.3).sum(-1)
+    for most, expected in ((None, inside), (4, inside.clamp(max=4))):
+        found = radius_search(points, queries, 0.3, most, return_counts=True)
+        assert len(found) == 2 and torch.equal(found[1], expected)
+        found = radius_search(
+            points[0], queries[0], 0.3, most, True, True,
+            index_dtype=torch.int32, return_counts=True,
+        )  # fmt: skip
+        assert len(found) == 4 and torch.equal(found[3], expected[0].int())
+
+
 def test_pairs_of_a_batch_name_their_entry():
     points, queries = cloud(2, 9, 2, grad=False), cloud(2, 5, 2, grad=False)
     batch, query, point = radius_search(points, queries, 0.5)
@@ -140,7 +153,7 @@ def test_radius_search(mesh, max_points):
     points, queries = cloud(11, 2), cloud(6, 2)
 
     def search(p, q):
-        return radius_search(p, q, 0.4, max_points, True, True)
+        return radius_search(p, q, 0.4, max_points, True, True, return_counts=True)
 
     for transport in TRANSPORTS if max_points is None else ["auto"]:
         with shardtensor.point_transport(transport):
@@ -154,7 +167,7 @@ def test_radius_search_of_a_batch(mesh):
     points, queries = cloud(3, 5, 2), cloud(3, 4, 2)
 
     def search(p, q):
-        return radius_search(p, q, 0.4, None, True, True)
+        return radius_search(p, q, 0.4, None, True, True, return_counts=True)
 
     for at, of in pairs(mesh, points, queries):
         check_op(search, sharded(points, *at), sharded(queries, *of), mesh=mesh)
@@ -226,6 +239,36 @@ def test_ordered_points_hardly_travel(mesh):
         return shardtensor.comm_stats().bytes
 
     assert moved(ordered) < moved(points) / 4
+
+
+@ranks(4)
+def test_queries_travel_only_where_a_nearer_point_may_be(mesh):
+    """Those of ordered points to next pieces: not a byte more."""
+    ranks, rank, k = mesh.size(), mesh.get_local_rank(), 3
+    points = cloud(800, 2, grad=False)
+    points = points[points[:, 0].argsort()]
+    pieces = points.chunk(ranks)
+
+    def crossing(here, there):
+        """How many queries of a piece could find a nearer point in another."""
+        own = by_sorting(pieces[here], pieces[here])[0][:, k - 1]
+        low, high = pieces[there].amin(0), pieces[there].amax(0)
+        x = pieces[here]
+        return int(((x - x.clamp(low, high)).norm(dim=1) <= own).sum())
+
+    others = [r for r in range(ranks) if r != rank]
+    queries = sum(crossing(rank, r) for r in others)
+    answers = sum(crossing(r, rank) for r in others)
+    assert all(crossing(rank, r) == 0 for r in others if abs(r - rank) > 1)
+    assert queries > 0 and answers > 0
+    part = shard(points, mesh, [Shard(0)])
+    with shardtensor.point_transport("boxes"):
+        shardtensor.reset_comm_stats()
+        knn(part, part, k)
+        sent = shardtensor.comm_stats().bytes
+    agreed = 4  # that all coordinates are finite
+    boxes, counts = 4 * 2 * 8 * len(others), 8 * len(others)
+    assert sent == agreed + boxes + counts + queries * 3 * 8 + answers * k * 16
 
 
 # ---- errors -----------------------------------------------------------------
