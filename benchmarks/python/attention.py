@@ -20,7 +20,7 @@ def table(mesh):
         even = [count // mesh.size()] * mesh.size()
         uneven = [even[0] - count // 8, *even[1:-1], even[-1] + count // 8]
         rows |= {
-            f"{count}": compare(variants(mesh, even), ROUNDS, calls=1),
+            f"{count}": compare(even_variants(mesh, even), ROUNDS, calls=1),
             f"{count}, causal": compare(causal_variants(mesh, even), ROUNDS, calls=1),
             f"{count}, cut unevenly": compare(variants(mesh, uneven), ROUNDS, calls=1),
         }
@@ -28,7 +28,8 @@ def table(mesh):
         "Ceiling: the same products on each rank without communication; causal, "
         "half of the heads with all rows; unevenly, 3/8 and 5/8 of the rows. By hand: "
         "all keys gathered before, their gradients reduced and scattered after; or "
-        "one block after the other, the next on its way meanwhile."
+        "one block after the other, the next on its way meanwhile. One row less: "
+        "ShardTensor where the last rank has one row less than the others."
     )
     return Table(f"Attention, {HEADS} heads of {FEATURES}", "ceiling", rows, note)
 
@@ -50,6 +51,14 @@ def variants(mesh, sizes):
         **by_hand,
         **sharded(mesh, local, sizes),
     }
+
+
+def even_variants(mesh, sizes):
+    """The same, and a sequence one row shorter, which divides by nothing."""
+    shorter = [*sizes[:-1], sizes[-1] - 1]
+    local = [tensors(shorter[mesh.get_local_rank()]) for _ in range(3)]
+    less = sharded(mesh, local, shorter)["ShardTensor"]
+    return {**variants(mesh, sizes), "one row less": less}
 
 
 def causal_variants(mesh, sizes):

@@ -10,11 +10,13 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/rules/attention/device_kernels.h"
+#include "shardtensor/rules/attention/hidden_rows.h"
 #include "shardtensor/rules/attention/shared_heads.h"
 
 namespace shardtensor::detail {
@@ -156,8 +158,10 @@ Attended attend_by_scores(
     const auto q = query.narrow(2, first, rows).to(type);
     const auto scores = scores_of(q, k, first, options);
     log_sums.push_back(at::logsumexp(scores, {-1}));
+    // Not by the log_sum, which large scores round.
     const auto weights =
-        (scores - finite(log_sums.back()).unsqueeze(-1)).exp_();
+        at::softmax(scores, -1)
+            .masked_fill_(log_sums.back().isneginf().unsqueeze(-1), 0);
     outputs.push_back(
         at::matmul(kept(weights, first, options), v).to(query.scalar_type()));
   });
@@ -214,9 +218,7 @@ BlockOptions with_added_mask(const BlockOptions& options, const Tensor& query) {
       added_mask(options.mask, query.scalar_type())};
 }
 
-} // namespace
-
-Attended attend(
+Attended attend_to_block(
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
@@ -233,6 +235,21 @@ Attended attend(
   return kernel == at::SDPBackend::math
       ? attend_by_scores(query, key, value, options)
       : attend_with(kernel, query, key, value, added);
+}
+
+} // namespace
+
+Attended attend(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const BlockOptions& options) {
+  auto result = attend_to_block(query, key, value, options);
+  if (options.hidden.defined()) {
+    result.log_sum =
+        with_weights(result.log_sum, options.mask, options.hidden, key.size(2));
+  }
+  return result;
 }
 
 BlockGradients attend_backward(

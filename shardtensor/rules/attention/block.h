@@ -27,6 +27,8 @@ struct BlockOptions {
   /// to (batch, heads, queries, keys). May be undefined.
   at::Tensor mask;
   std::optional<BlockDropout> dropout = std::nullopt;
+  /// Those of the mask, see Note [Rows that hide all keys]. May be undefined.
+  at::Tensor hidden = {};
 };
 
 /// The log_sum in fp32, or fp64 for fp64.
@@ -44,7 +46,8 @@ struct BlockGradients {
 };
 
 /// What the block contributes to the gradients. `all` is the attention to the
-/// keys of all blocks, `grad` its output's gradient.
+/// keys of all blocks, `grad` its output's gradient; where the mask hides all
+/// keys they are those of for_backward.
 BlockGradients attend_backward(
     const at::Tensor& grad,
     const at::Tensor& query,

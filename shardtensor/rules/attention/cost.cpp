@@ -1,6 +1,7 @@
 #include "shardtensor/rules/attention/cost.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace shardtensor::detail {
 namespace {
@@ -21,13 +22,7 @@ class Model {
       : s_(sizes), ranks_(static_cast<double>(sizes.ranks)) {}
 
   double ring() const {
-    const double work = products(share_of_rows());
-    const double block = key_bytes(static_cast<double>(s_.most_keys)) / kBytes;
-    const double hidden = work / ranks_;
-    const double stop = std::max(block - hidden, 0.0) + kMessage + kStop +
-        output_bytes() / kPassing;
-    const double packing = 2 * key_bytes(static_cast<double>(s_.most_keys));
-    return work + packing / kPassing + (ranks_ - 1) * stop + balancing();
+    return ring_of(ranks_, 1);
   }
   double all_gather() const {
     const double block = key_bytes(static_cast<double>(s_.keys));
@@ -36,14 +31,35 @@ class Model {
         balancing();
   }
   double all_to_all() const {
-    const int64_t most = (s_.key_heads + s_.ranks - 1) / s_.ranks;
-    const double share = static_cast<double>(most) /
-        static_cast<double>(std::max<int64_t>(s_.key_heads, 1));
-    return products(share) + moved_bytes() * (ranks_ - 1) / ranks_ / kBytes +
-        2 * moved_bytes() / kPassing + 4 * kMessage;
+    return products(share_of_heads(s_.ranks)) + cutting_heads(ranks_);
+  }
+  double grid() const {
+    const auto last = static_cast<double>(s_.last_ranks);
+    const double grown = last * share_of_heads(s_.last_ranks);
+    return ring_of(ranks_ / last, grown) + cutting_heads(last);
   }
 
  private:
+  /// Where a rank has so many times its rows and heads.
+  double ring_of(double ranks, double grown) const {
+    const double work = products(share_of_rows() * grown);
+    const double block = key_bytes(static_cast<double>(s_.most_keys)) * grown;
+    const double hidden = work / ranks;
+    const double stop = std::max(block / kBytes - hidden, 0.0) + kMessage +
+        kStop + output_bytes() * grown / kPassing;
+    return work + 2 * block / kPassing + (ranks - 1) * stop +
+        balancing() * grown;
+  }
+  /// Heads in the place of rows, and back.
+  double cutting_heads(double ranks) const {
+    return moved_bytes() * (ranks - 1) / ranks / kBytes +
+        2 * moved_bytes() / kPassing + 4 * kMessage;
+  }
+  double share_of_heads(int64_t ranks) const {
+    const int64_t most = (s_.key_heads + ranks - 1) / ranks;
+    return static_cast<double>(most) /
+        static_cast<double>(std::max<int64_t>(s_.key_heads, 1));
+  }
   /// Of the busiest rank.
   double share_of_rows() const {
     if (is_balanced()) {
@@ -99,18 +115,23 @@ double attention_cost(
       return model.all_gather();
     case AttentionTransport::AllToAll:
       return model.all_to_all();
+    case AttentionTransport::Grid:
+      return model.grid();
     default:
       return model.ring();
   }
 }
 
 AttentionTransport choose_transport(const AttentionSizes& sizes) {
-  auto best = AttentionTransport::Ring;
-  for (const auto other :
-       {AttentionTransport::AllGather, AttentionTransport::AllToAll}) {
-    if (other == AttentionTransport::AllToAll && sizes.has_mask_rows) {
-      continue;
+  std::vector<AttentionTransport> others{AttentionTransport::AllGather};
+  if (!sizes.has_mask_rows) {
+    others.push_back(AttentionTransport::AllToAll);
+    if (sizes.last_ranks > 1) {
+      others.push_back(AttentionTransport::Grid);
     }
+  }
+  auto best = AttentionTransport::Ring;
+  for (const auto other : others) {
     if (attention_cost(sizes, other) < attention_cost(sizes, best)) {
       best = other;
     }

@@ -10,6 +10,8 @@ namespace shardtensor::detail {
 /// transport sees it. Bytes, heads and batch are those of this rank.
 struct AttentionSizes {
   int64_t ranks = 1;
+  /// Those of the last mesh axis that cuts rows, where several do.
+  int64_t last_ranks = 1;
   int64_t batch = 1;
   int64_t heads = 1; // of queries
   int64_t key_heads = 1;

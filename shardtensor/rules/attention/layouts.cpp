@@ -186,6 +186,7 @@ class Planner {
     for (const int64_t axis : ring_) {
       sizes.ranks *= mesh_.ranks(axis);
     }
+    sizes.last_ranks = ring_.size() > 1 ? mesh_.ranks(ring_.back()) : 1;
     for (int64_t dim = 0; dim < rows_; ++dim) {
       auto& count = dim == heads_ ? sizes.heads : sizes.batch;
       count *= most(*query, dim);

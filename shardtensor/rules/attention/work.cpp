@@ -1,6 +1,7 @@
 #include "shardtensor/rules/attention/work.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -13,10 +14,11 @@
 #include <ATen/record_function.h>
 
 #include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/ring.h"
 #include "shardtensor/rules/attention/block.h"
+#include "shardtensor/rules/attention/hidden_rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -40,6 +42,16 @@ Tensor mask_of(const Tensor& mask, const Product& product) {
   return mask_part(
       mask_part(mask, kRows, product.queries), kRows + 1, product.columns);
 }
+
+/// A mask, and where it hides all keys. Both may be undefined.
+struct Mask {
+  Tensor added;
+  Tensor hidden;
+
+  Mask part(int64_t dim, const Interval& own) const {
+    return {mask_part(added, dim, own), mask_part(hidden, dim, own)};
+  }
+};
 
 // ---- keys and values as one block -------------------------------------------
 
@@ -103,9 +115,11 @@ std::vector<Rows> all_keys(const AttentionWork& work) {
 
 BlockOptions options_of(
     const Product& product,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
-  BlockOptions options{product.causal, work.scale, mask_of(mask, product)};
+  BlockOptions options{
+      product.causal, work.scale, mask_of(mask.added, product)};
+  options.hidden = mask_of(mask.hidden, product);
   if (work.dropout) {
     options.dropout = {work.dropout, product.rows, product.columns};
   }
@@ -115,7 +129,7 @@ BlockOptions options_of(
 /// The attention of this rank's queries to the keys met so far.
 class Attention {
  public:
-  Attention(const Tensor& query, const Tensor& mask, const AttentionWork& work)
+  Attention(const Tensor& query, const Mask& mask, const AttentionWork& work)
       : query_(query), mask_(mask), work_(work) {}
 
   void meet(const Keys& keys, const Rows& rows) {
@@ -169,7 +183,7 @@ class Attention {
   }
 
   Tensor query_;
-  Tensor mask_;
+  Mask mask_;
   const AttentionWork& work_;
   Attended all_;
 };
@@ -179,7 +193,7 @@ struct Queries {
   Tensor query;
   Tensor grad;
   Attended all;
-  Tensor mask; // may be undefined
+  Mask mask;
   Tensor query_grad;
   Tensor mask_grad; // undefined unless wanted
 
@@ -191,7 +205,7 @@ struct Queries {
         rows_of(query, own, dim),
         rows_of(grad, own, dim),
         {rows_of(all.output, own, dim), rows_of(all.log_sum, own, dim)},
-        mask_part(mask, dim, own),
+        mask.part(dim, own),
         rows_of(query_grad, own, dim),
         mask_part(mask_grad, dim, own)};
   }
@@ -253,7 +267,7 @@ Halves halves_of(const Tensor& key, const AttentionWork& work) {
 Attended attend_in_ring(
     const Tensor& query,
     const Keys& keys,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
   const auto own = packed(keys);
   Attention attention(query, mask, work);
@@ -337,7 +351,7 @@ Keys heads_of(const Keys& keys, const Interval& heads) {
 Attended attend_in_tours(
     const Tensor& query,
     const Keys& keys,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
   const auto tours = plan_tours(keys, work);
   if (tours.size() == 1) {
@@ -351,7 +365,7 @@ Attended attend_in_tours(
     const auto part = attend_in_ring(
         rows_of(query, own, kHeads),
         heads_of(keys, heads),
-        mask_part(mask, kHeads, own),
+        mask.part(kHeads, own),
         work);
     outputs.push_back(part.output.to(query.scalar_type()));
     log_sums.push_back(part.log_sum);
@@ -382,7 +396,7 @@ Keys tours_backward(
 Attended attend_to_gathered(
     const Tensor& query,
     const Keys& keys,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
   const auto all = all_keys(work);
   const auto block = move_rows(packed(keys), work.keys, all, work);
@@ -412,14 +426,14 @@ Keys gathered_backward(
 Attended attend_and_merge(
     const Tensor& query,
     const Keys& keys,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
   Attention attention(query, mask, work);
   attention.meet(keys, work.keys[work.rank]);
   const auto own = attention.result(keys.value.size(3));
   const std::vector<int64_t> one_each(work.keys.size(), 1);
   const auto log_sums =
-      all_gather_v(own.log_sum.unsqueeze(0), 0, one_each, work.group);
+      all_gather_rows(own.log_sum.unsqueeze(0), 0, one_each, work.group);
   const auto log_sum = at::logsumexp(log_sums, {0});
   const auto share = (own.log_sum - log_sum)
                          .exp_()
@@ -433,7 +447,7 @@ Attended attend_and_merge(
 Attended meet_all(
     const Tensor& query,
     const Keys& keys,
-    const Tensor& mask,
+    const Mask& mask,
     const AttentionWork& work) {
   switch (work.meeting) {
     case Meeting::Ring:
@@ -468,6 +482,10 @@ Keys meet_all_backward(
 
 // ---- the same work on every rank --------------------------------------------
 
+Mask seen_by(const Tensor& query, const Tensor& mask) {
+  return {mask, hidden_rows(mask, query.scalar_type())};
+}
+
 /// The work on rows in zigzag.
 AttentionWork in_zigzag(const AttentionWork& work) {
   auto result = work;
@@ -488,7 +506,7 @@ Attended attend_all(
     const AttentionWork& work) {
   RECORD_FUNCTION("shardtensor::attention", std::vector<c10::IValue>());
   if (!work.balanced) {
-    auto all = meet_all(query, {key, value}, mask, work);
+    auto all = meet_all(query, {key, value}, seen_by(query, mask), work);
     all.output = all.output.to(query.scalar_type());
     return all;
   }
@@ -521,7 +539,16 @@ AttentionGradients attend_all_backward(
     const auto options =
         query.options().dtype(at::toOpMathType(query.scalar_type()));
     Queries queries{
-        query, grad, all, mask, at::zeros_like(query, options), Tensor()};
+        query,
+        grad,
+        all,
+        seen_by(query, mask),
+        at::zeros_like(query, options),
+        Tensor()};
+    if (queries.mask.hidden.defined()) {
+      std::tie(queries.grad, queries.all.log_sum) =
+          for_backward(grad, all.log_sum, queries.mask.hidden);
+    }
     if (wants_mask) {
       queries.mask_grad = at::zeros_like(mask, options);
     }

@@ -47,5 +47,14 @@ TEST(ChooseTransport, CutsHeadsWhereOneRankHasAllRows) {
   EXPECT_NE(choose_transport(sizes), AttentionTransport::AllToAll);
 }
 
+TEST(ChooseTransport, CutsTheHeadsThatThereAreAlongTheLastAxis) {
+  auto sizes = even(65536, 4, 16);
+  EXPECT_NE(choose_transport(sizes), AttentionTransport::Grid);
+  sizes.last_ranks = 4;
+  EXPECT_EQ(choose_transport(sizes), AttentionTransport::Grid);
+  sizes.has_mask_rows = true;
+  EXPECT_NE(choose_transport(sizes), AttentionTransport::Grid);
+}
+
 } // namespace
 } // namespace shardtensor::detail

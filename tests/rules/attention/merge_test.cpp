@@ -1,11 +1,13 @@
 #include "shardtensor/rules/attention/merge.h"
 
 #include <cmath>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "shardtensor/rules/attention/block.h"
+#include "shardtensor/rules/attention/hidden_rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -22,24 +24,25 @@ at::Tensor whole(
 }
 
 /// The same, a part of the keys at a time.
-at::Tensor in_parts(
+Attended in_parts(
     const at::Tensor& q,
     const at::Tensor& k,
     const at::Tensor& v,
     const at::Tensor& mask,
     const std::vector<int64_t>& parts) {
   Attended all{
-      at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, at::kDouble),
-      at::full({q.size(0), q.size(1), q.size(2)}, kUnseen, at::kDouble)};
+      at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()),
+      at::full({q.size(0), q.size(1), q.size(2)}, kUnseen, q.options())};
   int64_t first = 0;
   for (const int64_t rows : parts) {
-    const BlockOptions options{false, kScale, mask.narrow(3, first, rows)};
+    BlockOptions options{false, kScale, mask.narrow(3, first, rows)};
+    options.hidden = hidden_rows(mask, q.scalar_type());
     merge(
         all,
         attend(q, k.narrow(2, first, rows), v.narrow(2, first, rows), options));
     first += rows;
   }
-  return all.output;
+  return all;
 }
 
 class MergeOfParts : public ::testing::TestWithParam<int64_t> {};
@@ -58,11 +61,47 @@ TEST_P(MergeOfParts, IsAttentionToAllKeys) {
   const auto expected = whole(q, k, v, mask);
   for (const auto& parts :
        std::vector<std::vector<int64_t>>{{7}, {3, 4}, {3, 1, 3}, {1, 6}}) {
-    const auto actual = in_parts(q, k, v, mask, parts);
+    const auto actual = in_parts(q, k, v, mask, parts).output;
     EXPECT_TRUE(at::allclose(actual, expected)) << actual - expected;
     EXPECT_TRUE(actual.select(2, 0).eq(0).all().item<bool>());
   }
 }
+
+// See Note [Rows that hide all keys].
+TEST_P(MergeOfParts, SeesKeysAlikeThatALargeNumberHides) {
+  at::manual_seed(1);
+  const auto q = at::randn({1, 1, 4, 4});
+  const auto k = at::randn({1, 1, 7, 4});
+  const auto v = at::randn({1, 1, 7, GetParam()});
+  auto mask = at::randn({1, 1, 4, 7});
+  mask.select(2, 0).fill_(-1e9);
+  mask.select(2, 1).fill_(std::numeric_limits<float>::lowest());
+  mask.select(2, 2).fill_(-1e9).narrow(2, 4, 3).fill_(-3e9); // four of seven
+  const auto counts = at::tensor({7., 7., 4.}, at::kFloat);
+  const auto expected = at::cat(
+      {v.mean(2, true), v.mean(2, true), v.narrow(2, 0, 4).mean(2, true)}, 2);
+  for (const auto& parts :
+       std::vector<std::vector<int64_t>>{{7}, {3, 4}, {3, 1, 3}, {1, 6}}) {
+    const auto actual = in_parts(q, k, v, mask, parts);
+    EXPECT_TRUE(
+        at::allclose(actual.output.narrow(2, 0, 3), expected, 1e-5, 1e-6))
+        << actual.output - expected;
+    EXPECT_TRUE(
+        at::allclose(actual.log_sum.narrow(2, 0, 3).flatten().exp(), counts));
+  }
+}
+
+TEST(HiddenRows, AreThoseWhoseScoresRoundAway) {
+  const auto mask =
+      at::tensor({-1e9, -2e9, -1e4, -1e9, kUnseen, kUnseen}).view({1, 1, 3, 2});
+  const auto narrow = hidden_rows(mask.to(at::kFloat), at::kFloat).flatten();
+  EXPECT_EQ(narrow[0].item<float>(), -1e9f);
+  EXPECT_TRUE(narrow.narrow(0, 1, 2).isposinf().all().item<bool>());
+  EXPECT_FALSE(hidden_rows(mask, at::kDouble).defined());
+  EXPECT_FALSE(hidden_rows(mask.gt(0), at::kFloat).defined());
+  EXPECT_FALSE(hidden_rows(at::Tensor(), at::kFloat).defined());
+}
+
 INSTANTIATE_TEST_SUITE_P(Features, MergeOfParts, ::testing::Values(4, 3));
 
 TEST(Merge, WeighsByTheSumsOfExponentials) {

@@ -7,6 +7,7 @@ import torch
 from neighborhood import dense
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
 from shardtensor import ShardTensor
@@ -69,6 +70,14 @@ def test_functions_that_do_not_ask(mesh):
 @ranks(2)
 def test_flex_attention_names_our_function(mesh):
     x = shard(torch.randn(1, 2, 128, 16), mesh, [Shard(2)])
-    flex_attention = torch.ops.higher_order.flex_attention
+    operator = torch.ops.higher_order.flex_attention
     with pytest.raises(NotImplementedError, match="neighborhood_attention"):
-        flex_attention(x, x, x, lambda score, *_: score, None, 1.0, {})
+        operator(x, x, x, lambda score, *_: score, None, 1.0, {})
+    near = create_block_mask(
+        lambda b, h, q, k: (q - k).abs() <= 3, None, None, 128, 128, device="cpu"
+    )
+    for options in ({}, {"block_mask": near}):
+        for function in (flex_attention, torch.compile(flex_attention)):
+            # Of the compiler, which both use.
+            with pytest.raises(RuntimeError, match="neighborhood_attention"):
+                function(x, x, x, **options)

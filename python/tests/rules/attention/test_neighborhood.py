@@ -7,6 +7,7 @@ import torch
 from layouts import ALL, placements_of
 from neighborhood import dense
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
@@ -284,6 +285,17 @@ def test_tensors_that_do_not_fit(mesh):
         for x in (bad, [shard(t, mesh, [Shard(0)]) for t in bad]):
             with pytest.raises(ValueError, match=message):
                 neighborhood_attention(*x, 3)
+
+
+@ranks(4)
+def test_operands_on_different_meshes_are_an_error(mesh):
+    grid = init_device_mesh(mesh.device_type, (2, 2))
+    q, k, v = (x.detach() for x in operands(8))
+    query = shard(q, mesh, [Shard(1)])
+    keys = [shard(x, grid, [Shard(1)] * 2) for x in (k, v)]
+    message = "neighborhood_attention: expected all tensors on one mesh"
+    with pytest.raises(ValueError, match=message):
+        neighborhood_attention(query, *keys, 3)
 
 
 def test_operators_pass_opcheck():

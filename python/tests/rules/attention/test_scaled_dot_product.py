@@ -1,5 +1,6 @@
 """Attention stays sharded: rows, heads and batches cut, any lengths."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from layouts import ALL, placements_of
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import shardtensor
 
@@ -135,6 +138,41 @@ def test_masks(mesh, transport):
     check(mesh, attend, *x, sharded(mask, placements_of(mesh, 3)), second_order=True)
 
 
+def masks_that_hide_by_numbers():
+    """What public code adds where a query sees no key, for some queries all keys."""
+    lowest = torch.finfo(torch.float32).min
+    mask = torch.randn(5, ROWS)
+    mask[0] = -1e9
+    mask[1] = lowest
+    mask[2, 2:] = -1e9
+    mask[3] = torch.tensor([-torch.inf, lowest, -1e9, lowest, -1e9, -1e9, lowest])
+    yield mask
+    yield mask.clone().requires_grad_()
+    yield torch.tensor([0, -1e9, lowest, 0, -1e9]).view(5, 1)
+    yield torch.full((BATCH, 1, 1, ROWS), lowest).triu(2)
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all", "grid"])
+@pytest.mark.parametrize("features", [FEATURES, 3])  # by a kernel, and by scores
+def test_masks_that_hide_all_keys_by_numbers(mesh, transport, features):
+    q, k, v = (x.detach().float() for x in operands(5, ROWS, features=features))
+    for x in (q, k, v):
+        x.requires_grad_()
+    cuts = [(placements_of(mesh, 2), placements_of(mesh, 2))]
+    cuts += [([Replicate()] * mesh.ndim, placements_of(mesh, 2))]
+    with shardtensor.attention_transport(transport):
+        for mask, (rows, keys) in itertools.product(masks_that_hide_by_numbers(), cuts):
+            x = sharded(q, rows), sharded(k, keys), sharded(v, keys)
+            check(mesh, attend, *x, mask, rtol=1e-4, atol=1e-5)
+            half = [dataclasses.replace(t, tensor=in_half(t.tensor)) for t in x]
+            check(mesh, attend, *half, in_half(mask), rtol=3e-2, atol=3e-2)
+
+
+def in_half(x):
+    return x.detach().bfloat16().requires_grad_(x.requires_grad)
+
+
 @ranks(2, 3, "2x2")
 def test_groups_of_heads(mesh):
     x = operands(5, ROWS, heads=6, key_heads=2)
@@ -158,6 +196,7 @@ def test_dims_and_scale(mesh):
             parts = [sharded(t, placements_of(mesh, dim)) for t in x]
             check(mesh, lambda *x: attend(*x, scale=0.3), *parts)
             check(mesh, attend, *parts, mask)
+            check(mesh, lambda *x: attend(*x, is_causal=True), *parts)
     x = tensor(1, 3, 6, 4), tensor(2, 1, 6, 4), tensor(2, 3, 6, 4)
     for dims in ((2, 2, 2), (1, 2, 0), (0, 0, 0), (2, 1, 2)):
         check(
@@ -260,19 +299,30 @@ def by_hand(query, key, value, kept, attn_mask=None, is_causal=False, enable_gqa
     return (scores.softmax(-1) * kept) @ value
 
 
+def kept_of(mesh, *shape):
+    """What is left of weights of this shape, times its share."""
+    torch.manual_seed(3)
+    whole = shard(torch.ones(shape).double(), mesh, [Replicate()] * mesh.ndim)
+    return F.dropout(whole, 0.4).full_tensor()
+
+
+@ranks(2, "2x2")
+def test_dropout_by_counter_of_other_dims(mesh):
+    for shape in ((6, 4), (3, 6, 4), (2, 3, 2, 6, 4)):
+        x = [tensor(*shape) for _ in range(3)]
+        with shardtensor.random_policy("counter"):
+            run = dropped_by_counter(kept_of(mesh, *shape[:-1], 6))
+            for dim in range(len(shape) - 1):
+                parts = [sharded(t, placements_of(mesh, dim)) for t in x]
+                check(mesh, run, *parts)
+
+
 @ranks(*ALL)
 def test_dropout_by_counter_in_blocks(mesh):
     """The same numbers in any layout, by any transport and for any order of
     gradients, and nothing is gathered for them."""
-
-    def kept_of(keys):
-        torch.manual_seed(3)
-        ones = torch.ones(BATCH, HEADS, ROWS, keys, dtype=torch.float64)
-        whole = shard(ones, mesh, [Replicate()] * mesh.ndim)
-        return F.dropout(whole, 0.4).full_tensor()
-
     with shardtensor.random_policy("counter"):
-        kept = kept_of(ROWS + 2)
+        kept = kept_of(mesh, BATCH, HEADS, ROWS, ROWS + 2)
         assert 0 < (kept == 0).sum() < kept.numel()
         q, k, v = operands(keys=ROWS + 2)
         mask = torch.randn(ROWS, ROWS + 2, dtype=torch.float64, requires_grad=True)
@@ -286,20 +336,20 @@ def test_dropout_by_counter_in_blocks(mesh):
         )
         q, k, v = operands(key_heads=1)
         x = [sharded(t, placements_of(mesh, 2)) for t in (q, k, v)]
-        run = dropped_by_counter(kept_of(ROWS), is_causal=True, enable_gqa=True)
+        kept = kept_of(mesh, BATCH, HEADS, ROWS, ROWS)
+        run = dropped_by_counter(kept, is_causal=True, enable_gqa=True)
         for transport in ("ring", "all_gather", "all_to_all"):
             with shardtensor.attention_transport(transport):
                 check(mesh, run, *x)
 
 
-@ranks(2, 3)
+@ranks(3)
 def test_long_blocks_go_in_tours_of_some_heads(mesh):
     """See Note [Tours of some heads]: these blocks make three."""
     rows, features = 2 * 65, 16384
     q = tensor(1, 6, rows, features)
     k, v = (tensor(1, 3, rows, features) for _ in range(2))
-    sizes = {2: [70, 60], 3: [70, 0, 60]}[mesh.size()]
-    x = [sharded(t, [Shard(2)], {2: sizes}) for t in (q, k, v)]
+    x = [sharded(t, [Shard(2)], {2: [70, 0, 60]}) for t in (q, k, v)]
     mask = torch.randn(6, rows, rows, dtype=torch.float64)
     with shardtensor.attention_transport("ring"):
         shardtensor.reset_comm_stats()
@@ -325,6 +375,7 @@ def test_a_rank_without_batches_in_a_ring(mesh):
         (((2, 3, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)), {"enable_gqa": True}),
         (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(4, 5)}),
         (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(5, 5, dtype=torch.int64)}),
+        (((2, 3, 5, 4),) * 3, {"dropout_p": 1.5}),
     ],
 )
 def test_errors_are_pytorchs(mesh, shapes, options):
@@ -334,6 +385,69 @@ def test_errors_are_pytorchs(mesh, shapes, options):
     parts = [shard(t, mesh, [Shard(2)]) for t in x]
     with pytest.raises(type(expected.value)):
         F.scaled_dot_product_attention(*parts, **options)
+
+
+@ranks(2)
+def test_a_mask_beside_is_causal(mesh):
+    """PyTorch's kernel of the CPU takes both, its math path neither."""
+    shardtensor.set_fallback_mode("silent")
+    x, mask = [t.detach() for t in operands()], torch.randn(ROWS, ROWS).double()
+    parts = [shard(t, mesh, [Shard(2)]) for t in x]
+    both = {"attn_mask": mask, "is_causal": True}
+    expected = F.scaled_dot_product_attention(*x, **both)
+    assert_close(F.scaled_dot_product_attention(*parts, **both), expected)
+    for given in (x, parts):
+        with pytest.raises(RuntimeError, match="attn_mask should not be set"):
+            attend(*given, mask, is_causal=True)
+
+
+@ranks(4)
+def test_operands_on_different_meshes_are_an_error(mesh):
+    grid = init_device_mesh(mesh.device_type, (2, 2))
+    message = "scaled_dot_product_attention: expected all tensors on one mesh"
+    x = torch.randn(1, 2, 8, 4)
+    mine, others = shard(x, mesh, [Shard(2)]), shard(x, grid, [Shard(2)] * 2)
+    for q, k, v in ((mine, others, others), (mine, mine, others)):
+        with pytest.raises(ValueError, match=message):
+            F.scaled_dot_product_attention(q, k, v)
+    mask = shard(torch.randn(8, 8), grid, [Shard(0)] * 2)
+    with pytest.raises(ValueError, match=message):
+        F.scaled_dot_product_attention(mine, mine, mine, mask)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("lengths", [(7, 7), (5, 8), (3, 8)])
+def test_causal_biases(mesh, lengths):
+    q, k, v = operands(*lengths)
+    rows = placements_of(mesh, 2)
+    for bias in (causal_upper_left(*lengths), causal_lower_right(*lengths)):
+        check(
+            mesh,
+            lambda *x: attend(*x, bias),  # noqa: B023
+            *(sharded(t, rows) for t in (q, k, v)),
+        )
+
+
+@ranks(2)
+def test_inference_mode(mesh):
+    q, k, v = (x.detach() for x in operands())
+    with torch.inference_mode():
+        x = [shard(t, mesh, [Shard(2)]) for t in (q, k, v)]
+        out = F.scaled_dot_product_attention(*x)
+        assert_close(out, attend(q, k, v))
+
+
+@ranks(2)
+def test_transforms_see_attention(mesh):
+    q, k, v = (x.detach() for x in operands())
+
+    def total(q, k, v):
+        return attend(q, k, v).square().sum()
+
+    whole = torch.func.grad(total, (0, 1, 2))(q, k, v)
+    parts = [shard(t, mesh, [Shard(2)]) for t in (q, k, v)]
+    for ours, one_device in zip(torch.func.grad(total, (0, 1, 2))(*parts), whole):
+        assert_close(ours, one_device)
 
 
 @ranks(2)

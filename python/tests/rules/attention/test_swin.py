@@ -132,3 +132,109 @@ def test_rolling_two_cut_dims_is_one_exchange(mesh):
         shardtensor.reset_comm_stats()
         assert_close(fn(x), fn(whole))
         assert shardtensor.comm_stats().exchanges == 1
+
+
+# ---- volumes, as MONAI's SwinUNETR has them ---------------------------------
+
+CUBE = (4, 2, 2)
+
+
+def padded(x):
+    """Until windows divide it."""
+    pads = [-n % w for n, w in zip(x.shape[1:4], CUBE)]
+    return F.pad(x, (0, 0, 0, pads[2], 0, pads[1], 0, pads[0]))
+
+
+def window_partition(x):
+    b, d, h, w, c = x.shape
+    n, m, k = CUBE
+    x = x.view(b, d // n, n, h // m, m, w // k, k, c)
+    return x.permute(0, 1, 3, 5, 2, 4, 6, 7).contiguous().view(-1, n * m * k, c)
+
+
+def window_reverse(windows, shape):
+    b, d, h, w = shape
+    n, m, k = CUBE
+    x = windows.view(b, d // n, h // m, w // k, n, m, k, -1)
+    return x.permute(0, 1, 4, 2, 5, 3, 6, 7).contiguous().view(b, d, h, w, -1)
+
+
+def mask_of_cubes(shape, shift):
+    """MONAI's compute_mask."""
+    count, zeros = 0, torch.zeros(1, *shape, 1)
+    slices = [(slice(-w), slice(-w, -s), slice(-s, None)) for w, s in zip(CUBE, shift)]
+    for d in slices[0]:
+        for h in slices[1]:
+            for w in slices[2]:
+                zeros[:, d, h, w, :] = count
+                count += 1
+    mask = window_partition(zeros).squeeze(-1)
+    mask = mask.unsqueeze(1) - mask.unsqueeze(2)
+    return mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
+
+
+def attend_in_cubes(x, qkv_weight, table, mask):
+    b, n, c = x.shape
+    qkv = F.linear(x, qkv_weight).reshape(b, n, 3, HEADS, c // HEADS)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    scores = (q * (c // HEADS) ** -0.5) @ k.transpose(-2, -1)
+    index = torch.arange(n)[:, None] - torch.arange(n)[None] + n - 1
+    bias = table[index.reshape(-1)].reshape(n, n, -1).permute(2, 0, 1).contiguous()
+    scores = scores + bias.unsqueeze(0)
+    if mask is not None:
+        windows = mask.shape[0]
+        scores = scores.view(b // windows, windows, HEADS, n, n)
+        scores = scores + mask.to(x.dtype).unsqueeze(1).unsqueeze(0)
+        scores = scores.view(-1, HEADS, n, n)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, c)
+
+
+def cube_block(x, qkv_weight, table, shift):
+    _, d, h, w, c = x.shape
+    y = padded(F.layer_norm(x, (c,)))
+    shape, mask = y.shape[:4], None
+    if any(shift):
+        mask = mask_of_cubes(shape[1:], shift)
+        y = torch.roll(y, [-s for s in shift], (1, 2, 3))
+    y = attend_in_cubes(window_partition(y), qkv_weight, table, mask)
+    y = window_reverse(y.view(-1, *CUBE, c), shape)
+    if any(shift):
+        y = torch.roll(y, shift, (1, 2, 3))
+    return x + y[:, :d, :h, :w, :].contiguous()
+
+
+def cube_weights():
+    shapes = (3 * CHANNELS, CHANNELS), (2 * math.prod(CUBE) - 1, HEADS)
+    return [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("shift", [(0, 0, 0), (2, 1, 1)])
+def test_blocks_of_volumes(mesh, shift):
+    shape = 1, 14, 6, 5, CHANNELS
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    cuts = [(placements_of(mesh, 1), None), (placements_of(mesh, 1, 2), None)]
+    if mesh.ndim == 1:
+        cuts.append(
+            (
+                placements_of(mesh, 1),
+                {1: [14 - mesh.size() + 1] + [1] * (mesh.size() - 1)},
+            )
+        )
+    for placements, sizes in cuts:
+        check_op(
+            lambda *x: cube_block(*x, shift),
+            sharded(x, placements, sizes),
+            *cube_weights(),
+            mesh=mesh,
+        )
+
+
+@ranks(2)
+def test_cubes_that_no_cut_divides_send_nothing(mesh):
+    x = shard(torch.randn(1, 16, 6, 5, CHANNELS, dtype=torch.float64), mesh, [Shard(1)])
+    shardtensor.reset_comm_stats()
+    shardtensor.reset_fallback_counts()
+    cube_block(x, *(t.detach() for t in cube_weights()), (0, 0, 0))
+    assert shardtensor.comm_stats().exchanges == 0
+    assert shardtensor.fallback_counts() == {}

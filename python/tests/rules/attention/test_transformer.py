@@ -149,6 +149,85 @@ def test_a_block_of_an_image_model(mesh):
     assert list(out._spec.placements) == [Shard(1)]
 
 
+class ImageAttention(nn.Module):
+    """As diffusers' AttnProcessor2_0 has it, of an image and of a text."""
+
+    def __init__(self, channels=FEATURES):
+        super().__init__()
+        self.norm = nn.GroupNorm(2, channels)
+        self.to_q, self.to_k, self.to_v, self.to_out = (
+            nn.Linear(channels, channels) for _ in range(4)
+        )
+
+    def forward(self, x, text=None, mask=None):
+        residual = x
+        batch, channels, height, width = x.shape
+        x = x.view(batch, channels, height * width).transpose(1, 2)
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        text = x if text is None else text
+        if mask is not None:  # (batch, 1, keys), added
+            mask = mask.repeat_interleave(HEADS, dim=0)
+            mask = mask.view(batch, HEADS, -1, mask.shape[-1])
+        query, key, value = self.to_q(x), self.to_k(text), self.to_v(text)
+        query, key, value = (
+            t.view(batch, -1, HEADS, channels // HEADS).transpose(1, 2)
+            for t in (query, key, value)
+        )
+        x = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=0.0, is_causal=False
+        )
+        x = x.transpose(1, 2).reshape(batch, -1, channels).to(query.dtype)
+        x = self.to_out(x).transpose(-1, -2).reshape(batch, channels, height, width)
+        return x + residual
+
+
+@ranks(2, 3, "2x2")
+def test_attention_of_a_diffusion_model(mesh):
+    x = torch.randn(2, FEATURES, 5, 3, dtype=torch.float64, requires_grad=True)
+    text = torch.randn(2, 7, FEATURES, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(2, 1, 7, dtype=torch.float64)
+    mask[1, 0, 3:] = -10000.0
+    model = ImageAttention().double()
+    rows = rows_cut(mesh, x, 2)
+    check(mesh, model, rows)
+    check(mesh, model, rows, text, mask)
+    check(mesh, model, rows, rows_cut(mesh, text, 1), mask)
+
+
+class VisionTransformer(nn.Module):
+    """As timm's: a class token before the others, positions, blocks that normalize
+    queries and keys, and a head on the token."""
+
+    def __init__(self, extent=6):
+        super().__init__()
+        self.patches = nn.Conv2d(3, FEATURES, 2, 2)
+        self.token = nn.Parameter(torch.randn(1, 1, FEATURES))
+        self.positions = nn.Parameter(torch.randn(1, extent**2 + 1, FEATURES))
+        self.norm, self.head = nn.LayerNorm(FEATURES), nn.Linear(FEATURES, 5)
+        self.qkv, self.proj = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, 8)
+        self.q_norm, self.k_norm = (nn.LayerNorm(FEATURES // HEADS) for _ in range(2))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), dim=1)
+        x = x + self.positions
+        x = x + self.attend(self.norm(x))
+        return self.head(self.norm(x)[:, 0])
+
+    def attend(self, x):
+        b, n, c = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.proj(x.transpose(1, 2).reshape(b, n, c))
+
+
+@ranks(2, 3, "2x2")
+def test_a_vision_transformer_with_a_class_token(mesh):
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64, requires_grad=True)
+    check(mesh, VisionTransformer().double(), rows_cut(mesh, x, 2))
+
+
 @ranks(2)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_attention_compiles_whole(mesh, backend):
