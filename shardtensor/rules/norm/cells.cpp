@@ -10,6 +10,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/rules/norm/cell_kernels.h"
 #include "shardtensor/rules/norm/loops.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -31,16 +32,21 @@ bool contains(const Dims& sorted, int64_t dim) {
 
 // ---- cells ------------------------------------------------------------------
 
-bool can_have_cells(const std::vector<Tensor>& tensors) {
+/// Tensors of one kind whose memory may be looked at.
+bool are_alike(const std::vector<Tensor>& tensors) {
   const auto& x = tensors[0];
-  return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
-    return tensor.is_cpu() && !is_traced(tensor) &&
-        tensor.scalar_type() == x.scalar_type() &&
-        (tensor.scalar_type() == at::kFloat ||
-         tensor.scalar_type() == at::kDouble ||
-         tensor.scalar_type() == at::kBFloat16) &&
-        tensor.sizes() == x.sizes();
-  });
+  return x.numel() > 0 &&
+      std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
+           return !is_traced(tensor) && tensor.device() == x.device() &&
+               tensor.scalar_type() == x.scalar_type() &&
+               tensor.sizes() == x.sizes();
+         });
+}
+
+bool have_loops(const Tensor& x) {
+  return x.is_cpu() &&
+      (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble ||
+       x.scalar_type() == at::kBFloat16);
 }
 
 /// The dims of x with more than one element, from the innermost in memory, as
@@ -69,12 +75,14 @@ Dims memory_order(const std::vector<Tensor>& tensors) {
   return order;
 }
 
-/// Cells that begin after the innermost `inner` dims.
+/// Cells that begin after the innermost `inner` dims; interleaved ones together
+/// have at most `largest` elements.
 Cells cells_beyond(
     size_t inner,
     const Tensor& x,
     const Dims& order,
-    const Dims& constant) {
+    const Dims& constant,
+    int64_t largest) {
   Cells cells;
   for (size_t i = 0; i < inner; ++i) {
     cells.interleaved.push_back(order[i]);
@@ -82,7 +90,7 @@ Cells cells_beyond(
   }
   for (size_t i = inner; i < order.size(); ++i) {
     const bool fits = cells.width == 1 || cells.length == 1 ||
-        cells.length * cells.width * x.size(order[i]) <= kLargest;
+        cells.length * cells.width * x.size(order[i]) <= largest;
     if (!contains(constant, order[i]) || !fits) {
       break;
     }
@@ -198,27 +206,23 @@ void visit_cells(
 
 } // namespace
 
-std::optional<Cells> find_cells(
-    const std::vector<Tensor>& tensors,
-    const Dims& constant) {
-  if (!can_have_cells(tensors)) {
-    return std::nullopt;
-  }
-  const auto& x = tensors[0];
-  const auto order = memory_order(tensors);
+namespace {
+
+Cells longest_cells(
+    const Tensor& x,
+    const Dims& order,
+    const Dims& constant,
+    int64_t largest) {
   Cells best;
   for (size_t inner = 0; inner < order.size(); ++inner) {
     // What is known of interleaved cells lies in the order of their dims.
     if (inner > 1 && order[inner - 1] > order[inner - 2]) {
       break;
     }
-    auto cells = cells_beyond(inner, x, order, constant);
+    auto cells = cells_beyond(inner, x, order, constant, largest);
     if (cells.length > best.length) {
       best = std::move(cells);
     }
-  }
-  if (best.length < kShortest) {
-    return std::nullopt;
   }
   for (const int64_t dim : constant) {
     if (x.size(dim) == 1) {
@@ -230,9 +234,53 @@ std::optional<Cells> find_cells(
   return best;
 }
 
+std::optional<Cells> find_loop_cells(
+    const std::vector<Tensor>& tensors,
+    const Dims& constant) {
+  auto cells =
+      longest_cells(tensors[0], memory_order(tensors), constant, kLargest);
+  return cells.length < kShortest ? std::nullopt : std::optional(cells);
+}
+
+} // namespace
+
+std::optional<Cells> find_kernel_cells(
+    const std::vector<Tensor>& tensors,
+    const Dims& constant) {
+  const auto& x = tensors[0];
+  auto order = memory_order(tensors); // without dims of one element, or gaps
+  if (count_over(x.sizes(), order) < x.numel()) {
+    return std::nullopt;
+  }
+  auto cells = longest_cells(x, order, constant, x.numel());
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if (x.size(dim) == 1) {
+      order.push_back(dim);
+    }
+  }
+  cells.order.assign(order.rbegin(), order.rend());
+  return suit_kernels(x, cells) ? std::optional(cells) : std::nullopt;
+}
+
+std::optional<Cells> find_cells(
+    const std::vector<Tensor>& tensors,
+    const Dims& constant) {
+  if (!are_alike(tensors)) {
+    return std::nullopt;
+  }
+  if (have_kernels(tensors[0])) {
+    return find_kernel_cells(tensors, constant);
+  }
+  return have_loops(tensors[0]) ? find_loop_cells(tensors, constant)
+                                : std::nullopt;
+}
+
 // ---- passes -----------------------------------------------------------------
 
 Moments cell_moments(const Tensor& x, const Cells& cells) {
+  if (!cells.order.empty()) {
+    return moments_by_kernels(x, cells);
+  }
   const Moments result{per_cell(x, cells), per_cell(x, cells)};
   AT_DISPATCH_FLOATING_TYPES_AND(
       at::kBFloat16, x.scalar_type(), "cell_moments", [&] {
@@ -253,6 +301,9 @@ CellSums cell_sums(
     const Tensor& mean,
     const Tensor& y,
     const Cells& cells) {
+  if (!cells.order.empty()) {
+    return sums_by_kernels(x, mean, y, cells);
+  }
   const CellSums result{per_cell(x, cells), per_cell(x, cells)};
   AT_DISPATCH_FLOATING_TYPES_AND(
       at::kBFloat16, x.scalar_type(), "cell_sums", [&] {
@@ -275,6 +326,9 @@ Tensor scale_cells(
     const Tensor& scale,
     const Tensor& bias,
     const Cells& cells) {
+  if (!cells.order.empty()) {
+    return scale_by_kernels(x, mean, scale, bias, cells);
+  }
   auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES_AND(
       at::kBFloat16, x.scalar_type(), "scale_cells", [&] {
@@ -303,6 +357,9 @@ Tensor combine_cells(
     const Tensor& scale_y,
     const Tensor& bias,
     const Cells& cells) {
+  if (!cells.order.empty()) {
+    return combine_by_kernels(x, mean, scale, y, scale_y, bias, cells);
+  }
   auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES_AND(
       at::kBFloat16, x.scalar_type(), "combine_cells", [&] {

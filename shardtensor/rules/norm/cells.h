@@ -9,10 +9,12 @@
 
 namespace shardtensor::detail {
 
-// The passes of a norm over large fp32, fp64 and bf16 tensors in the CPU's
-// memory, each of which reads its inputs once. A cell is a set of elements that
-// share their mean, weight and bias: an image of one channel. Sums are taken in
-// fp64 over short runs. Nothing here communicates or records.
+// The passes of a norm that read their inputs once. A cell is a set of elements
+// that share their mean, weight and bias: an image of one channel. In the CPU's
+// memory loops of our own visit large fp32, fp64 and bf16 tensors, with sums in
+// fp64 over short runs; on a device that has PyTorch's kernels for a batch norm
+// over processes, those do (cell_kernels.h). Nothing here communicates or
+// records.
 
 /// Where the cells of a tensor are. What is known of them is a tensor with size
 /// 1 in the dims of a cell.
@@ -23,6 +25,8 @@ struct Cells {
   std::vector<int64_t> interleaved;
   int64_t length = 1; // elements of a cell
   int64_t width = 1; // cells that lie interleaved
+  // For the kernels of a device: all dims, from the outermost in memory.
+  std::vector<int64_t> order;
 };
 
 /// The longest cells that `constant` (sorted) and the strides of all tensors
@@ -52,6 +56,10 @@ at::Tensor scale_cells(
     const at::Tensor& scale,
     const at::Tensor& bias,
     const Cells& cells);
+
+/// False for few elements on a device: what a kernel needs to know of cells for
+/// combine_cells costs more than passes over them.
+bool worth_combining(const at::Tensor& x, const Cells& cells);
 
 /// (x - mean) * scale + y * scale_y + bias.
 at::Tensor combine_cells(

@@ -32,7 +32,7 @@ Tensor kept_sum(const Tensor& x, const std::vector<int64_t>& dims) {
   return dims.empty() ? x : at::sum(x, dims, true);
 }
 
-Tensor with_dims(const Tensor& x, int64_t dims) {
+Tensor with_leading_dims(const Tensor& x, int64_t dims) {
   if (!x.defined() || x.dim() >= dims) {
     return x;
   }
@@ -243,8 +243,8 @@ Tensor apply_norm(
     const Tensor& weight,
     const Tensor& bias,
     const NormStatistics& statistics) {
-  const auto w = with_dims(weight, x.dim());
-  const auto b = with_dims(bias, x.dim());
+  const auto w = with_leading_dims(weight, x.dim());
+  const auto b = with_leading_dims(bias, x.dim());
   const bool folds = folds_into(w, statistics.rstd, x);
   const auto scale = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
@@ -392,7 +392,7 @@ NormSums norm_sums(
     const std::vector<int64_t>& bias_sizes,
     const NormStatistics& statistics,
     const NormGeometry& geometry) {
-  const auto w = with_dims(weight, x.dim());
+  const auto w = with_leading_dims(weight, x.dim());
   const auto [inner, outer] = constant_dims(x, weight, bias_sizes, geometry);
   return inner.empty()
       ? sums_by_element(grad, x, w, statistics, outer, geometry)
@@ -408,7 +408,7 @@ Tensor norm_input_gradient(
     const Tensor& product,
     const NormGeometry& geometry) {
   const at::Scalar count(static_cast<double>(geometry.count));
-  const auto w = with_dims(weight, x.dim());
+  const auto w = with_leading_dims(weight, x.dim());
   const bool folds = folds_into(w, statistics.rstd, x);
   const auto scale = at::square(statistics.rstd) * (product / count).neg();
   const auto shift =
@@ -416,7 +416,8 @@ Tensor norm_input_gradient(
   const auto scale_grad = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
   const auto constant = constant_along(x, {scale_grad, rest});
-  if (const auto cells = find_cells({x, grad}, constant)) {
+  const auto cells = find_cells({x, grad}, constant);
+  if (cells && worth_combining(x, *cells)) {
     return combine_cells(
         x, statistics.mean, scale, grad, scale_grad, shift, *cells);
   }

@@ -18,7 +18,7 @@ at::Tensor wide(const at::Tensor& x);
 /// An empty list of dims means none here, not all.
 at::Tensor kept_sum(const at::Tensor& x, const std::vector<int64_t>& dims);
 /// Ones in front, so that all tensors of a formula have the same dims.
-at::Tensor with_dims(const at::Tensor& x, int64_t dims);
+at::Tensor with_leading_dims(const at::Tensor& x, int64_t dims);
 
 /// Of this rank's elements.
 Moments own_moments(const at::Tensor& x, const std::vector<int64_t>& dims);
