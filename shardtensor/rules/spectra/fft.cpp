@@ -15,6 +15,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/rules/spectra/complex_transform.h"
 #include "shardtensor/rules/spectra/home.h"
 #include "shardtensor/rules/spectra/memory_order.h"
 #include "shardtensor/rules/spectra/plan.h"
@@ -92,8 +93,16 @@ struct Differentiable {
       const Tensor& x,
       const Work& work,
       const TransformPlan::Step& step,
+      const SpecPtr& next,
       at::IntArrayRef strides) {
-    return from_local_strided(work(to_local(x), step), step.result, strides);
+    if (!step.real) {
+      return complex_transform(
+          x,
+          {step.layout, next, step.dims, work.normalization, work.forward},
+          strides);
+    }
+    return from_local_strided(
+        work(to_local(moved(x, step.layout)), step), step.result, strides);
   }
 };
 
@@ -109,8 +118,9 @@ struct BelowAutograd {
       const Local& x,
       const Work& work,
       const TransformPlan::Step& step,
+      const SpecPtr&,
       at::IntArrayRef) {
-    return {work(x.tensor, step), step.result};
+    return {work(moved(x, step.layout).tensor, step), step.result};
   }
 };
 
@@ -158,14 +168,17 @@ Signal run(const char* op, Signal x, const Work& work, const Dims& strides) {
   if (plan->gathered) {
     note_fallback(op, plan->before_gather, plan->gathered);
   }
-  for (const auto& step : plan->steps) {
-    x = Level::moved(x, step.layout);
-    if (!step.dims.empty()) {
-      const bool has_all_sizes =
-          step.result->sizes() == plan->result()->sizes();
-      x = Level::transformed(
-          x, work, step, has_all_sizes ? strides : at::IntArrayRef());
+  for (size_t i = 0; i < plan->steps.size(); ++i) {
+    const auto& step = plan->steps[i];
+    if (step.dims.empty()) {
+      x = Level::moved(x, step.layout);
+      continue;
     }
+    const auto& next =
+        i + 1 < plan->steps.size() ? plan->steps[i + 1].layout : step.result;
+    const bool has_all_sizes = step.result->sizes() == plan->result()->sizes();
+    x = Level::transformed(
+        x, work, step, next, has_all_sizes ? strides : at::IntArrayRef());
   }
   if (!work.is_inverse()) {
     remember_home(given, plan->result(), work.transform.dims);

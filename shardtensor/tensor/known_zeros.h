@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "shardtensor/layout/interval.h"
+
+namespace shardtensor::detail {
+
+/// Note [Known zeros]
+/// A spectral layer keeps a few modes, and the rest of its spectrum is zero: of
+/// what it writes into a tensor of zeros, and of the gradient of what it took
+/// from a spectrum. A transform that knows it moves and transforms rows that
+/// are not zero alone. So a ShardTensor may know a box outside of which its
+/// elements are zero whatever was computed. It is knowledge beside the values,
+/// which are there as always: who does not ask is right. It holds for one
+/// version of the tensor, and ends where its data, or that of a view, gets
+/// versions of its own (`.data`); views and detached copies do not have it.
+/// Ranks that run the same program agree about it, as about moved views. What
+/// PyTorch's versions do not see, writes into to_local().numpy(), it does not.
+///
+/// Example: out = zeros(2, 3, 64, 33); out[:, :, :8, :9] = f(x): out knows
+/// [0, 2) x [0, 3) x [0, 8) x [0, 9).
+
+/// Says that `tensor` is zero outside of `box`, of global indices, as it is
+/// now. Nothing is noted where writes leave no trace: in inference mode and
+/// where a compiler traces.
+void note_known_zeros(const at::Tensor& tensor, Box box);
+
+/// Outside of it `tensor` is zero; null: nothing is known.
+const Box* nonzero_box(const at::Tensor& tensor);
+
+} // namespace shardtensor::detail
