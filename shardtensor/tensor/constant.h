@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,9 @@
 namespace shardtensor {
 
 class ShardTensorImpl;
+namespace detail {
+struct ViewGeometry;
+}
 
 /// Note [Constants]
 /// A tensor whose elements are all alike, as factories make them, needs no
@@ -27,7 +31,11 @@ class ShardTensorImpl;
 class Constant {
  public:
   /// `value` is 0-d and plain.
-  Constant(at::Tensor value, MeshPtr mesh, std::vector<int64_t> sizes);
+  Constant(
+      at::Tensor value,
+      MeshPtr mesh,
+      std::vector<int64_t> sizes,
+      bool is_zero);
 
   const MeshPtr& mesh() const {
     return mesh_;
@@ -35,6 +43,15 @@ class Constant {
   const std::vector<int64_t>& sizes() const {
     return sizes_;
   }
+  at::ScalarType dtype() const {
+    return value_.scalar_type();
+  }
+  /// As far as the host knows.
+  bool is_zero() const {
+    return is_zero_;
+  }
+  /// Who has its data may write without being seen.
+  void forget_zero();
   bool is_written() const {
     return written_.defined();
   }
@@ -49,6 +66,7 @@ class Constant {
   at::Tensor value_;
   MeshPtr mesh_;
   std::vector<int64_t> sizes_;
+  bool is_zero_;
   at::Tensor written_;
 };
 
@@ -59,14 +77,20 @@ struct ConstantView {
 };
 
 /// A Replicate ShardTensor of which every element is the 0-d plain tensor
-/// `value`, equal on all ranks. No communication.
+/// `value`, equal on all ranks, known to be zero or not. No communication.
 at::Tensor constant(
     const at::Tensor& value,
     const MeshPtr& mesh,
-    std::vector<int64_t> sizes);
+    std::vector<int64_t> sizes,
+    bool is_zero = false);
 
 /// Null for a tensor that is no constant, or one that was written.
 const ConstantView* constant_view_of(const at::Tensor& tensor);
+
+/// What a constant or a view of one shows of the whole, in the whole's
+/// elements: of the real numbers in complex ones, dims whose rows begin at real
+/// and at imaginary parts have stride 0. None of a view as another dtype.
+std::optional<detail::ViewGeometry> geometry(const ConstantView& seen);
 
 /// Gives a constant, or what `tensor` is a view of, the layout that fits a
 /// value of this layout; Replicate without one. No communication.

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/layout/print.h"
 
 namespace shardtensor {
@@ -45,7 +46,13 @@ at::Tensor gather_rows_of_all(
     const auto sizes = local.sizes().slice(0, std::min(local.dim(), kMaxDims));
     std::copy(sizes.begin(), sizes.end(), row + kSizes);
   }
-  return all_reduce(table.to(local.device()), Reduce::Sum, mesh.group())
+  // A device would be waited for: only where the group has no other messages.
+  const bool on_host = mesh.ranks() == 1 ||
+      (mesh.contains_this_rank() && Group(mesh.group()).moves_host_tensors());
+  return all_reduce(
+             on_host ? table : table.to(local.device()),
+             Reduce::Sum,
+             mesh.group())
       .cpu()
       .contiguous();
 }

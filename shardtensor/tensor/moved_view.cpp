@@ -81,7 +81,8 @@ ViewSource view_source(const at::Tensor& tensor, const SpecPtr& wanted) {
   if (!wanted || wanted == own) {
     return {local, impl->moved_view()};
   }
-  auto copy = redistribute_local(local, own, wanted);
+  auto copy =
+      redistribute_local(local, own, wanted, tensor.suggest_memory_format());
   if (copy.is_alias_of(local)) {
     copy = copy.clone();
   }
@@ -112,6 +113,8 @@ at::Tensor wrap_view(
   note_view_place(result, tensor, offset);
   impl_of(result)->set_moved_view(source.moved);
   impl_of(result)->set_shares_memory();
+  impl_of(result)->set_known_zeros(
+      impl_of(tensor)->known_zeros(), /*of_base=*/true);
   impl_of(tensor)->set_shares_memory();
   return result;
 }

@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
-#include <memory>
-#include <mutex>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mul.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/sum_in_place.h"
-#include "shardtensor/tensor/recorded_policy.h"
+#include "shardtensor/tensor/completing_node.h"
+#include "shardtensor/tensor/gradient_buckets.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -30,7 +24,9 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+// Of the process: backward runs on other threads.
 std::atomic<GradientPolicy> policy{GradientPolicy::Coalesced};
+std::atomic<int64_t> bucket_bytes{int64_t{25} << 20}; // as DDP's
 
 /// The sum over `axes` of flat tensors, one behind the other.
 at::Tensor sum_flat(
@@ -87,18 +83,17 @@ std::vector<at::Tensor> sum_terms(
     const std::vector<int64_t>& axes);
 
 /// Backward of the identity that a weight passes on its way into local work.
-struct SharedWeightsBackward : Node {
+struct SharedWeightsBackward : CompletingNode {
   SharedWeightsBackward(MeshPtr mesh, std::vector<int64_t> axes)
       : mesh_(std::move(mesh)), axes_(std::move(axes)) {}
   std::string name() const override {
     return "ShardTensorSharedWeightsBackward";
   }
-  variable_list apply(variable_list&& grads) override {
-    return complete_gradients(policy_, grads, mesh_, axes_);
+  variable_list complete_from(variable_list&& grads) override {
+    return complete(grads, mesh_, axes_);
   }
   MeshPtr mesh_;
   std::vector<int64_t> axes_;
-  GradientPolicy policy_ = gradient_policy();
 };
 
 /// Backward of a sum of terms into a plain, complete gradient: each rank's
@@ -177,115 +172,38 @@ bool may_wait(Node* next) {
       !accumulate->tensor_post_acc_grad_hooks();
 }
 
-// Note [Terms of another stream]
-// The engine runs a node on its forward's stream, and a callback on its
-// caller's, which it has wait for the leaves' streams alone. A term set aside
-// was given to no leaf: it says itself when it is there, and what reads it.
-class Term {
- public:
-  explicit Term(at::Tensor tensor) : tensor_(std::move(tensor)) {
-    if (!tensor_.is_cpu()) {
-      ready_ = std::make_unique<c10::Event>(tensor_.device().type());
-      ready_->record(stream());
+std::vector<at::Tensor> complete_by(
+    GradientPolicy policy,
+    const std::vector<at::Tensor>& terms,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes) {
+  if (axes.empty()) {
+    return terms;
+  }
+  std::vector<at::Tensor> result(terms.size());
+  if (policy == GradientPolicy::Deferred) {
+    int64_t ranks = 1;
+    for (const int64_t axis : axes) {
+      ranks *= mesh->ranks(axis);
+    }
+    for (size_t i = 0; i < terms.size(); ++i) {
+      result[i] =
+          terms[i].defined() ? at::mul(terms[i], at::Scalar(ranks)) : terms[i];
+    }
+    return result;
+  }
+  auto now = terms;
+  if (policy == GradientPolicy::Coalesced) {
+    const auto node = torch::autograd::get_current_node();
+    for (size_t i = 0; i < terms.size(); ++i) {
+      const auto& next = node->next_edge(i).function;
+      if (terms[i].defined() && next && may_wait(next.get())) {
+        sum_later(*node, next, terms[i], mesh, axes);
+        now[i] = at::Tensor();
+      }
     }
   }
-
-  /// For the current stream.
-  const at::Tensor& take() const {
-    if (ready_) {
-      const auto reader = stream();
-      ready_->block(reader);
-      tensor_.record_stream(reader);
-    }
-    return tensor_;
-  }
-
- private:
-  c10::Stream stream() const {
-    return c10::impl::VirtualGuardImpl(tensor_.device().type())
-        .getStream(tensor_.device());
-  }
-
-  at::Tensor tensor_;
-  std::unique_ptr<c10::Event> ready_;
-};
-
-/// What one call of backward still owes.
-struct Pending {
-  struct Entry {
-    NodePtr accumulate;
-    Term term;
-    uint64_t order; // of the forward, the same on all ranks
-  };
-  using Key = std::pair<MeshPtr, std::vector<int64_t>>;
-  std::vector<std::pair<Key, std::vector<Entry>>> groups;
-
-  void add(const Key& key, Entry entry) {
-    auto found = std::find_if(groups.begin(), groups.end(), [&](auto& group) {
-      return group.first == key;
-    });
-    if (found == groups.end()) {
-      groups.emplace_back(key, std::vector<Entry>());
-      found = groups.end() - 1;
-    }
-    found->second.push_back(std::move(entry));
-  }
-
-  void settle() {
-    at::NoGradGuard no_grad;
-    CommScope scope("gradients of parameters");
-    std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) {
-      return a.first.second < b.first.second;
-    });
-    for (auto& [key, entries] : groups) {
-      settle_group(*key.first, key.second, entries);
-    }
-  }
-
- private:
-  static void settle_group(
-      const Mesh& mesh,
-      const std::vector<int64_t>& axes,
-      std::vector<Entry>& entries) {
-    std::stable_sort(
-        entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-          return a.order > b.order;
-        });
-    std::vector<at::Tensor> terms;
-    for (const auto& entry : entries) {
-      terms.push_back(entry.term.take());
-    }
-    const auto totals = sum_together(terms, mesh, axes);
-    for (size_t i = 0; i < entries.size(); ++i) {
-      auto* node = static_cast<AccumulateGrad*>(entries[i].accumulate.get());
-      TORCH_CHECK(
-          node->variable.numel() == 0 || node->variable.storage().nbytes() > 0,
-          "a parameter of sizes ",
-          node->variable.sizes(),
-          " was freed before the end of backward, as FSDP does; use the "
-          "gradient policy 'immediate' or 'deferred'");
-      node->apply({totals[i]});
-    }
-  }
-};
-
-std::shared_ptr<Pending> pending_of_this_backward() {
-  // The engine's callback owns the notes: when a backward raises, they go with
-  // it.
-  static std::mutex mutex;
-  static std::map<int, std::weak_ptr<Pending>> by_task;
-  const int task = torch::autograd::get_current_graph_task_id();
-  std::lock_guard<std::mutex> lock(mutex);
-  if (auto existing = by_task[task].lock()) {
-    return existing;
-  }
-  std::erase_if(
-      by_task, [](const auto& item) { return item.second.expired(); });
-  auto pending = std::make_shared<Pending>();
-  by_task[task] = pending;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [pending] { pending->settle(); });
-  return pending;
+  return sum_terms(now, mesh, axes);
 }
 
 } // namespace
@@ -296,6 +214,18 @@ void set_gradient_policy(GradientPolicy value) {
 
 GradientPolicy gradient_policy() {
   return policy;
+}
+
+void set_gradient_bucket_bytes(int64_t bytes) {
+  TORCH_CHECK_VALUE(
+      bytes > 0,
+      "gradient_bucket_bytes: expected a positive number of bytes, got ",
+      bytes);
+  bucket_bytes = bytes;
+}
+
+int64_t gradient_bucket_bytes() {
+  return bucket_bytes;
 }
 
 const char* to_string(GradientPolicy value) {
@@ -374,42 +304,20 @@ std::vector<at::Tensor> complete_gradients(
     const std::vector<at::Tensor>& terms,
     const MeshPtr& mesh,
     const std::vector<int64_t>& axes) {
-  return complete_gradients(gradient_policy(), terms, mesh, axes);
+  return complete_by(gradient_policy(), terms, mesh, axes);
 }
 
-std::vector<at::Tensor> detail::complete_gradients(
-    GradientPolicy policy,
+variable_list CompletingNode::apply(variable_list&& grads) {
+  auto result = complete_from(std::move(grads));
+  note_that_terms_came(*this);
+  return result;
+}
+
+std::vector<at::Tensor> CompletingNode::complete(
     const std::vector<at::Tensor>& terms,
     const MeshPtr& mesh,
-    const std::vector<int64_t>& axes) {
-  if (axes.empty()) {
-    return terms;
-  }
-  std::vector<at::Tensor> result(terms.size());
-  if (policy == GradientPolicy::Deferred) {
-    int64_t ranks = 1;
-    for (const int64_t axis : axes) {
-      ranks *= mesh->ranks(axis);
-    }
-    for (size_t i = 0; i < terms.size(); ++i) {
-      result[i] =
-          terms[i].defined() ? at::mul(terms[i], at::Scalar(ranks)) : terms[i];
-    }
-    return result;
-  }
-  auto now = terms;
-  if (policy == GradientPolicy::Coalesced) {
-    const auto node = torch::autograd::get_current_node();
-    for (size_t i = 0; i < terms.size(); ++i) {
-      const auto& next = node->next_edge(i).function;
-      if (terms[i].defined() && next && may_wait(next.get())) {
-        pending_of_this_backward()->add(
-            {mesh, axes}, {next, Term(terms[i]), node->sequence_nr()});
-        now[i] = at::Tensor();
-      }
-    }
-  }
-  return sum_terms(now, mesh, axes);
+    const std::vector<int64_t>& axes) const {
+  return complete_by(policy_, terms, mesh, axes);
 }
 
 } // namespace shardtensor

@@ -14,10 +14,10 @@ namespace shardtensor {
 ///
 /// - Immediate: an all-reduce inside backward, before anybody sees the
 ///   gradient. Right everywhere.
-/// - Coalesced: terms are set aside and summed at the end of this backward, in
-///   one all-reduce per dtype and group. Falls back to Immediate wherever
-///   somebody could see the gradient earlier: non-leaf parameters, hooks, DDP,
-///   torch.autograd.grad, create_graph.
+/// - Coalesced: terms are set aside and summed beside this backward in buckets,
+///   one all-reduce each. Parameters get their gradients at its end. Falls back
+///   to Immediate wherever somebody could see the gradient earlier: non-leaf
+///   parameters, hooks, DDP, torch.autograd.grad, create_graph.
 /// - Deferred: the term times the number of ranks that share it, for DDP or
 ///   FSDP over the whole mesh, which average over all ranks themselves.
 enum class GradientPolicy { Immediate, Coalesced, Deferred };
@@ -28,6 +28,14 @@ GradientPolicy gradient_policy();
 const char* to_string(GradientPolicy policy);
 /// Raises on another name.
 GradientPolicy parse_gradient_policy(const std::string& name);
+
+/// From how many bytes of one dtype and group on Coalesced terms travel. 25
+/// MiB, the default, is DDP's; larger buckets are fewer messages, smaller ones
+/// start earlier. What is left goes when the last term has come. For all
+/// backwards of the process from now on, the same on all ranks. Raises where it
+/// isn't positive.
+void set_gradient_bucket_bytes(int64_t bytes);
+int64_t gradient_bucket_bytes();
 
 /// Plain parameters, equal on all ranks, about to be used by this rank's local
 /// work, to whose result the ranks of `axes` contribute separately. Returns

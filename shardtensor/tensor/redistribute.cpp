@@ -5,7 +5,7 @@
 #include <ATen/record_function.h>
 
 #include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/layout/plan_cache.h"
 
 namespace shardtensor::detail {
@@ -53,7 +53,10 @@ void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
       to_string(to));
 }
 
-Route plan_route(const SpecPtr& from, const SpecPtr& to) {
+Route plan_route(
+    const SpecPtr& from,
+    const SpecPtr& to,
+    at::MemoryFormat format) {
   check_same_tensor(*from, *to);
   Route route;
   auto source = from->placements();
@@ -101,9 +104,11 @@ Route plan_route(const SpecPtr& from, const SpecPtr& to) {
     route.only_cuts = cut_only(*moved_from, *moved_to);
     route.exchanges = !route.only_cuts;
     if (route.exchanges && from->mesh()->contains_this_rank()) {
-      route.exchange = encode(
-          plan_redistribute(moved_from, moved_to, from->mesh()->position()),
-          *from->mesh());
+      route.exchange = in_format(
+          encode(
+              plan_redistribute(moved_from, moved_to, from->mesh()->position()),
+              *from->mesh()),
+          format);
     }
   }
   return route;
@@ -112,11 +117,12 @@ Route plan_route(const SpecPtr& from, const SpecPtr& to) {
 /// Routes are kept: the same redistribution comes back in every step.
 std::shared_ptr<const Route> find_route(
     const SpecPtr& from,
-    const SpecPtr& to) {
+    const SpecPtr& to,
+    at::MemoryFormat format = at::MemoryFormat::Contiguous) {
   static PlanCache<Route> routes;
   PlanKey key;
-  key.add(from).add(to);
-  return routes.find(key, [&] { return plan_route(from, to); });
+  key.add(from).add(to).add(static_cast<int64_t>(format));
+  return routes.find(key, [&] { return plan_route(from, to, format); });
 }
 
 at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {
@@ -134,11 +140,12 @@ at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {
 at::Tensor redistribute_local(
     const at::Tensor& local,
     const SpecPtr& from,
-    const SpecPtr& to) {
+    const SpecPtr& to,
+    at::MemoryFormat format) {
   if (from == to) {
     return local;
   }
-  const auto route = find_route(from, to);
+  const auto route = find_route(from, to, format);
   const auto& mesh = *from->mesh();
   if (!mesh.contains_this_rank()) {
     return local;

@@ -7,6 +7,8 @@
 
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
@@ -60,7 +62,7 @@ at::Tensor scatter(
       " is outside ",
       mesh);
   TORCH_CHECK_VALUE(
-      !spec->has_partial() && spec->is_contiguous(),
+      !spec->has_partial(),
       "scatter: expected Shard and Replicate placements, got ",
       to_string(*spec));
   const bool holds = mesh.position() == source;
@@ -73,7 +75,9 @@ at::Tensor scatter(
   const at::NoGradGuard no_grad;
   const CommScope scope("scatter " + to_string(*spec));
   const auto whole = holds ? tensor.detach() : at::empty({0}, tensor.options());
-  return wrap(exchange(whole, plan_scatter(*spec, source), mesh), spec);
+  const auto boxes = detail::contiguous(spec); // one for each rank
+  const auto local = exchange(whole, plan_scatter(*boxes, source), mesh);
+  return redistribute(wrap(local, boxes), spec);
 }
 
 } // namespace shardtensor

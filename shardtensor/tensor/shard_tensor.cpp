@@ -10,9 +10,9 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/check_mode.h"
+#include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
-#include "shardtensor/tensor/recorded_policy.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -87,18 +87,18 @@ struct RedistributeBackward : Node {
 
 /// Backward of promote: what the shards contributed, summed, as the plain
 /// gradient of the plain parameter.
-struct PromoteBackward : Node {
+struct PromoteBackward : CompletingNode {
   explicit PromoteBackward(MeshPtr mesh) : mesh_(std::move(mesh)) {}
   std::string name() const override {
     return "ShardTensorPromoteBackward";
   }
-  variable_list apply(variable_list&& grads) override {
+  variable_list complete_from(variable_list&& grads) override {
     if (!is_shard_tensor(grads[0])) {
       return {grads[0]};
     }
     const auto terms = as_terms(grads[0]);
     const auto axes = spec(terms)->partial_axes();
-    return complete_gradients(policy_, {to_local(terms)}, mesh_, axes);
+    return complete({to_local(terms)}, mesh_, axes);
   }
   // Partial sums stay, everything else becomes Replicate.
   static at::Tensor as_terms(const at::Tensor& grad) {
@@ -111,7 +111,6 @@ struct PromoteBackward : Node {
     return redistribute(grad, placements);
   }
   MeshPtr mesh_;
-  GradientPolicy policy_ = gradient_policy();
 };
 
 /// Lives as long as the leaf, which it looks at anew: its data may be set.
@@ -216,7 +215,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
   at::Tensor local;
   {
     at::NoGradGuard no_grad;
-    local = redistribute_local(impl->local(), from, to);
+    local = redistribute_local(
+        impl->local(), from, to, tensor.suggest_memory_format());
     if (local.is_alias_of(impl->local())) {
       local = local.clone();
     }

@@ -7,6 +7,8 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/MemoryFormat.h>
 
+#include "shardtensor/comm/autograd_node.h"
+
 namespace shardtensor {
 namespace {
 
@@ -67,6 +69,7 @@ void ShardTensorImpl::set(
   local_ = std::move(local);
   spec_ = std::move(spec);
   constant_view_ = nullptr;
+  known_zeros_ = nullptr;
   view_place_ = {};
   ++times_set_;
   refresh(strides);
@@ -79,6 +82,7 @@ void ShardTensorImpl::take_written() {
   const auto* impl = impl_of(part);
   set(impl->local(), impl->spec(), strides().vec());
   moved_view_ = impl->moved_view_;
+  set_known_zeros(impl_of(whole)->known_zeros_, seen->view != nullptr);
   shares_memory_ = true;
 }
 
@@ -133,6 +137,7 @@ void ShardTensorImpl::shallow_copy_from(
   spec_ = other->spec_;
   moved_view_ = other->moved_view_;
   constant_view_ = other->constant_view_;
+  known_zeros_ = nullptr;
   view_place_ = {};
   ++times_set_;
   note_other_version();
@@ -142,6 +147,12 @@ void ShardTensorImpl::shallow_copy_from(
 
 void ShardTensorImpl::note_other_version() const {
   has_other_versions_ = true;
+  if (known_zeros_) {
+    known_zeros_->version = -1;
+  }
+  if (constant_view_) {
+    constant_view_->constant->forget_zero();
+  }
   if (view_place_.base) { // and of all its views
     static_cast<const ShardTensorImpl*>(view_place_.base.get())
         ->has_other_versions_ = true;
@@ -193,6 +204,7 @@ at::Tensor wrap(
       to_string(*spec),
       " holds ",
       at::IntArrayRef(spec->local_sizes()));
+  keep_backward_in_one_thread(local);
   auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec, strides);
   if (is_traced(local)) {
     // Eager wrappers carry no Python key.

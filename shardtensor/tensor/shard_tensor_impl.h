@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include "shardtensor/layout/interval.h"
 #include "shardtensor/layout/shard_spec.h"
 #include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/keys.h"
@@ -16,6 +17,12 @@ struct ViewPlace {
   c10::intrusive_ptr<c10::TensorImpl> base;
   int64_t offset = 0;
   int64_t times_set = 0; // the base's, at that time
+};
+
+/// See Note [Known zeros].
+struct KnownZeros {
+  Box box;
+  int64_t version = -1; // of the tensor; -1: not known yet, or no longer
 };
 
 /// A tensor that shows its global sizes and holds one rank's shard: a plain
@@ -79,6 +86,21 @@ class ShardTensorImpl final : public c10::TensorImpl {
   }
   void take_written();
 
+  /// Null where nothing is known of the values; may be outdated. A view has
+  /// what its base knows, to end that where its data gets other versions.
+  const std::shared_ptr<KnownZeros>& known_zeros() const {
+    return known_zeros_;
+  }
+  void set_known_zeros(
+      std::shared_ptr<KnownZeros> known_zeros,
+      bool of_base = false) {
+    known_zeros_ = std::move(known_zeros);
+    known_zeros_of_base_ = of_base;
+  }
+  bool knows_zeros_of_base() const {
+    return known_zeros_of_base_;
+  }
+
   /// True when a view operator made this tensor, or a view of it: it must keep
   /// its local tensor, others look at it.
   bool shares_memory() const {
@@ -128,10 +150,12 @@ class ShardTensorImpl final : public c10::TensorImpl {
   c10::Storage second_owner_;
   std::shared_ptr<MovedView> moved_view_;
   std::shared_ptr<const ConstantView> constant_view_;
+  std::shared_ptr<KnownZeros> known_zeros_;
   ViewPlace view_place_;
   int64_t times_set_ = 0;
   mutable bool has_other_versions_ = false;
   bool shares_memory_ = false;
+  bool known_zeros_of_base_ = false;
 };
 
 /// True for every tensor that this library made.

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +40,10 @@ class ShownElements {
   bool are_gone() const {
     return base_.expired();
   }
+  /// Of elements that are known.
+  const MeshPtr& mesh() const {
+    return layout_->mesh();
+  }
 
  private:
   friend ShownElements shown_elements(const at::Tensor& tensor);
@@ -50,6 +58,74 @@ class ShownElements {
 };
 
 ShownElements shown_elements(const at::Tensor& tensor);
+
+/// What ranks found out of the last kMost elements of each mesh that they asked
+/// each other for. Shared by all threads, for backward may run in another one
+/// than forward. By meshes, for ranks agree about the order of calls on one
+/// mesh, and so about what is still known.
+template <typename Value, int64_t kMost>
+class KnownOfShown {
+ public:
+  std::optional<Value> find(const ShownElements& shown) {
+    return find(shown, [](const Value&) { return true; });
+  }
+
+  /// The one that `is_meant`.
+  template <typename Predicate>
+  std::optional<Value> find(
+      const ShownElements& shown,
+      const Predicate& is_meant) {
+    if (!shown.is_known()) {
+      return std::nullopt;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_mesh_.find(shown.mesh());
+    if (found != by_mesh_.end()) {
+      for (const auto& entry : found->second.entries) {
+        if (entry.shown == shown && is_meant(entry.value)) {
+          return entry.value;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  void add(ShownElements shown, Value value) {
+    if (!shown.is_known()) {
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(
+        by_mesh_, [](const auto& item) { return item.second.is_gone(); });
+    by_mesh_[shown.mesh()].add(std::move(shown), std::move(value));
+  }
+
+ private:
+  struct Entry {
+    ShownElements shown;
+    Value value;
+    int64_t number;
+  };
+  /// Ranks may forget at other times what nobody can ask for, but not the rest.
+  struct Latest {
+    std::vector<Entry> entries;
+    int64_t added = 0;
+
+    void add(ShownElements shown, Value value) {
+      entries.push_back({std::move(shown), std::move(value), added++});
+      std::erase_if(entries, [&](const Entry& entry) {
+        return entry.shown.are_gone() || entry.number + kMost < added;
+      });
+    }
+    bool is_gone() const {
+      return std::ranges::all_of(
+          entries, [](const Entry& entry) { return entry.shown.are_gone(); });
+    }
+  };
+
+  std::mutex mutex_;
+  std::map<MeshPtr, Latest> by_mesh_;
+};
 
 /// Says that `view` begins `offset` elements behind the first one of `tensor`,
 /// by nominal strides. Only integers, which may be an index, note it.

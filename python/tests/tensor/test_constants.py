@@ -303,3 +303,51 @@ def test_only_a_plain_number_makes_a_constant(mesh):
 
     with pytest.raises(TypeError, match=r"a plain 0-d tensor, got sizes \[2\]"):
         _C.constant(torch.zeros(2), core_mesh(mesh), [4])
+
+
+def real_numbers(out, x):
+    torch.view_as_real(out)[..., :3, 0] = x
+
+
+def imaginary_parts(out, x):
+    out.imag[..., :3] = x
+    out.real[..., 1:4] += x
+
+
+def numbers_of_half_the_size(out, x):
+    out.view(torch.double)[..., 1:7:2] = x
+
+
+def every_third_number(out, x):
+    out.view(torch.double)[..., 3:10:3] = x
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize(
+    "write",
+    [real_numbers, imaginary_parts, numbers_of_half_the_size, every_third_number],
+)
+def test_complex_constants_take_real_numbers(mesh, write):
+    def spectrum(x):
+        out = torch.zeros(2, 6, 8, dtype=torch.cdouble)
+        write(out, x)
+        return torch.fft.ifft2(out, dim=(0, 1)), torch.fft.ifft(out)
+
+    x = values(2, 6, 3).requires_grad_()
+    dims = (1,) if mesh.ndim == 1 else (0, 1)
+    check_op(Within(mesh, spectrum), sharded(x, [Shard(d) for d in dims]), mesh=mesh)
+    with new_tensors_on(mesh):
+        out = torch.zeros(2, 6, 8, dtype=torch.cdouble)
+    torch.view_as_real(out).lerp_(torch.ones(2, 6, 8, 2, dtype=torch.double), 0.25)
+    assert_close(out, torch.full((2, 6, 8), 0.25 + 0.25j, dtype=torch.cdouble))
+
+
+@ranks(1, 2)
+def test_real_constants_take_complex_numbers(mesh):
+    x = values(6, 3)
+    with new_tensors_on(mesh):
+        pairs = torch.zeros(6, 5, 2, dtype=torch.double)
+    torch.view_as_complex(pairs)[:, 1:4] = shard(x + 2j * x, mesh, [Shard(0)])
+    expected = torch.zeros(6, 5, 2, dtype=torch.double)
+    torch.view_as_complex(expected)[:, 1:4] = x + 2j * x
+    assert_close(pairs, expected)

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from layouts import sweep
-from oracle import Repeated
+from oracle import Repeated, merged
 from ranks import assert_close, partitions, ranks, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from shardtensor import ShardTensor, distribute_tensor, scatter_tensor
+from shardtensor import _C, ShardTensor, distribute_tensor, scatter_tensor
 
 
 def numbered(*shape):
@@ -57,6 +57,27 @@ def test_scatter_of_scalars_and_conversion(mesh):
     mine = torch.tensor(3) if dist.get_rank() == 0 else None
     y = scatter_tensor(mine, 0, mesh, [Replicate()], dtype=torch.float32)
     assert y.dtype == torch.float32 and y.item() == 3.0
+
+
+@ranks(2, 3, "2x2")
+def test_dims_that_are_merged_from_two(mesh):
+    x, pieces = numbered(12, 3), merged(12, mesh.size())
+    sizes = {0: _C.Partition(list(pieces), pieces.repeat)}
+    placements = [Shard(0)] * mesh.ndim
+    mine = x if dist.get_rank() == 0 else None
+    assert_close(scatter_tensor(mine, 0, mesh, placements, sizes=sizes), x)
+    for source in (0, None):
+        found = distribute_tensor(
+            x, mesh, placements, sizes=sizes, src_data_rank=source
+        )
+        assert found.is_leaf
+        assert_close(found, x)
+    where = {"device_mesh": mesh, "placements": placements, "sizes": sizes}
+    assert_close(shardtensor.ones(12, 3, **where), torch.ones(12, 3))
+    torch.manual_seed(3)
+    drawn = shardtensor.randn(12, 3, **where)
+    torch.manual_seed(3)
+    assert_close(drawn, torch.randn(12, 3))
 
 
 @ranks(2, 3)

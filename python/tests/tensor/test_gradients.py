@@ -1,35 +1,15 @@
 """Gradients of plain parameters: complete, plain, in few messages, whoever
 looks at them and whenever."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from ranks import ranks, shard
-from torch.distributed.tensor import Replicate, Shard
+from perceptrons import assert_same_gradients, data, network, pair, rows_on
+from ranks import ranks
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor as st
-
-
-def network(width=6, layers=3):
-    torch.manual_seed(0)
-    parts = []
-    for _ in range(layers):
-        parts += [nn.Linear(width, width), nn.GELU()]
-    return nn.Sequential(*parts).double()
-
-
-def data(rows=7, width=6):
-    torch.manual_seed(1)
-    return torch.randn(rows, width, dtype=torch.double)
-
-
-def rows_on(mesh, x, requires_grad=False):
-    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
-    return shard(x, mesh, placements).requires_grad_(requires_grad)
 
 
 class policy:
@@ -44,19 +24,6 @@ class policy:
 
     def __exit__(self, *_):
         st.set_gradient_policy(self.before)
-
-
-def assert_same_gradients(model, reference):
-    for (name, p), q in zip(
-        model.named_parameters(), reference.parameters(), strict=True
-    ):
-        assert type(p.grad) is torch.Tensor, name
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def pair():
-    model = network()
-    return model, copy.deepcopy(model)
 
 
 @ranks(1, 2, 3, "2x2")
@@ -258,6 +225,18 @@ def test_fsdp(mesh, name):
     reference(every).square().mean().backward()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+
+@ranks(2)
+def test_fsdp_with_coalesced_gradients_says_what_to_use(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network(layers=1)
+    fully_shard(model, mesh=mesh)
+    loss = model(rows_on(mesh, data())).square().mean()
+    told = "was freed before the end of backward, as FSDP does; use the gradient policy"
+    with pytest.raises(RuntimeError, match=told):
+        loss.backward()
 
 
 @ranks(1, 2)

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include <torch/csrc/autograd/function.h>
+
+#include "shardtensor/tensor/parameter_gradients.h"
+
+namespace shardtensor::detail {
+
+/// A backward node that completes gradients of parameters, by the policy under
+/// which forward recorded it, not the one of the moment: modules of several
+/// policies may share a backward.
+class CompletingNode : public torch::autograd::Node {
+ public:
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& grads) final;
+
+  /// Whether its terms may be summed later.
+  bool coalesces() const {
+    return policy_ == GradientPolicy::Coalesced;
+  }
+
+ protected:
+  /// From the gradients to those of the next edges, by complete().
+  virtual torch::autograd::variable_list complete_from(
+      torch::autograd::variable_list&& grads) = 0;
+
+  /// complete_gradients by this node's policy.
+  std::vector<at::Tensor> complete(
+      const std::vector<at::Tensor>& terms,
+      const MeshPtr& mesh,
+      const std::vector<int64_t>& axes) const;
+
+ private:
+  GradientPolicy policy_ = gradient_policy();
+};
+
+} // namespace shardtensor::detail
