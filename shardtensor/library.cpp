@@ -70,7 +70,8 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "radius_search(Tensor points, Tensor queries, float radius, "
       "int? max_points=None, bool return_dists=False, "
-      "bool return_points=False, ScalarType? index_dtype=None) -> Tensor[]");
+      "bool return_points=False, ScalarType? index_dtype=None, "
+      "bool return_counts=False) -> Tensor[]");
   // What a compiler sees of them, of pieces: see rules/points/nearest_op.h.
   m.def(
       "_nearest(Tensor points, Tensor queries, int most, float? radius, "
@@ -132,6 +133,7 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "cell_faces(Tensor[] cells, str[] kinds, int points) "
       "-> (Tensor faces, Tensor cells)");
+  m.def("merge_corners(Tensor corners) -> (Tensor points, Tensor cells)");
 
   // Neighbourhood attention, of a piece, and its gradients: see
   // rules/attention/neighborhood.h and neighborhood_op.h. `code` holds the dims

@@ -33,6 +33,9 @@
 #include "shardtensor/rules/attention/neighborhood.h"
 #include "shardtensor/rules/attention/transport.h"
 
+// Convolutions: when they communicate beside their work.
+#include "shardtensor/rules/stencil/overlap_bytes.h"
+
 // Clouds of points.
 #include "shardtensor/rules/points/interpolate.h"
 #include "shardtensor/rules/points/partition.h"
@@ -45,6 +48,7 @@
 
 // Meshes of points and cells.
 #include "shardtensor/cells/centered.h"
+#include "shardtensor/cells/corners.h"
 #include "shardtensor/cells/elements.h"
 #include "shardtensor/cells/topology.h"
 

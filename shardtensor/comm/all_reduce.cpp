@@ -141,7 +141,7 @@ at::Tensor all_reduce_kernel(
   check_dtype(x, reduce);
   const Group group(group_name);
   if (check_mode()) {
-    check_same_call(group, x.device(), {describe(x, reduce_name), {}, {}});
+    check_same_call(group, x.device(), {describe(x, reduce_name), "", {}, {}});
   }
   if (group.ranks() == 1 || x.numel() == 0) {
     return x.clone(at::MemoryFormat::Contiguous);
@@ -154,8 +154,27 @@ at::Tensor all_reduce_kernel(
   return reduce == Reduce::Avg ? result.div_(group.ranks()) : result;
 }
 
-/// Of a dtype that travels as it is.
-void sum_over_group(const at::Tensor& x, const std::string& group_name) {
+/// The groups over which x is summed one after the other.
+std::vector<std::string> groups_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    return {mesh.group()};
+  }
+  std::vector<std::string> groups;
+  for (const auto axis : axes) {
+    groups.push_back(mesh.group(axis));
+  }
+  return groups;
+}
+
+/// call(group, what it is), where there is something to sum; x is of a dtype
+/// that travels as it is.
+template <typename Call>
+void sum_over_group(
+    const at::Tensor& x,
+    const std::string& group_name,
+    Call call) {
   const std::string sum = to_string(Reduce::Sum);
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (profiled.isActive()) {
@@ -163,12 +182,18 @@ void sum_over_group(const at::Tensor& x, const std::string& group_name) {
   }
   const Group group(group_name);
   if (check_mode()) {
-    check_same_call(group, x.device(), {describe(x, sum), {}, {}});
+    check_same_call(group, x.device(), {describe(x, sum), "", {}, {}});
   }
   if (group.ranks() > 1 && x.numel() > 0) {
-    group.all_reduce(x, Reduce::Sum, [&] { return describe(x, sum); });
+    call(group, [&] { return describe(x, sum); });
     count_all_reduce(static_cast<int64_t>(x.nbytes()));
   }
+}
+
+void sum_over_group(const at::Tensor& x, const std::string& group_name) {
+  sum_over_group(x, group_name, [&](const Group& group, auto what) {
+    group.all_reduce(x, Reduce::Sum, what);
+  });
 }
 
 at::Tensor all_reduce_meta(const at::Tensor& x, std::string, std::string) {
@@ -281,12 +306,26 @@ void detail::sum_in_place(
     const at::Tensor& x,
     const Mesh& mesh,
     const std::vector<int64_t>& axes) {
-  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
-    sum_over_group(x, mesh.group());
-    return;
+  for (const auto& group : groups_of(mesh, axes)) {
+    sum_over_group(x, group);
   }
-  for (const auto axis : axes) {
-    sum_over_group(x, mesh.group(axis));
+}
+
+SumInPlace::SumInPlace(
+    const at::Tensor& x,
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes)
+    : x_(x), later_(groups_of(mesh, axes)) {
+  sum_over_group(x_, later_.at(0), [&](const Group& group, auto what) {
+    started_ = group.start_all_reduce(x_, Reduce::Sum, what());
+  });
+  later_.erase(later_.begin());
+}
+
+void SumInPlace::wait() {
+  started_.wait();
+  for (const auto& group : later_) {
+    sum_over_group(x_, group);
   }
 }
 

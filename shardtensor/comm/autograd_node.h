@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -13,6 +14,21 @@ namespace shardtensor::detail {
 
 // Autograd nodes of our own: lighter than torch::autograd::Function, and usable
 // under torch.func, which refuses C++ Functions.
+
+// Note [One thread of backward]
+// For a device the engine has a thread of its own, beside the caller's, which
+// takes nodes whose gradients are undefined or on the host. What the one makes
+// ready for the other comes sooner or later, on each rank as its threads run:
+// the order of nodes, and so of messages, would be another one on each rank.
+// The caller's thread alone takes them in the order of the forward.
+
+/// Backwards that this thread calls have one thread, where `tensor` is on a
+/// device.
+inline void keep_backward_in_one_thread(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+}
 
 /// What owns a node: intrusive_ptr in PyTorch 2.13, shared_ptr before.
 using NodePtr = decltype(torch::autograd::Edge::function);
@@ -46,6 +62,7 @@ void connect(
   if (!needs_node(input)) {
     return;
   }
+  keep_backward_in_one_thread(output);
   auto node = make_node<NodeType>(std::forward<Args>(args)...);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);
@@ -61,6 +78,7 @@ void connect(
   if (std::none_of(inputs.begin(), inputs.end(), needs_node)) {
     return;
   }
+  keep_backward_in_one_thread(output);
   auto node = make_node<NodeType>(std::forward<Args>(args)...);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   torch::autograd::set_history(output, node);

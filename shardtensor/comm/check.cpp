@@ -1,15 +1,16 @@
 #include "shardtensor/comm/check.h"
 
-#include <algorithm>
 #include <atomic>
+#include <optional>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "shardtensor/comm/check_mode.h"
+#include "shardtensor/comm/known_error.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor {
@@ -20,74 +21,174 @@ namespace {
 
 std::atomic<bool> checking{false};
 
-constexpr int64_t kTextBytes = 512; // of a call's description
-
-/// FNV-1a: the same on every machine, unlike std::hash.
-int64_t hash(const std::string& text) {
-  uint64_t result = 14695981039346656037ull;
-  for (const unsigned char c : text) {
-    result = (result ^ c) * 1099511628211ull;
-  }
-  return static_cast<int64_t>(result);
-}
-
 std::string full_text(const Collective& call) {
   const auto& scope = current_comm_scope();
   return scope.empty() ? call.text : call.text + " in " + scope;
 }
 
-at::Tensor fingerprint(const Collective& call, int64_t ranks) {
-  std::vector<int64_t> row{hash(full_text(call))};
-  for (const auto* splits : {&call.sends, &call.receives}) {
-    const auto elements = of_every_rank(*splits, ranks);
-    row.insert(row.end(), elements.begin(), elements.end());
+// ---- numbers that stand for a call ------------------------------------------
+
+/// FNV-1a: the same on every machine, unlike std::hash.
+uint64_t hash(const std::string& text) {
+  uint64_t result = 14695981039346656037ull;
+  for (const unsigned char c : text) {
+    result = (result ^ c) * 1099511628211ull;
   }
-  return at::tensor(row);
+  return result;
 }
 
-/// rows: every rank's fingerprint.
-bool agree(const at::Tensor& rows) {
-  const int64_t ranks = rows.size(0);
-  const auto table = rows.accessor<int64_t, 2>();
-  for (int64_t i = 0; i < ranks; ++i) {
-    if (table[i][0] != table[0][0]) {
+/// splitmix64's finalizer.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+uint64_t term(int64_t from, int64_t to, int64_t elements) {
+  constexpr uint64_t kStep = 0x9e3779b97f4a7c15ull;
+  uint64_t result = 0;
+  for (const auto number : {from, to, elements}) {
+    result = mix(result + kStep + static_cast<uint64_t>(number));
+  }
+  return result;
+}
+
+// Note [Splits that match]
+// A rank cannot look at all pairs of ranks: in a large group they are too many.
+// So each message stands for a random number, by its ends and its size; a rank
+// adds up those that it sends and takes away those that it expects. Over all
+// ranks that is zero where they match, and else, but for one time in 2^64, not.
+uint64_t imbalance(const Collective& call, int64_t rank) {
+  uint64_t result = 0;
+  for (const auto& [peer, elements] : call.sends) {
+    result += term(rank, peer, elements);
+  }
+  for (const auto& [peer, elements] : call.receives) {
+    result -= term(peer, rank, elements);
+  }
+  return result;
+}
+
+enum Column { kFailed, kText, kImbalance };
+
+at::Tensor row_of(const std::optional<Collective>& call, int64_t rank) {
+  if (!call) {
+    return at::tensor({int64_t{1}, int64_t{0}, int64_t{0}});
+  }
+  const auto text = static_cast<int64_t>(hash(full_text(*call)));
+  const auto rest = static_cast<int64_t>(imbalance(*call, rank));
+  return at::tensor({int64_t{0}, text, rest});
+}
+
+/// rows: every rank's. The first rank that failed; -1: none.
+int64_t first_failed(at::TensorAccessor<int64_t, 2> rows) {
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    if (rows[rank][kFailed] != 0) {
+      return rank;
+    }
+  }
+  return -1;
+}
+
+bool all_failed(at::TensorAccessor<int64_t, 2> rows) {
+  int64_t failed = 0;
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    failed += rows[rank][kFailed];
+  }
+  return failed == rows.size(0);
+}
+
+bool agree(at::TensorAccessor<int64_t, 2> rows) {
+  uint64_t rest = 0;
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    if (rows[rank][kText] != rows[0][kText]) {
       return false;
     }
-    for (int64_t j = 0; j < ranks; ++j) {
-      if (table[i][1 + j] != table[j][1 + ranks + i]) {
-        return false;
-      }
-    }
+    rest += static_cast<uint64_t>(rows[rank][kImbalance]);
   }
-  return true;
+  return rest == 0;
 }
 
+// ---- errors -----------------------------------------------------------------
+
 /// For each rank what it wants to do, one line each.
-std::string all_calls(
-    const Group& group,
-    c10::Device device,
-    const Collective& call,
-    Describe describe) {
-  std::string text = full_text(call);
-  if (!call.sends.empty() || !call.receives.empty()) {
-    text += c10::str(
-        " (elements sent: ",
-        to_string(call.sends),
-        "; received: ",
-        to_string(call.receives),
-        ")");
-  }
-  at::Tensor row = at::zeros({kTextBytes}, at::kByte);
-  const auto length = std::min<int64_t>(text.size(), kTextBytes - 1);
-  std::copy_n(text.begin(), length, row.data_ptr<uint8_t>());
-  const at::Tensor rows = group.all_gather(row.to(device), describe).cpu();
+KnownError difference(const Group& group, const at::Tensor& texts) {
   std::string lines;
   for (int64_t rank = 0; rank < group.ranks(); ++rank) {
-    const auto* bytes = rows[rank].const_data_ptr<uint8_t>();
-    lines +=
-        c10::str("\n  rank ", rank, ": ", reinterpret_cast<const char*>(bytes));
+    lines += c10::str("\n  rank ", rank, ": ", error_from(texts[rank]).text);
   }
-  return lines;
+  return {
+      KnownError::Kind::Value,
+      c10::str(
+          "shardtensor: the ranks of group '",
+          group.name(),
+          "' do not make the same call:",
+          lines)};
+}
+
+KnownError error_of_rank(
+    const Group& group,
+    const at::Tensor& texts,
+    int64_t rank,
+    bool of_all) {
+  auto error = error_from(texts[rank]);
+  if (!of_all) {
+    error.text +=
+        c10::str(" (on rank ", rank, " of group '", group.name(), "')");
+  }
+  return error;
+}
+
+/// This rank's line, or its error.
+KnownError told(
+    const std::optional<Collective>& call,
+    const std::optional<KnownError>& error) {
+  return call
+      ? KnownError{KnownError::Kind::Other, full_text(*call) + call->own}
+      : *error;
+}
+
+/// x has no values, and a graph no place for messages of this kind.
+bool is_tracing(const at::Tensor& x) {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  constexpr c10::DispatchKeySet kTraced(
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+  return x.is_meta() || x.key_set().has_any(kTraced) ||
+      Modes::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
+}
+
+/// Messages are of plain tensors, whatever transforms the program's.
+struct OnPlainTensors {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKeySet(
+      {c10::DispatchKey::Python,
+       c10::DispatchKey::PythonTLSSnapshot,
+       c10::DispatchKey::Functionalize,
+       c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
+};
+
+void compare(
+    const Group& group,
+    c10::Device device,
+    const std::optional<Collective>& call,
+    const std::optional<KnownError>& error) {
+  const OnPlainTensors plain;
+  const auto describe = [&] {
+    return "the check before " + (call ? call->text : "a call that fails");
+  };
+  const auto own = row_of(call, group.rank());
+  const auto all = group.all_gather(own.to(device), describe).cpu();
+  const auto rows = all.accessor<int64_t, 2>();
+  const auto failed = first_failed(rows);
+  if (failed < 0 && agree(rows)) {
+    return;
+  }
+  const auto bytes = bytes_of(told(call, error)).to(device);
+  const auto texts = group.all_gather(bytes, describe).cpu();
+  raise(
+      failed < 0 ? difference(group, texts)
+                 : error_of_rank(group, texts, failed, all_failed(rows)));
 }
 
 } // namespace
@@ -100,24 +201,45 @@ bool check_mode() {
   return checking;
 }
 
+void detail::agree_on_call(
+    const Group& group,
+    const at::Tensor& x,
+    c10::function_ref<Collective()> prepare) {
+  if (group.ranks() == 1 || is_tracing(x)) {
+    prepare();
+    return;
+  }
+  std::optional<Collective> call;
+  const auto error = error_of([&] { call = prepare(); });
+  compare(group, x.device(), call, error);
+}
+
 void detail::check_same_call(
     const Group& group,
     c10::Device device,
     const Collective& call) {
-  if (!checking || group.ranks() == 1) {
-    return;
+  if (checking && group.ranks() > 1) {
+    compare(group, device, call, std::nullopt);
   }
-  const auto describe = [&] { return "the check before " + call.text; };
-  const at::Tensor row = fingerprint(call, group.ranks()).to(device);
-  if (!agree(group.all_gather(row, describe).cpu())) {
-    const std::string lines = all_calls(group, device, call, describe);
-    TORCH_CHECK(
-        false,
-        "shardtensor: the ranks of group '",
-        group.name(),
-        "' do not make the same call:",
-        lines);
-  }
+}
+
+void agree_on_call(
+    const at::Tensor& x,
+    const std::string& text,
+    const std::string& error_kind,
+    const std::string& error,
+    const std::string& group) {
+  using Kind = KnownError::Kind;
+  const auto kind = error_kind.empty() ? Kind::None
+      : error_kind == "IndexError"     ? Kind::Index
+      : error_kind == "TypeError"      ? Kind::Type
+                                       : Kind::Value;
+  agree_on_call(Group(group), x, [&]() -> Collective {
+    if (kind != Kind::None) {
+      raise({kind, error});
+    }
+    return {text, "", {}, {}};
+  });
 }
 
 } // namespace shardtensor

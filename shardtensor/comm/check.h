@@ -2,7 +2,9 @@
 
 #include <string>
 
+#include <ATen/core/TensorBody.h>
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 
 #include "shardtensor/comm/group.h"
 
@@ -11,17 +13,39 @@ namespace shardtensor::detail {
 /// What this rank is about to do.
 struct Collective {
   std::string text; // the same on every rank
-  Splits sends;
+  std::string own; // what may differ, for an error's text
+  Splits sends; // elements, or another number that the receiver has, too
   Splits receives;
 };
 
-/// In check mode: compares this call with those of the other ranks, and what
-/// each rank sends with what its peer expects. Raises on every rank, listing
-/// all calls, when they differ. Communication: one all-gather of 2 * ranks + 1
-/// integers, one more when the calls differ.
+/// Compares this call with those of the other ranks, and what each rank sends
+/// with what its peer expects. Where they differ every rank raises a ValueError
+/// that lists all calls; where `prepare`, which looks at this rank's arguments,
+/// raises on some ranks, every rank raises the first one's error. Nothing is
+/// compared while a compiler traces x, or on one rank. Communication: one
+/// all-gather of three integers, one more where something is wrong.
+void agree_on_call(
+    const Group& group,
+    const at::Tensor& x,
+    c10::function_ref<Collective()> prepare);
+
+/// The same of a call whose arguments are known to be good, in check mode.
 void check_same_call(
     const Group& group,
     c10::Device device,
     const Collective& call);
 
 } // namespace shardtensor::detail
+
+namespace shardtensor {
+
+/// For the Python package: as above, of a call whose text is the same on every
+/// rank, or with what this rank raises, a ValueError, IndexError or TypeError.
+void agree_on_call(
+    const at::Tensor& x,
+    const std::string& text,
+    const std::string& error_kind,
+    const std::string& error,
+    const std::string& group);
+
+} // namespace shardtensor

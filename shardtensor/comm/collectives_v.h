@@ -10,8 +10,11 @@ namespace shardtensor {
 
 // Collectives whose pieces differ in size and may be empty, for programs that
 // work on local tensors. Each is an exchange, hence differentiable to any
-// order. Sums of fp16 and bf16, in backward, too, are made in fp32. Thread
-// safety / ordering: as in collectives.h.
+// order. Sums of fp16 and bf16, in backward, too, are made in fp32. Arguments
+// that do not fit on one rank, or to those of the other ranks, are one error on
+// all of them, before anything is sent. Communication: an exchange, and before
+// it three integers from each rank to each. Thread safety / ordering: as in
+// collectives.h.
 
 /// Every rank's x, side by side along dim, on every rank. sizes[r] is the
 /// extent of rank r's x in that dim. The adjoint is reduce_scatter_v.

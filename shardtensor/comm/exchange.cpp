@@ -1,7 +1,5 @@
 #include "shardtensor/comm/exchange.h"
 
-#include <algorithm>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +11,7 @@
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/check_mode.h"
+#include "shardtensor/comm/exchange_boxes.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_schedule.h"
 #include "shardtensor/comm/group.h"
@@ -38,86 +37,33 @@ at::MemoryFormat format_for(const at::Tensor& x, size_t dim) {
                                              : at::MemoryFormat::Contiguous;
 }
 
-at::Tensor make_target(const at::Tensor& x, const MessageSide& target) {
-  const auto options =
-      x.options().memory_format(format_for(x, target.sizes.size()));
-  at::Tensor result = at::empty(target.sizes, options);
-  return target.starts_at_zero ? result.zero_() : result;
+at::MemoryFormat channels_last(size_t dim) {
+  return dim == 5 ? at::MemoryFormat::ChannelsLast3d
+                  : at::MemoryFormat::ChannelsLast;
 }
 
-/// The box of x, in one operation; decode() has checked that it lies within.
-at::Tensor part(const at::Tensor& x, const MessageBox& piece) {
-  if (piece.extent == x.sizes()) {
-    return x;
-  }
-  int64_t offset = x.storage_offset();
-  for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    offset += piece.begin[dim] * x.stride(dim);
-  }
-  return x.as_strided(piece.extent, x.strides(), offset);
-}
-
-void write(
-    const at::Tensor& target,
-    const MessageBox& piece,
-    const at::Tensor& x) {
-  at::Tensor destination = part(target, piece);
-  if (piece.adds) {
-    destination.add_(x);
-  } else {
-    destination.copy_(x);
-  }
-}
-
-void copy_local(
-    const at::Tensor& target,
+at::Tensor empty_target(
     const at::Tensor& x,
+    c10::IntArrayRef sizes,
     const ExchangeCode& code) {
-  const auto from = code.source.of(code.rank);
-  const auto to = code.target.of(code.rank);
-  for (size_t i = 0; i < from.size(); ++i) {
-    write(target, to[i], part(x, from[i]));
-  }
+  const auto dim = sizes.size();
+  const auto format =
+      code.channels_last ? channels_last(dim) : format_for(x, dim);
+  return at::empty(sizes, x.options().memory_format(format));
 }
 
-// ---- messages ---------------------------------------------------------------
-
-/// Memory of x that is already the flat buffer of these messages, if they are
-/// one contiguous box; else undefined.
-at::Tensor in_place_buffer(const at::Tensor& x, const Messages& messages) {
-  if (messages.pieces.size() != 1) {
-    return {};
-  }
-  const at::Tensor box = part(x, messages.pieces[0]);
-  return box.is_contiguous() ? box.view({-1}) : at::Tensor();
+/// Of a schedule's code.
+at::Tensor make_target(const at::Tensor& x, const ExchangeCode& code) {
+  const auto& sizes = code.target.sizes;
+  const auto result = code.channels_last
+      ? empty_target(x, in_order_of_dims(sizes), code)
+      : empty_target(x, sizes, code);
+  return code.target.starts_at_zero ? result.zero_() : result;
 }
 
-template <typename Visit>
-void for_each_piece(
-    const at::Tensor& buffer,
-    const Messages& messages,
-    Visit visit) {
-  int64_t offset = 0;
-  for (const auto& piece : messages.pieces) {
-    const bool whole = piece.numel == buffer.numel();
-    const at::Tensor place =
-        whole ? buffer : buffer.narrow(0, offset, piece.numel);
-    visit(piece, place.view(piece.extent));
-    offset += piece.numel;
-  }
-}
-
-at::Tensor pack(const at::Tensor& x, const Messages& messages) {
-  const at::Tensor in_place = in_place_buffer(x, messages);
-  if (in_place.defined()) {
-    return in_place;
-  }
-  at::Tensor buffer = at::empty({messages.numel}, x.options());
-  for_each_piece(
-      buffer, messages, [&](const MessageBox& piece, const at::Tensor& place) {
-        place.copy_(part(x, piece));
-      });
-  return buffer;
+/// A view with the dims that the schedule's boxes have.
+at::Tensor in_order_of_boxes(const at::Tensor& x, const ExchangeCode& code) {
+  return code.channels_last ? x.movedim(1, -1) : x;
 }
 
 // ---- rounds -----------------------------------------------------------------
@@ -166,52 +112,16 @@ void check_exchange(
            x.scalar_type(),
            " tensor, messages of at most ",
            schedule.code.largest_message,
-           " elements"),
+           schedule.code.channels_last ? " elements, channels last"
+                                       : " elements"),
+       c10::str(
+           " (elements sent: ",
+           to_string(schedule.sent),
+           "; received: ",
+           to_string(schedule.received),
+           ")"),
        schedule.sent,
        schedule.received});
-}
-
-/// A received buffer that is still to be written.
-struct Received {
-  const Messages& messages;
-  at::Tensor buffer;
-};
-
-void unpack(const at::Tensor& target, const Received& received) {
-  for_each_piece(
-      received.buffer,
-      received.messages,
-      [&](const MessageBox& piece, const at::Tensor& x) {
-        write(target, piece, x);
-      });
-}
-
-/// Sums in rank order, this rank's own pieces among them.
-void write_in_rank_order(
-    const at::Tensor& target,
-    const at::Tensor& x,
-    const ExchangeCode& code,
-    const std::vector<Received>& received) {
-  std::vector<std::pair<MessageBox, at::Tensor>> writes;
-  for (const auto& r : received) {
-    for_each_piece(
-        r.buffer,
-        r.messages,
-        [&](const MessageBox& piece, const at::Tensor& box) {
-          writes.emplace_back(piece, box);
-        });
-  }
-  std::stable_sort(writes.begin(), writes.end(), [](auto& a, auto& b) {
-    return a.first.peer < b.first.peer;
-  });
-  auto next = writes.begin();
-  for (; next != writes.end() && next->first.peer < code.rank; ++next) {
-    write(target, next->first, next->second);
-  }
-  copy_local(target, x, code);
-  for (; next != writes.end(); ++next) {
-    write(target, next->first, next->second);
-  }
 }
 
 /// As a profiler shows it: what travels, to whom and for which operator.
@@ -267,31 +177,37 @@ void exchange_messages(
             meanwhile();
           }
           if (first && !late) {
-            copy_local(target, x, code);
+            copy_own(target, x, schedule);
           }
         });
     first = false;
     if (late) {
       received.push_back(std::move(r));
     } else if (!direct) {
-      unpack(target, r);
+      unpack(target, r.buffer, r.messages);
     }
   }
   if (late) {
-    write_in_rank_order(target, x, code, received);
+    write_in_rank_order(target, x, schedule, received);
   }
   count_sends(schedule.sent, x.element_size());
 }
 
 // ---- kernels ----------------------------------------------------------------
 
-void check_source(const at::Tensor& x, const MessageSide& source) {
+/// x as the schedule's boxes see it.
+at::Tensor checked_source(const at::Tensor& x, const ExchangeCode& code) {
+  const auto& boxed = code.source.sizes;
+  const auto sizes = code.channels_last
+      ? in_order_of_dims(boxed)
+      : at::DimVector(boxed.begin(), boxed.end());
   TORCH_CHECK_VALUE(
-      x.sizes() == source.sizes,
+      x.sizes() == c10::IntArrayRef(sizes),
       "shardtensor::exchange: the local tensor has sizes ",
       x.sizes(),
       ", the plan expects ",
-      source.sizes);
+      c10::IntArrayRef(sizes));
+  return in_order_of_boxes(x, code);
 }
 
 /// Writes target, which may be made by `meanwhile`.
@@ -305,7 +221,7 @@ void run_exchange(
   const bool silent = exchange.largest_message == 0;
   if (silent && (group_name.empty() || !check_mode())) {
     meanwhile();
-    copy_local(target, x, exchange);
+    copy_own(target, x, schedule);
     return;
   }
   const Group group(group_name);
@@ -320,7 +236,7 @@ void run_exchange(
   check_exchange(x, schedule, group);
   if (silent) {
     meanwhile();
-    copy_local(target, x, exchange);
+    copy_own(target, x, schedule);
   } else {
     exchange_messages(target, x, schedule, group, meanwhile);
   }
@@ -332,9 +248,14 @@ at::Tensor exchange_to_new(
     const std::string& group_name,
     c10::function_ref<void()> meanwhile) {
   const auto schedule = find_schedule(code, x);
-  check_source(x, schedule->code.source);
-  const at::Tensor target = make_target(x, schedule->code.target);
-  run_exchange(target, x, *schedule, group_name, meanwhile);
+  const auto source = checked_source(x, schedule->code);
+  const at::Tensor target = make_target(x, schedule->code);
+  run_exchange(
+      in_order_of_boxes(target, schedule->code),
+      source,
+      *schedule,
+      group_name,
+      meanwhile);
   return target;
 }
 
@@ -349,9 +270,8 @@ at::Tensor exchange_meta(
     const at::Tensor& x,
     c10::IntArrayRef code,
     std::string) {
-  const auto sizes = decode(code).target.sizes;
-  return at::empty(
-      sizes, x.options().memory_format(format_for(x, sizes.size())));
+  const auto exchange = decode(code);
+  return empty_target(x, exchange.target.sizes, exchange);
 }
 
 // ---- autograd ---------------------------------------------------------------
@@ -440,7 +360,14 @@ EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh) {
   return {encode(plan, rank_of[mesh.position()], rank_of), group};
 }
 
-at::Tensor exchange(const at::Tensor& x, const EncodedExchange& encoded) {
+at::Tensor exchange(
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    at::MemoryFormat format) {
+  if (is_channels_last(format)) {
+    const auto [code, group] = in_format(encoded, format);
+    return exchange_operator().call(x, code, group);
+  }
   return exchange_operator().call(x, encoded.code, encoded.group);
 }
 
@@ -461,8 +388,12 @@ void exchange_onto(
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
   const auto schedule = find_schedule(encoded.code, x, /*adds=*/true);
-  check_source(x, schedule->code.source);
-  run_exchange(target, x, *schedule, encoded.group, meanwhile);
+  const auto source = checked_source(x, schedule->code);
+  at::Tensor boxed;
+  run_exchange(boxed, source, *schedule, encoded.group, [&] {
+    meanwhile();
+    boxed = in_order_of_boxes(target, schedule->code);
+  });
 }
 
 at::Tensor exchange(

@@ -30,7 +30,13 @@ struct EncodedExchange {
   std::string group;
 };
 EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh);
-at::Tensor exchange(const at::Tensor& x, const EncodedExchange& encoded);
+
+/// `format`: that of the whole tensor, the same on all ranks. Boxes of images
+/// and volumes with channels last travel and arrive in that order.
+at::Tensor exchange(
+    const at::Tensor& x,
+    const EncodedExchange& encoded,
+    at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
 /// exchange() of a tensor that has values, seen neither by autograd nor by a
 /// compiler, for a node of one's own: `meanwhile` runs while the messages are

@@ -12,8 +12,9 @@ namespace shardtensor::detail {
 
 namespace {
 
-// Rank, ranks, largest message, peers, source side's length.
-constexpr int64_t kHeader = 5;
+// Rank, ranks, largest message, peers, channels last, source side's length.
+constexpr int64_t kHeader = 6;
+constexpr int64_t kChannelsLast = 4;
 constexpr int64_t kStartsAtZero = 1;
 constexpr int64_t kInRankOrder = 2;
 
@@ -96,6 +97,26 @@ MessageSide read_side(Reader& reader, int64_t ranks) {
   return side;
 }
 
+// ---- channels last ----------------------------------------------------------
+
+/// `dims` numbers, one per dim; returns their end.
+int64_t* put_channels_last(int64_t* numbers, int64_t dims) {
+  std::rotate(numbers + 1, numbers + 2, numbers + dims);
+  return numbers + dims;
+}
+
+/// The side that begins here; returns its end.
+int64_t* put_channels_of_side_last(int64_t* side) {
+  const int64_t dims = side[0];
+  const int64_t pieces = side[2];
+  int64_t* next = put_channels_last(side + 3, dims);
+  for (int64_t i = 0; i < pieces; ++i) {
+    next = put_channels_last(next + 2, dims); // after peer and flag: begin
+    next = put_channels_last(next, dims); // extent
+  }
+  return next;
+}
+
 // ---- writing ----------------------------------------------------------------
 
 std::vector<BoxOfPeer> sorted_entries(
@@ -166,11 +187,21 @@ ExchangeCode decode(c10::IntArrayRef code) {
   result.ranks = reader.next();
   result.largest_message = reader.next();
   result.peers = reader.next();
+  result.channels_last = reader.next() != 0;
   reader.next(); // the source side's length, for adjoint()
   result.source = read_side(reader, result.ranks);
   result.target = read_side(reader, result.ranks);
   TORCH_CHECK_VALUE(
       reader.done(), "shardtensor::exchange: the code is too long");
+  const auto dims = result.source.sizes.size();
+  TORCH_CHECK_VALUE(
+      !result.channels_last ||
+          ((dims == 4 || dims == 5) && dims == result.target.sizes.size()),
+      "shardtensor::exchange: the code has channels last of tensors from ",
+      result.source.sizes,
+      " to ",
+      result.target.sizes,
+      ", expected 4 or 5 dims");
   const auto leave = result.source.of(result.rank).size();
   const auto arrive = result.target.of(result.rank).size();
   TORCH_CHECK_VALUE(
@@ -202,7 +233,7 @@ std::vector<int64_t> encode(
     const std::vector<int64_t>& rank_of) {
   const auto last = std::max_element(rank_of.begin(), rank_of.end());
   std::vector<int64_t> code{
-      rank, *last + 1, plan.largest_message, plan.peers, 0};
+      rank, *last + 1, plan.largest_message, plan.peers, 0, 0};
   write_side(
       code,
       plan.source_sizes,
@@ -217,6 +248,36 @@ std::vector<int64_t> encode(
       rank,
       plan.covers);
   return code;
+}
+
+bool is_channels_last(at::MemoryFormat format) {
+  return format == at::MemoryFormat::ChannelsLast ||
+      format == at::MemoryFormat::ChannelsLast3d;
+}
+
+EncodedExchange in_format(
+    const EncodedExchange& encoded,
+    at::MemoryFormat format) {
+  EncodedExchange result = encoded;
+  if (!result.code.empty()) {
+    result.code[kChannelsLast] = is_channels_last(format) ? 1 : 0;
+  }
+  return result;
+}
+
+std::vector<int64_t> in_order_of_memory(c10::IntArrayRef code) {
+  auto result = code.vec();
+  if (decode(code).channels_last) {
+    put_channels_of_side_last(
+        put_channels_of_side_last(result.data() + kHeader));
+  }
+  return result;
+}
+
+at::DimVector in_order_of_dims(c10::IntArrayRef sizes) {
+  at::DimVector result(sizes.begin(), sizes.end());
+  std::rotate(result.begin() + 1, result.end() - 1, result.end());
+  return result;
 }
 
 EncodedExchange encode(ExchangePlan plan, const Group& group) {

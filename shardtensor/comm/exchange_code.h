@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <vector>
 
+#include <c10/core/MemoryFormat.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/DimVector.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
@@ -40,14 +42,15 @@ struct MessageSide {
 /// An ExchangePlan seen from a process group, as a view of the integers that
 /// carry it through the dispatcher. The adjoint swaps the two sides.
 ///
-/// Layout: rank, ranks of the group, largest message, peers, length of the
-/// source side; then per side its dim, flags, number of pieces, sizes, and per
-/// piece its peer, flag, begin, extent.
+/// Layout: rank, ranks of the group, largest message, peers, whether channels
+/// are last, length of the source side; then per side its dim, flags, number of
+/// pieces, sizes, and per piece its peer, flag, begin, extent.
 struct ExchangeCode {
   int64_t rank = 0; // -1: none of the group
   int64_t ranks = 0;
   int64_t largest_message = 0; // elements; see ExchangePlan
   int64_t peers = -1; // see there
+  bool channels_last = false; // see Note [Boxes with channels last]
   MessageSide source;
   MessageSide target;
 };
@@ -57,6 +60,27 @@ ExchangeCode decode(c10::IntArrayRef code);
 
 /// The code of the adjoint exchange.
 std::vector<int64_t> adjoint(c10::IntArrayRef code);
+
+// Note [Boxes with channels last]
+// Boxes of tensors whose channels lie last in memory would be transposed into
+// row-major buffers and back, and rows of one sample, one run of memory, be
+// copied. So a code may say that its boxes travel with dim 1 behind the others.
+// All ranks must say so alike: what decides is the format that a ShardTensor
+// shows, never how a piece of it lies.
+
+bool is_channels_last(at::MemoryFormat format);
+
+/// The same exchange for tensors of this format, channels last or any other.
+EncodedExchange in_format(
+    const EncodedExchange& encoded,
+    at::MemoryFormat format);
+
+/// The same code with dim 1 of sizes and boxes behind the others, where its
+/// channels are last.
+std::vector<int64_t> in_order_of_memory(c10::IntArrayRef code);
+
+/// Sizes of such a code, with dim 1 where tensors have it.
+at::DimVector in_order_of_dims(c10::IntArrayRef sizes);
 
 /// The plan for the rank `rank` of a group in which a position's rank is
 /// `rank_of(position)`.

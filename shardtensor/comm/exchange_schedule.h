@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
 #include "shardtensor/comm/exchange_code.h"
@@ -18,6 +19,10 @@ struct Messages {
   Splits splits;
   int64_t numel = 0;
   bool adds = false; // some piece does
+  // Where there are many small pieces, these rows make up all of them, in
+  // order: see BoxRows. int64, on the exchange's device.
+  at::Tensor rows;
+  int64_t row_length = 0;
 };
 
 /// Messages to r + k and from r - k for some k, so that every rank has as many
@@ -29,22 +34,25 @@ struct Round {
 
 /// What a rank does in an exchange, worked out from its code once.
 struct ExchangeSchedule {
-  /// `adds`: what arrives, and what stays, is added to the target. `on_host`:
-  /// the tensors lie in host memory.
+  /// `adds`: what arrives, and what stays, is added to the target. `device`:
+  /// where the tensors are.
   ExchangeSchedule(
       c10::IntArrayRef integers,
       int64_t element_size,
       bool adds,
-      bool on_host = true);
+      at::Device device = at::kCPU);
   ExchangeSchedule(ExchangeSchedule&&) = default;
   ExchangeSchedule(const ExchangeSchedule&) = delete;
 
-  std::vector<int64_t> integers;
+  std::vector<int64_t> integers; // of the code, dims in the order of memory
   ExchangeCode code; // a view of them
   // The elements that go to and come from each other rank, all rounds together.
   Splits sent;
   Splits received;
   std::vector<Round> rounds; // as many on every rank
+  // What stays on this rank, and where it goes.
+  Messages own_source;
+  Messages own_target;
 };
 
 /// Kept: the same exchange comes back in every step.

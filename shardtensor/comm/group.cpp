@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <utility>
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
@@ -124,9 +125,28 @@ class WithoutPythonState {
   at::impl::SavedTensorDefaultHooksTLS saved_;
 };
 
-/// start() -> Works, meanwhile(), wait; any failure of the backend names what
-/// was under way. What `meanwhile` raises comes after the wait: all ranks raise
-/// it, and none leaves a message behind.
+/// call(), which talks to the backend; any failure names what was under way.
+template <typename Call>
+auto talk(const Group& group, Describe describe, Call call) {
+  try {
+    const WithoutPythonState state; // Note [Python and gloo's threads]
+    const WaitHooks hooks;
+    return call();
+  } catch (const std::exception& error) {
+    raise_backend_error(group, describe(), first_line(error));
+  }
+}
+
+void wait_for_all(const Works& works, std::chrono::milliseconds limit) {
+  const auto begin = Clock::now();
+  for (const auto& work : works) {
+    wait(work, limit);
+  }
+  count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
+}
+
+/// start() -> Works, meanwhile(), wait. What `meanwhile` raises comes after the
+/// wait: all ranks raise it, and none leaves a message behind.
 template <typename Start>
 void run(
     const Group& group,
@@ -135,26 +155,33 @@ void run(
     Start start,
     c10::function_ref<void()> meanwhile) {
   std::exception_ptr failure;
-  try {
-    const WithoutPythonState state; // Note [Python and gloo's threads]
-    const WaitHooks hooks;
+  talk(group, describe, [&] {
     const Works works = start();
     try {
       meanwhile();
     } catch (...) {
       failure = std::current_exception();
     }
-    const auto begin = Clock::now();
-    for (const auto& work : works) {
-      wait(work, limit);
-    }
-    count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
-  } catch (const std::exception& error) {
-    raise_backend_error(group, describe(), first_line(error));
-  }
+    wait_for_all(works, limit);
+  });
   if (failure) {
     std::rethrow_exception(failure);
   }
+}
+
+/// start() -> Works now; the wait, then finish(), when somebody waits.
+template <typename Start, typename Finish>
+Started run_beside(
+    const Group& group,
+    const std::string& what,
+    std::chrono::milliseconds limit,
+    Start start,
+    Finish finish) {
+  const auto works = talk(group, [&] { return what; }, start);
+  return Started([=] {
+    talk(group, [&] { return what; }, [&] { wait_for_all(works, limit); });
+    finish();
+  });
 }
 
 // ---- c10d's vocabulary ------------------------------------------------------
@@ -211,6 +238,37 @@ Work start_all_to_all(ProcessGroup& group, Args&... args) {
   }
 }
 
+/// Messages that bring every other rank's `own`.
+Works start_rows(
+    const Group& group,
+    c10d::ProcessGroup& process_group,
+    const at::Tensor& own,
+    const std::vector<at::Tensor>& rows) {
+  RankTensors out;
+  RankTensors in;
+  for (int64_t rank = 0; rank < group.ranks(); ++rank) {
+    if (rank != group.rank()) {
+      out.push_back({rank, rows[rank]});
+      in.push_back({rank, own});
+    }
+  }
+  return start_messages(process_group, own, out, in);
+}
+
+/// Every rank's `own`, by messages to and from each.
+void exchange_rows(
+    const Group& group,
+    const ProcessGroup& process_group,
+    const at::Tensor& own,
+    const std::vector<at::Tensor>& rows,
+    std::chrono::milliseconds limit,
+    Describe describe) {
+  const auto start = [&] {
+    return start_rows(group, *process_group, own, rows);
+  };
+  run(group, describe, limit, start, [&] { rows[group.rank()].copy_(own); });
+}
+
 [[noreturn]] void raise_no_process_group(const std::string& name) {
   TORCH_CHECK_VALUE(
       false,
@@ -240,11 +298,32 @@ ProcessGroup alive_group(
 
 } // namespace
 
+Started::~Started() {
+  try {
+    wait();
+  } catch (const std::exception&) {
+    // Something else has failed, or nobody would be here.
+  }
+}
+
+void Started::wait() {
+  if (const auto call = std::exchange(wait_, nullptr)) {
+    call();
+  }
+}
+
 Group::Group(const std::string& name)
     : name_(name), process_group_(find_process_group(name)) {
   const auto process_group = alive_group(process_group_, name_);
   rank_ = process_group->getRank();
   ranks_ = process_group->getSize();
+}
+
+bool Group::moves_host_tensors() const {
+  const auto devices = alive_group(process_group_, name_)->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [](c10::Device device) {
+    return device.is_cpu();
+  });
 }
 
 std::string Group::to_string() const {
@@ -311,24 +390,10 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
     const {
   auto process_group = alive_group(process_group_, name_);
   const auto limit = limit_for(process_group, x);
-  if (prefers_reduced_messages(*process_group, x)) {
+  if (prefers_messages_of_all(*process_group, x)) {
     const at::Tensor own = x.view({-1});
     const auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
-    rows[rank_].copy_(own);
-    RankTensors out;
-    RankTensors in;
-    for (int64_t rank = 0; rank < ranks_; ++rank) {
-      if (rank != rank_) {
-        out.push_back({rank, rows[rank]});
-        in.push_back({rank, own});
-      }
-    }
-    run(
-        *this,
-        describe,
-        limit,
-        [&] { return start_messages(*process_group, x, out, in); },
-        [] {});
+    exchange_rows(*this, process_group, own, rows, limit, describe);
     reduce_rows(own, rows, reduce);
     return;
   }
@@ -343,12 +408,47 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
       [] {});
 }
 
+Started Group::start_all_reduce(
+    const at::Tensor& x,
+    Reduce reduce,
+    const std::string& what) const {
+  auto process_group = alive_group(process_group_, name_);
+  const auto limit = limit_for(process_group, x);
+  if (prefers_messages_of_all(*process_group, x)) {
+    const at::Tensor own = x.view({-1});
+    const auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
+    return run_beside(
+        *this,
+        what,
+        limit,
+        [&] { return start_rows(*this, *process_group, own, rows); },
+        [=, rank = rank_] {
+          rows[rank].copy_(own);
+          reduce_rows(own, rows, reduce);
+        });
+  }
+  std::vector<at::Tensor> tensors{x};
+  auto options = bounded<c10d::AllreduceOptions>(limit);
+  options.reduceOp = to_c10d(reduce);
+  return run_beside(
+      *this,
+      what,
+      limit,
+      [&] { return Works{process_group->allreduce(tensors, options)}; },
+      [x] {}); // the backend may not keep it
+}
+
 at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
   auto process_group = alive_group(process_group_, name_);
   const auto limit = limit_for(process_group, row);
-  at::Tensor rows = at::empty({ranks_, row.numel()}, row.options());
+  at::Tensor all = at::empty({ranks_, row.numel()}, row.options());
+  const auto rows = all.unbind(0);
+  if (prefers_messages_of_all(*process_group, row)) {
+    exchange_rows(*this, process_group, row, rows, limit, describe);
+    return all;
+  }
   std::vector<at::Tensor> inputs{row};
-  std::vector<std::vector<at::Tensor>> outputs{rows.unbind(0)};
+  std::vector<std::vector<at::Tensor>> outputs{rows};
   const auto options = alone<c10d::AllgatherOptions>(process_group, row, limit);
   run(
       *this,
@@ -356,7 +456,7 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
       limit,
       [&] { return Works{process_group->allgather(outputs, inputs, options)}; },
       [] {});
-  return rows;
+  return all;
 }
 
 } // namespace shardtensor::detail

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,14 +38,37 @@ struct Traffic {
   int64_t peers = -1; // that a rank sends to, on average; -1: not known
 };
 
+/// A call under way: until wait() the backend may read and write its tensors.
+/// One that nobody waited for is waited for when it goes, and what it raises
+/// then is lost: all ranks have started it, so it comes to an end.
+class Started {
+ public:
+  Started() = default; // nothing to wait for
+  explicit Started(std::function<void()> wait) : wait_(std::move(wait)) {}
+  Started(Started&& other) noexcept
+      : wait_(std::exchange(other.wait_, nullptr)) {}
+  Started& operator=(Started&& other) noexcept {
+    std::swap(wait_, other.wait_);
+    return *this;
+  }
+  ~Started();
+
+  /// Once. Raises what the call would have raised.
+  void wait();
+
+ private:
+  std::function<void()> wait_;
+};
+
 /// A process group of PyTorch, found by its name. Does not keep it alive: a
 /// tensor that outlives its job must not keep the backend's threads running,
 /// and a call on a group that was destroyed is an error. Its .cpp and
 /// messages are the only files of this folder that include c10d.
 ///
-/// Every call below waits for its result and raises c10::DistBackendError that
-/// names operator, CommScope, rank and group when the backend fails or
-/// set_communication_timeout's limit has passed.
+/// Every call below waits for its result, unless it says otherwise, and raises
+/// c10::DistBackendError that names operator, CommScope, rank and group when
+/// the backend fails or set_communication_timeout's limit has passed.
+///
 /// Thread safety / ordering: all ranks make the same calls in the same order.
 class Group {
  public:
@@ -75,8 +100,18 @@ class Group {
   /// Reduces x in place, in its own dtype. Not Reduce::Avg.
   void all_reduce(const at::Tensor& x, Reduce reduce, Describe describe) const;
 
+  /// The same, not waited for. `what` names it in errors. MPI runs the second
+  /// half of it in wait(): nothing else makes progress there.
+  Started start_all_reduce(
+      const at::Tensor& x,
+      Reduce reduce,
+      const std::string& what) const;
+
   /// Every rank's `row` (same flat size and dtype): a tensor (ranks, n).
   at::Tensor all_gather(const at::Tensor& row, Describe describe) const;
+
+  /// True where it has messages for tensors in host memory, beside others.
+  bool moves_host_tensors() const;
 
   /// "rank 1 of 4 in group 'dp'".
   std::string to_string() const;

@@ -86,7 +86,7 @@ bool prefers_messages(
       traffic.peers * kRanksPerPeer <= ranks;
 }
 
-bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x) {
+bool prefers_messages_of_all(c10d::ProcessGroup& group, const at::Tensor& x) {
   return sends_over_gloo(group, x) &&
       static_cast<int64_t>(x.nbytes()) <= kSmallBytes &&
       group.getSize() <= kFewRanks;

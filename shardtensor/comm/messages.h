@@ -48,8 +48,8 @@ bool prefers_messages(
     const at::Tensor& x,
     Traffic traffic);
 
-/// For the reduction of x.
-bool prefers_reduced_messages(c10d::ProcessGroup& group, const at::Tensor& x);
+/// For an x of every rank on each of them, or its reduction.
+bool prefers_messages_of_all(c10d::ProcessGroup& group, const at::Tensor& x);
 
 /// One message to and from each of these ranks, on x's device; none is empty,
 /// and none goes to this rank. All ranks of the group call it. Where one cannot

@@ -4,6 +4,7 @@
 
 #include <torch/library.h>
 
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
@@ -17,6 +18,15 @@ namespace {
 /// In [0, ranks), as Python's % has it.
 int64_t modulo(int64_t rank, int64_t ranks) {
   return (rank % ranks + ranks) % ranks;
+}
+
+/// Another one for other sizes.
+int64_t number_of(c10::IntArrayRef sizes) {
+  uint64_t result = sizes.size();
+  for (const auto size : sizes) {
+    result = result * 1000003 + static_cast<uint64_t>(size);
+  }
+  return static_cast<int64_t>(result);
 }
 
 /// x goes `step` places on, what comes has receive_sizes.
@@ -124,12 +134,21 @@ at::Tensor ring_step(
     c10::IntArrayRef receive_sizes,
     const std::string& group_name) {
   const Group group(group_name);
-  TORCH_CHECK_VALUE(
-      modulo(step, group.ranks()) != 0 || x.sizes() == receive_sizes,
-      "ring_step: a rank that sends to itself receives a tensor of sizes ",
-      x.sizes(),
-      ", receive_sizes is ",
-      receive_sizes);
+  agree_on_call(group, x, [&] {
+    const int64_t next = modulo(group.rank() + step, group.ranks());
+    const int64_t last = modulo(group.rank() - step, group.ranks());
+    TORCH_CHECK_VALUE(
+        next != group.rank() || x.sizes() == receive_sizes,
+        "ring_step: a rank that sends to itself receives a tensor of sizes ",
+        x.sizes(),
+        ", receive_sizes is ",
+        receive_sizes);
+    return Collective{
+        c10::str("ring_step of ", x.scalar_type(), " tensors by ", step),
+        c10::str(", sizes ", x.sizes(), ", receive_sizes ", receive_sizes),
+        {{next, number_of(x.sizes())}},
+        {{last, number_of(receive_sizes)}}};
+  });
   return exchange(x, plan_step(group, step, x.sizes(), receive_sizes));
 }
 

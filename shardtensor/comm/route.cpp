@@ -8,7 +8,7 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 
@@ -49,17 +49,17 @@ Route::Route(const Tensor& owners, std::string group)
   sent_ = count(dense, ranks);
   order_ = rows_by_owner(dense, sent_);
   const Numbers one(ranks, 1);
-  received_ = host_numbers(
-      all_to_all_v(at::tensor(sent_, owners.options()), 0, one, one, group_));
+  received_ = host_numbers(all_to_all_rows(
+      at::tensor(sent_, owners.options()), 0, one, one, group_));
 }
 
 Tensor Route::send(const Tensor& rows) const {
-  return all_to_all_v(
+  return all_to_all_rows(
       rows.index_select(0, order_), 0, sent_, received_, group_);
 }
 
 Tensor Route::answer(const Tensor& answers) const {
-  const auto come = all_to_all_v(answers, 0, received_, sent_, group_);
+  const auto come = all_to_all_rows(answers, 0, received_, sent_, group_);
   return at::empty_like(come).index_copy_(0, order_, come);
 }
 

@@ -10,7 +10,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/route.h"
 
@@ -23,8 +23,8 @@ using Numbers = std::vector<int64_t>;
 constexpr int64_t kSamples = 64; // of each rank's keys
 
 Numbers gather_number(int64_t own, int64_t ranks, const std::string& group) {
-  const auto all =
-      all_gather_v(at::tensor({own}, at::kLong), 0, Numbers(ranks, 1), group);
+  const auto all = all_gather_rows(
+      at::tensor({own}, at::kLong), 0, Numbers(ranks, 1), group);
   const auto* const data = all.const_data_ptr<int64_t>();
   return {data, data + all.numel()};
 }
@@ -39,7 +39,7 @@ Tensor owners_of(
   const auto places = at::arange(own, ascending.options())
                           .mul(ascending.numel())
                           .floor_divide(std::max<int64_t>(own, 1));
-  const auto all = all_gather_v(
+  const auto all = all_gather_rows(
       ascending.index_select(0, places),
       0,
       gather_number(own, ranks, group),

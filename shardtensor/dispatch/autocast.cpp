@@ -36,16 +36,18 @@ at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor) {
                                                          : tensor;
 }
 
-at::Tensor autocast_to_lower_precision(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_floating_point() ||
-      tensor.scalar_type() == at::kDouble) {
-    return tensor;
-  }
+at::ScalarType autocast_lower_precision(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) {
-    return tensor;
-  }
-  return tensor.to(at::autocast::get_autocast_dtype(device));
+  const bool casts = tensor.is_floating_point() &&
+      tensor.scalar_type() != at::kDouble &&
+      at::autocast::is_autocast_enabled(device);
+  return casts ? at::autocast::get_autocast_dtype(device)
+               : tensor.scalar_type();
+}
+
+at::Tensor autocast_to_lower_precision(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.to(autocast_lower_precision(tensor))
+                          : tensor;
 }
 
 } // namespace shardtensor::detail

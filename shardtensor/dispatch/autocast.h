@@ -10,7 +10,8 @@ namespace shardtensor::detail {
 at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor);
 
 /// What autocast does to an input of an operator that it runs in lower
-/// precision.
+/// precision, and the dtype that this gives it.
+at::ScalarType autocast_lower_precision(const at::Tensor& tensor);
 at::Tensor autocast_to_lower_precision(const at::Tensor& tensor);
 
 } // namespace shardtensor::detail

@@ -6,7 +6,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "shardtensor/dispatch/tensor_arguments.h"
+#include "shardtensor/layout/constant_layout.h"
 #include "shardtensor/tensor/constant.h"
+#include "shardtensor/tensor/known_zeros.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -87,10 +89,13 @@ ConstantsOfCall::ConstantsOfCall(
   const auto& schema = op.schema();
   const auto arguments = at::ArrayRef<c10::IValue>(stack).slice(
       stack.size() - schema.arguments().size());
+  size_t written = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (is_written(op, i)) {
       visit_tensors(arguments[i], [&](const at::Tensor& tensor) {
+        ++written;
         if (is_constant(tensor) && !begins_itself(op)) {
+          begun_ = impl_of(tensor)->constant_view();
           begin_write(*impl_of(tensor), written_layout(op, arguments));
         }
       });
@@ -101,9 +106,20 @@ ConstantsOfCall::ConstantsOfCall(
       arguments_ = arguments.vec();
     }
   }
+  if (written > 1) { // perhaps other parts of one constant
+    begun_ = nullptr;
+  }
 }
 
 void ConstantsOfCall::finish(const torch::jit::Stack& stack) const {
+  if (begun_ && begun_->view && begun_->constant->is_zero() &&
+      begun_->constant->written().is_complex()) { // transforms ask
+    if (const auto shown = geometry(*begun_)) {
+      note_known_zeros(
+          begun_->constant->written(),
+          shown_box(begun_->constant->sizes(), *shown));
+    }
+  }
   if (arguments_.empty()) {
     return;
   }

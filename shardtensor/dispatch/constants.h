@@ -1,12 +1,17 @@
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/dispatch/Dispatcher.h>
+
+#include "shardtensor/tensor/constant.h"
 
 namespace shardtensor::detail {
 
 /// What a call at the function level means for the constants among its
 /// arguments, see Note [Constants]: those that it writes get their memory
-/// before, and its results know that they are views of the others.
+/// before, and know what stays zero after; its results know that they are views
+/// of the others.
 class ConstantsOfCall {
  public:
   ConstantsOfCall(
@@ -19,6 +24,7 @@ class ConstantsOfCall {
   const c10::OperatorHandle& op_;
   size_t viewed_ = 0; // an argument
   torch::jit::Stack arguments_; // none: no view of a constant
+  std::shared_ptr<const ConstantView> begun_; // its first write is this one
 };
 
 } // namespace shardtensor::detail

@@ -1,6 +1,5 @@
 #include "shardtensor/dispatch/index_bounds.h"
 
-#include <array>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -10,6 +9,7 @@
 #include <ATen/ops/stack.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/tensor/shown_elements.h"
 
@@ -21,42 +21,21 @@ struct Bounds {
   int64_t high;
 };
 
-/// Those of indices that ranks asked each other for: a step meets an index in
-/// forward and again in backward.
-class KnownBounds {
- public:
-  std::optional<Bounds> find(const ShownElements& index) const {
-    for (const auto& known : known_) {
-      if (known.index == index) {
-        return known.bounds;
-      }
-    }
-    return std::nullopt;
-  }
-  void add(ShownElements index, const Bounds& bounds) {
-    known_[next_++ % known_.size()] = {std::move(index), bounds};
-  }
-
- private:
-  struct Known {
-    ShownElements index;
-    Bounds bounds{};
-  };
-  std::array<Known, 8> known_;
-  size_t next_ = 0;
-};
-
 /// The lowest index times -1, and the highest.
 at::Tensor extremes_of(const at::Tensor& index) {
   if (index.numel() == 0) {
-    return at::full({2}, std::numeric_limits<int64_t>::min(), at::kLong);
+    return at::full(
+        {2},
+        std::numeric_limits<int64_t>::min(),
+        index.options().dtype(at::kLong));
   }
   const auto [low, high] = at::aminmax(index.to(at::kLong));
   return at::stack({low.neg(), high});
 }
 
 Bounds to_bounds(const at::Tensor& extremes) {
-  return {-extremes[0].item<int64_t>(), extremes[1].item<int64_t>()};
+  const auto numbers = host_numbers(extremes);
+  return {-numbers[0], numbers[1]};
 }
 
 /// Communication: one all-reduce, for an index that is not known.
@@ -66,35 +45,33 @@ Bounds bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
   if (axes.empty()) {
     return to_bounds(extremes_of(own.tensor));
   }
-  thread_local KnownBounds known;
-  const auto shown = shown_elements(index);
-  if (shown.is_known()) {
-    if (const auto found = known.find(shown)) {
-      return *found;
-    }
+  // A step meets an index in forward and again in backward.
+  static auto& known = *new KnownOfShown<Bounds, 8>();
+  auto shown = shown_elements(index);
+  if (const auto found = known.find(shown)) {
+    return *found;
   }
   const CommScope scope(op.c_str());
   const auto bounds = to_bounds(all_reduce(
       extremes_of(own.tensor), Reduce::Max, *own.spec->mesh(), axes));
-  if (shown.is_known()) {
-    known.add(shown, bounds);
-  }
+  known.add(std::move(shown), bounds);
   return bounds;
 }
 
 bool has_values(const at::Tensor& index) {
-  return index.is_cpu() && index.numel() > 0 &&
+  return index.numel() > 0 &&
+      at::isIntegralType(index.scalar_type(), /*includeBool=*/false) &&
       !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index);
 }
 
-/// One of the indices that leave [lowest, extent), the same on all ranks.
+/// One of the indices that leave [lowest, extent), the same on all ranks. A
+/// device is waited for.
 std::optional<int64_t> find_outside(
     const std::string& op,
     const at::Tensor& index,
     int64_t lowest,
     int64_t extent) {
-  if (!has_values(index) ||
-      !at::isIntegralType(index.scalar_type(), /*includeBool=*/false)) {
+  if (!has_values(index)) {
     return std::nullopt;
   }
   const auto [low, high] = is_shard_tensor(index)
@@ -123,7 +100,7 @@ std::string out_of_bounds(
 
 } // namespace
 
-void check_index(
+void check_planned_index(
     const std::string& op,
     const at::Tensor& index,
     int64_t dim,
@@ -134,13 +111,26 @@ void check_index(
   TORCH_CHECK_INDEX(!outside, out_of_bounds(op, *outside, dim, extent));
 }
 
+void check_index(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t dim,
+    int64_t extent,
+    bool may_be_negative) {
+  if (index.is_cpu()) {
+    check_planned_index(op, index, dim, extent, may_be_negative);
+  }
+}
+
 void check_gather_index(
     const std::string& op,
     const at::Tensor& index,
     int64_t dim,
     int64_t extent) {
-  const auto outside = find_outside(op, index, 0, extent);
-  TORCH_CHECK(!outside, out_of_bounds(op, *outside, dim, extent));
+  if (index.is_cpu()) {
+    const auto outside = find_outside(op, index, 0, extent);
+    TORCH_CHECK(!outside, out_of_bounds(op, *outside, dim, extent));
+  }
 }
 
 } // namespace shardtensor::detail

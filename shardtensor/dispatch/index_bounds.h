@@ -9,7 +9,9 @@ namespace shardtensor::detail {
 // Note [Indices out of bounds]
 // Each rank works with a part of an index, and would raise alone where only its
 // part is out of bounds: the others would wait for it. So the whole index is
-// checked first, on CPUs; elsewhere PyTorch does not raise either.
+// checked first, on CPUs; elsewhere PyTorch does not raise either, but kernels
+// assert. A plan is made of numbers on the host: for one a device is waited
+// for, and what is out of bounds is the error that it is on CPUs.
 
 /// Raises on every rank where `index` leaves [0, extent), or [-extent, extent).
 /// Communication: an all-reduce of two numbers where the index is cut.
@@ -20,7 +22,16 @@ void check_index(
     int64_t extent,
     bool may_be_negative = false);
 
-/// The same where PyTorch raises a RuntimeError: gather, scatter and unpooling.
+/// The same of an index from which a plan is made, on any device.
+void check_planned_index(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t dim,
+    int64_t extent,
+    bool may_be_negative = false);
+
+/// As check_index where PyTorch raises a RuntimeError: gather, scatter and
+/// unpooling.
 void check_gather_index(
     const std::string& op,
     const at::Tensor& index,

@@ -15,7 +15,10 @@ Local local_of(const at::Tensor& tensor, const SpecPtr& wanted) {
     return {redistribute_local(tensor, replicated(wanted), wanted), wanted};
   }
   const auto* impl = impl_of(tensor);
-  return {redistribute_local(impl->local(), impl->spec(), wanted), wanted};
+  return {
+      redistribute_local(
+          impl->local(), impl->spec(), wanted, tensor.suggest_memory_format()),
+      wanted};
 }
 
 void write_local(
@@ -27,7 +30,8 @@ void write_local(
       !impl->shares_memory()) {
     impl->set(local, spec, tensor.strides());
   } else if (!local.is_same(impl->local())) {
-    impl->local().copy_(redistribute_local(local, spec, impl->spec()));
+    impl->local().copy_(redistribute_local(
+        local, spec, impl->spec(), tensor.suggest_memory_format()));
   }
   note_written(tensor);
 }

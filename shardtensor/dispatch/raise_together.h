@@ -16,8 +16,8 @@ namespace shardtensor::detail {
 // beforehand: see Note [Indices out of bounds].
 
 /// Calls `run`. Where it raises on some ranks, the error of the first of them
-/// is raised on every rank that `layout` gives a piece of its own, as a
-/// LinAlgError where it was one. Null: all ranks hold the same. Communication:
+/// is raised on every rank that `layout` gives a piece of its own, as the same
+/// kind of error. Null: all ranks hold the same. Communication:
 /// an all-reduce of one number on `device` where `layout` is sharded, of the
 /// message where a rank raised.
 void raise_together(

@@ -104,7 +104,10 @@ at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
     TORCH_INTERNAL_ASSERT(operand.written);
     return at::empty({0}, local.options());
   }
-  auto moved = redistribute_local(local, operand.spec, wanted);
+  const auto format = is_shard_tensor(operand.tensor)
+      ? operand.tensor.suggest_memory_format()
+      : at::MemoryFormat::Contiguous; // ranks may hold it differently
+  auto moved = redistribute_local(local, operand.spec, wanted, format);
   return operand.written && moved.is_alias_of(local) ? moved.clone() : moved;
 }
 

@@ -125,9 +125,12 @@ int64_t port_of_job(uint64_t job) {
   return 20000 + static_cast<int64_t>(job % 12000);
 }
 
+/// Steps of a job may run at a time, too.
 int64_t slurm_port(const Variables& of) {
   const int64_t job = of.number({"SLURM_JOB_ID"}, 0);
-  return of.number({"MASTER_PORT"}, job ? port_of_job(job) : kDefaultPort);
+  const int64_t step = of.number({"SLURM_STEP_ID", "SLURM_STEPID"}, 0);
+  return of.number(
+      {"MASTER_PORT"}, job ? port_of_job(job + 1009 * step) : kDefaultPort);
 }
 
 Launch from_slurm(const Environment& environment) {

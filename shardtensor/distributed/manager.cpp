@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include "shardtensor/comm/group.h"
 #include "shardtensor/distributed/backends.h"
 #include "shardtensor/distributed/choices.h"
+#include "shardtensor/distributed/job_groups.h"
 #include "shardtensor/distributed/launch.h"
 
 namespace shardtensor {
@@ -43,9 +41,7 @@ struct DistributedManager::State {
   std::string group;
   MeshPtr mesh;
   int64_t meshes = 0;
-  // c10d keeps weak references.
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
-  std::vector<std::string> names;
+  JobGroups groups;
 
   /// Makes a group and registers it under its name.
   std::string add_group(
@@ -54,23 +50,12 @@ struct DistributedManager::State {
     const auto found = std::find(ranks.begin(), ranks.end(), launch.rank);
     const int64_t place = found - ranks.begin();
     // Nothing is ever sent in a group of one.
-    groups.push_back(
+    groups.add(
+        name,
         ranks.size() == 1 || !backends
             ? c10::make_intrusive<c10d::ProcessGroup>(0, 1)
             : backends->make_group(name, ranks, place));
-    c10d::register_process_group(name, groups.back());
-    names.push_back(name);
     return name;
-  }
-
-  ~State() {
-    for (const auto& name : names) {
-      c10d::unregister_process_group(name);
-    }
-    // A group of NCCL that just goes aborts what is under way.
-    for (const auto& group : groups) {
-      group->shutdown();
-    }
   }
 };
 
@@ -145,13 +130,7 @@ const std::string& DistributedManager::group() const {
 }
 
 void DistributedManager::barrier() const {
-  const Group all(state_->group);
-  if (all.ranks() > 1) {
-    const auto number = at::zeros({1}, at::TensorOptions(state_->device));
-    all.all_reduce(
-        number, Reduce::Sum, [] { return "DistributedManager::barrier"; });
-    number.item(); // a device's queue is not waited for otherwise
-  }
+  wait_for_all(Group(state_->group), state_->device);
 }
 
 // ---- meshes -----------------------------------------------------------------

@@ -113,7 +113,10 @@ at::Tensor halo_exchange(
   const auto plan =
       plans.find(key, [&] { return plan_halo(spec(x), wanted, boundary); });
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  return exchange(to_local(redistribute(x, plan->layout)), plan->gather);
+  return exchange(
+      to_local(redistribute(x, plan->layout)),
+      plan->gather,
+      x.suggest_memory_format());
 }
 
 at::Tensor halo_trim(

@@ -5,8 +5,10 @@
 #include <c10/core/WrapDimMinimal.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 
 namespace shardtensor {
@@ -35,7 +37,7 @@ void check_width(
       width,
       " rows in dim ",
       dim,
-      " on every rank");
+      "; halo_exchange takes any width");
 }
 
 } // namespace
@@ -47,8 +49,13 @@ at::Tensor halo_padding(
     int64_t edge_padding,
     const std::string& group_name) {
   const Group group(group_name);
-  dim = c10::maybe_wrap_dim(dim, x.dim());
-  check_width(x, dim, width, edge_padding);
+  agree_on_call(group, x, [&]() -> Collective {
+    dim = c10::maybe_wrap_dim(dim, x.dim());
+    check_width(x, dim, width, edge_padding);
+    const auto padding =
+        c10::str(", width ", width, ", edge_padding ", edge_padding);
+    return {text_of_rows("halo_padding", x, dim) + padding, "", {}, {}};
+  });
   const int64_t rank = group.rank();
   const int64_t extent = x.size(dim);
   const bool is_first = rank == 0;

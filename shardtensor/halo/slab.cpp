@@ -2,6 +2,8 @@
 
 #include <ATen/ops/cat.h>
 
+#include "shardtensor/comm/exchange_code.h"
+
 namespace shardtensor::detail {
 namespace {
 
@@ -54,7 +56,8 @@ std::vector<Slab::Edge> edges_of(
 Slab plan_slab(
     const StencilCall& joined,
     int64_t dim,
-    const std::vector<OverlapPiece>& pieces) {
+    const std::vector<OverlapPiece>& pieces,
+    at::MemoryFormat format) {
   const auto& input = *joined.input;
   const auto& mesh = *input.mesh();
   const auto& inputs = input.partition(dim);
@@ -68,8 +71,10 @@ Slab plan_slab(
   slab.dim = dim;
   slab.edges =
       edges_of(pieces[own], inputs.interval(own), outputs.interval(own));
-  slab.bring = encode(
-      plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh);
+  slab.bring = in_format(
+      encode(
+          plan_gather_rows(joined.input, {dim}, rows, mesh.position()), mesh),
+      format);
   slab.bring_back = adjoint(slab.bring);
   return slab;
 }

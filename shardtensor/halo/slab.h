@@ -41,11 +41,13 @@ struct Slab {
   EncodedExchange bring_back; // its adjoint
 };
 
-/// For the call that `joined` describes, whose dim's pieces have these edges.
+/// For the call that `joined` describes, whose dim's pieces have these edges,
+/// of a tensor that shows `format`.
 Slab plan_slab(
     const StencilCall& joined,
     int64_t dim,
-    const std::vector<OverlapPiece>& pieces);
+    const std::vector<OverlapPiece>& pieces,
+    at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
 at::Tensor along(const at::Tensor& x, const Interval& rows, const Slab& slab);
 

@@ -159,15 +159,15 @@ at::Tensor with_something(const at::Tensor& local, const StencilCall& call) {
 
 } // namespace
 
-at::Tensor gather_rows(const at::Tensor& local, const StencilCall& call) {
+at::Tensor gather_rows(
+    const at::Tensor& local,
+    const StencilCall& call,
+    at::MemoryFormat format) {
   if (!call.gathers) {
     return with_something(local, call);
   }
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  // channels_last goes in, channels_last comes out.
-  const auto rows =
-      exchange(local, call.gather).contiguous(local.suggest_memory_format());
-  return with_something(rows, call);
+  return with_something(exchange(local, call.gather, format), call);
 }
 
 at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call) {

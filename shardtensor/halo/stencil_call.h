@@ -60,8 +60,12 @@ int64_t find_overlap_stencil(
 // collectives that other ranks wait in.
 
 /// The input rows of this rank's operator, from its shard in the layout
-/// call.input. Communication: one exchange if call.gathers.
-at::Tensor gather_rows(const at::Tensor& local, const StencilCall& call);
+/// call.input of a tensor that shows `format`. Communication: one exchange if
+/// call.gathers.
+at::Tensor gather_rows(
+    const at::Tensor& local,
+    const StencilCall& call,
+    at::MemoryFormat format = at::MemoryFormat::Contiguous);
 
 /// The outputs that this rank owns among those of its local operator.
 at::Tensor keep_owned(const at::Tensor& local, const StencilCall& call);

@@ -99,6 +99,35 @@ int64_t scattered_dim(
 
 } // namespace
 
+Box shown_box(const std::vector<int64_t>& sizes, const ViewGeometry& view) {
+  Box whole;
+  for (const int64_t size : sizes) {
+    whole.push_back({0, size});
+  }
+  Box shown(sizes.size());
+  int64_t along = 1;
+  for (auto dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
+    if (sizes[dim] == 0) {
+      return whole;
+    }
+    const auto row = view.offset / along % sizes[dim];
+    shown[dim] = {row, row + 1}; // where no dim of the view goes along it
+    along *= sizes[dim];
+  }
+  const auto view_dims = static_cast<int64_t>(view.sizes.size());
+  for (int64_t dim = 0; dim < view_dims; ++dim) {
+    if (view.sizes[dim] == 1) {
+      continue;
+    }
+    const auto rows = shown_rows(sizes, view, dim);
+    if (!rows || shown[rows->dim].extent() > 1) {
+      return whole;
+    }
+    shown[rows->dim] = {rows->start, rows->end};
+  }
+  return shown;
+}
+
 SpecPtr layout_of_written(
     const std::vector<int64_t>& sizes,
     const ViewGeometry& view,

@@ -15,6 +15,10 @@ struct ViewGeometry {
   int64_t offset = 0;
 };
 
+/// The smallest box that has all that the view shows; the whole tensor where
+/// that is not seen from its strides.
+Box shown_box(const std::vector<int64_t>& sizes, const ViewGeometry& view);
+
 /// A layout of a tensor of `sizes` into a view of which a value is written that
 /// lies as `value`, of sizes that broadcast to the view's. Dims that are cut in
 /// the value are cut in the tensor by the same axes, all others are whole. The

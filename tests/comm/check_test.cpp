@@ -9,11 +9,13 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {
 namespace {
 
+using namespace detail;
 using testing::run_on_mesh;
 
 class CheckMode : public ::testing::Test {
@@ -99,7 +101,7 @@ TEST_F(CheckMode, SeesAnotherOperator) {
       if (mesh->position() == 0) {
         all_reduce(x, Reduce::Sum, mesh->group());
       } else {
-        all_gather_v(x, 0, {2, 2}, mesh->group());
+        all_gather_rows(x, 0, {2, 2}, mesh->group());
       }
     });
     expect_contains(text, "rank 0: shardtensor::all_reduce");
@@ -109,12 +111,12 @@ TEST_F(CheckMode, SeesAnotherOperator) {
 
 TEST_F(CheckMode, SeesThatAPeerExpectsAnotherNumberOfElements) {
   run_on_mesh({2}, [](const MeshPtr& mesh) {
-    // Both call all_to_all_v alike, but rank 1 expects 3 rows, not 2.
+    // Both call all_to_all_rows alike, but rank 1 expects 3 rows, not 2.
     const auto text = message_of([&] {
       if (mesh->position() == 0) {
-        all_to_all_v(at::ones({2}), 0, {0, 2}, {0, 1}, mesh->group());
+        all_to_all_rows(at::ones({2}), 0, {0, 2}, {0, 1}, mesh->group());
       } else {
-        all_to_all_v(at::ones({1}), 0, {1, 0}, {3, 0}, mesh->group());
+        all_to_all_rows(at::ones({1}), 0, {1, 0}, {3, 0}, mesh->group());
       }
     });
     expect_contains(text, "(elements sent: rank 1: 2; received: rank 1: 1)");
@@ -153,7 +155,7 @@ TEST(CommScope, NamesTheInnermostAndRestoresTheOuter) {
       return message_of([&] {
         const auto x =
             at::ones({2}, mesh->position() == 0 ? at::kFloat : at::kDouble);
-        all_gather_v(x, 0, {2, 2}, mesh->group());
+        all_gather_rows(x, 0, {2, 2}, mesh->group());
       });
     };
     const CommScope outer("outer");

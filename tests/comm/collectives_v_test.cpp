@@ -1,4 +1,6 @@
+#include <functional>
 #include <numeric>
+#include <string>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -16,6 +18,8 @@
 #include "gradient.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/group.h"
+#include "shardtensor/comm/ring.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {
@@ -292,6 +296,144 @@ TEST(CollectivesV, RefuseSizesThatDoNotFit) {
     const Sizes less = mesh->position() == 0 ? Sizes{1, 0} : Sizes{0, 1};
     EXPECT_THROW(all_to_all_v(x, 0, mine, less, group), c10::ValueError);
   });
+}
+
+/// What a call raises on each rank: its kind and its text.
+using Call = std::function<void(int64_t rank, const std::string& group)>;
+
+std::string error_of_call(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::ValueError& error) {
+    return std::string("ValueError: ") + error.what_without_backtrace();
+  } catch (const c10::IndexError& error) {
+    return std::string("IndexError: ") + error.what_without_backtrace();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+class OneError : public testing::OnEachBackend {
+ protected:
+  /// Every rank raises the same; `part` is in it.
+  static void expect(const std::string& part, const Call& call) {
+    for (const int64_t ranks : {2, 3}) {
+      std::vector<std::string> texts(ranks);
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        texts[mesh->position()] =
+            error_of_call([&] { call(mesh->position(), mesh->group()); });
+      });
+      EXPECT_NE(texts[0].find(part), std::string::npos) << texts[0];
+      const auto group_begin = texts[0].find("group '");
+      for (const auto& text : texts) {
+        EXPECT_EQ(text.substr(0, group_begin), texts[0].substr(0, group_begin));
+      }
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    On,
+    OneError,
+    testing::each_backend(),
+    testing::backend_name);
+
+/// One row for each rank.
+Sizes ones_for(const std::string& group) {
+  return Sizes(detail::Group(group).ranks(), 1);
+}
+
+TEST_P(OneError, OfAnExtentThatIsWrongOnOneRank) {
+  expect(
+      "ValueError: all_gather_v: x has sizes [2, 3], expected 1 in dim 0 "
+      "(on rank 1 of group",
+      [](int64_t rank, const std::string& group) {
+        all_gather_v(at::ones({1 + (rank == 1), 3}), 0, ones_for(group), group);
+      });
+}
+
+TEST_P(OneError, OfADimThatOneRankLacks) {
+  expect(
+      "IndexError: Dimension out of range",
+      [](int64_t rank, const std::string& group) {
+        const auto x = rank == 0 ? at::ones({1}) : at::ones({1, 1});
+        all_gather_v(x, 1, ones_for(group), group);
+      });
+}
+
+TEST_P(OneError, OfSizesThatDiffer) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        auto sizes = ones_for(group);
+        sizes.front() += rank == 0 ? 1 : 0;
+        const auto x = at::ones({sum(sizes)});
+        reduce_scatter_v(x, 0, sizes, group);
+      });
+}
+
+TEST_P(OneError, OfDtypesThatDiffer) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        const auto dtype = rank == 0 ? at::kFloat : at::kHalf;
+        broadcast(at::ones({2}, dtype), 0, group);
+      });
+}
+
+TEST_P(OneError, OfSplitsThatDoNotMatch) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        const auto one = ones_for(group);
+        auto more = one;
+        more[0] += rank == 1 ? 1 : 0;
+        all_to_all_v(at::ones({sum(one)}), 0, one, more, group);
+      });
+}
+
+TEST_P(OneError, OfAnIndexOutOfRange) {
+  expect("index out of range", [](int64_t rank, const std::string& group) {
+    const auto one = ones_for(group);
+    const auto index = at::full({1}, rank == 1 ? 5 : 0, at::kLong);
+    const std::vector<at::Tensor> indices(one.size(), index);
+    indexed_all_to_all_v(at::ones({2}), 0, indices, one, group);
+  });
+}
+
+TEST_P(OneError, OfAnotherDestinationOrSource) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        gather_v(at::ones({1}), 0, ones_for(group), rank == 1, group);
+      });
+  expect(
+      "ValueError: scatter_v: src is 7",
+      [](int64_t rank, const std::string& group) {
+        const auto one = ones_for(group);
+        scatter_v(at::ones({sum(one)}), 0, one, rank == 1 ? 7 : 0, group);
+      });
+}
+
+TEST_P(OneError, OfAnotherOperator) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        if (rank == 0) {
+          broadcast(at::ones({1}), 0, group);
+        } else {
+          all_gather_v(at::ones({1}), 0, ones_for(group), group);
+        }
+      });
+}
+
+TEST_P(OneError, OfAPieceOfTheRingThatHasOtherSizes) {
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        const Sizes sizes = rank == 1 ? Sizes{3, 2} : Sizes{2, 3};
+        ring_step(at::ones({2, 3}), 1, sizes, group);
+      });
 }
 
 } // namespace

@@ -14,6 +14,7 @@
 
 #include "gradient.h"
 #include "late_backend.h"
+#include "pieces.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_schedule.h"
@@ -25,6 +26,8 @@ namespace {
 
 using testing::collectives_run;
 using testing::gradient;
+using testing::index_filled;
+using testing::piece;
 using testing::run_on_mesh;
 
 class Exchange : public testing::OnEachBackend {};
@@ -34,29 +37,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::each_backend(),
     testing::backend_name);
 
-// ---- the oracle: the whole tensor, cut by hand ------------------------------
-
-/// What `position` of `spec` holds of a whole tensor.
-at::Tensor piece(const at::Tensor& whole, const ShardSpec& spec, int64_t p) {
-  at::Tensor result = whole;
-  const Box box = spec.box(p);
-  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    result = result.narrow(dim, box[dim].begin, box[dim].extent());
-  }
-  return result.contiguous();
-}
-
-at::Tensor piece(const at::Tensor& whole, const ShardSpec& spec) {
-  return piece(whole, spec, spec.mesh()->position());
-}
-
-at::Tensor index_filled(c10::IntArrayRef sizes, at::ScalarType dtype) {
-  int64_t numel = 1;
-  for (const auto size : sizes) {
-    numel *= size;
-  }
-  return at::arange(1, numel + 1, at::kDouble).view(sizes).to(dtype);
-}
+// ---- layouts ----------------------------------------------------------------
 
 struct Layouts {
   std::vector<int64_t> mesh;
@@ -177,19 +158,6 @@ TEST_P(Exchange, TakesTensorsThatAreNotContiguous) {
   });
 }
 
-TEST_P(Exchange, KeepsChannelsLast) {
-  const Layouts l{{2}, {1, 3, 6, 4}, {S(2)}, {S(3)}};
-  run_on_mesh(l.mesh, [&](const MeshPtr& mesh) {
-    const Moved m(l, mesh);
-    const auto whole = index_filled(l.sizes, at::kFloat);
-    const auto x =
-        piece(whole, *m.from).contiguous(at::MemoryFormat::ChannelsLast);
-    const auto y = exchange(x, m.plan, *mesh);
-    EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
-    EXPECT_TRUE(at::equal(y, piece(whole, *m.to)));
-  });
-}
-
 TEST_P(Exchange, SumsWhatSeveralRanksSend) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const std::vector<int64_t> sizes{7, 2};
@@ -298,8 +266,7 @@ TEST_P(Exchange, AnUndefinedGradientCostsNoMessage) {
   });
 }
 
-// ---- what travels over a queue (NCCL)
-// ----------------------------------------
+// ---- what travels over a queue (NCCL) ---------------------------------------
 
 /// On ranks that a late backend joins; what it counted.
 testing::LateCounts counts_of(
@@ -363,11 +330,11 @@ TEST(ExchangeSchedule, TakesOneRoundOnADevice) {
   run_on_mesh({3}, [](const MeshPtr& mesh) {
     const Moved m({{3}, {3072, 3072}, {S(0)}, {S(1)}}, mesh);
     const auto code = encode(m.plan, *mesh).code;
-    const auto rounds = [&](bool on_host) {
-      return ExchangeSchedule(code, 4, false, on_host).rounds.size();
+    const auto rounds = [&](at::Device device) {
+      return ExchangeSchedule(code, 4, false, device).rounds.size();
     };
-    EXPECT_EQ(rounds(/*on_host=*/true), 2);
-    EXPECT_EQ(rounds(/*on_host=*/false), 1);
+    EXPECT_EQ(rounds(at::kCPU), 2);
+    EXPECT_EQ(rounds(at::kCUDA), 1);
   });
 }
 

@@ -31,6 +31,7 @@ struct LateCounts {
   int64_t empty_sends = 0;
   int64_t works = 0; // that were waited for
   int64_t bounded_waits = 0; // with a limit: NCCL's host polls meanwhile
+  int64_t alive = 0; // tensors of all-reduces that have memory still
 };
 LateCounts late_counts();
 void reset_late_counts();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -30,6 +31,30 @@ struct Counters {
   std::atomic<int64_t> bounded_waits{0};
 };
 Counters counters;
+
+/// Memory that all-reduces have seen.
+class Seen {
+ public:
+  void add(const at::Tensor& x) {
+    const std::lock_guard lock(mutex_);
+    storages_.push_back(x.storage().getWeakStorageImpl());
+  }
+  int64_t alive() {
+    const std::lock_guard lock(mutex_);
+    return std::count_if(storages_.begin(), storages_.end(), [](auto& seen) {
+      return !seen.expired();
+    });
+  }
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    storages_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+};
+Seen seen;
 
 void count_send(int64_t bytes) {
   ++counters.sends;
@@ -168,6 +193,7 @@ class LateBackend : public c10d::Backend {
       override {
     begin_collective();
     const Place place(tensors.at(0));
+    seen.add(tensors[0]);
     const at::Tensor own = tensors[0].clone(); // the output's place is the same
     place.poison();
     const auto op = options.reduceOp;
@@ -278,12 +304,14 @@ LateCounts late_counts() {
       counters.sends,
       counters.empty_sends,
       counters.works,
-      counters.bounded_waits};
+      counters.bounded_waits,
+      seen.alive()};
 }
 
 void reset_late_counts() {
   counters.sends = counters.empty_sends = 0;
   counters.works = counters.bounded_waits = 0;
+  seen.forget();
 }
 
 // ---- tests ------------------------------------------------------------------

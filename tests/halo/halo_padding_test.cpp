@@ -78,6 +78,8 @@ TEST_P(HaloPadding, RefusesFewerRowsThanTheWidth) {
     EXPECT_THROW(halo_padding(x, 0, 3, 0, mesh->group()), c10::ValueError);
     EXPECT_THROW(halo_padding(x, 0, -1, 0, mesh->group()), c10::ValueError);
     EXPECT_THROW(halo_padding(x, 0, 1, -1, mesh->group()), c10::ValueError);
+    const auto less = mesh->position() == 0 ? x : x.narrow(0, 0, 1);
+    EXPECT_THROW(halo_padding(less, 0, 2, 0, mesh->group()), c10::ValueError);
   });
 }
 

@@ -73,7 +73,8 @@ at::Tensor read_by_index(const at::Tensor& self, const Indices& given) {
     const std::optional<at::Tensor> index = given.get(*dim);
     if (const auto exchange =
             row_exchange("aten::index", *index, rows, *dim, true)) {
-      const auto part = redistribute_local(local, own, rows);
+      const auto part =
+          redistribute_local(local, own, rows, self.suggest_memory_format());
       return read_rows(*exchange, part, rows, *dim);
     }
   }

@@ -1,6 +1,5 @@
 #include "shardtensor/rules/index/row_exchange.h"
 
-#include <array>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -18,8 +17,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/index_bounds.h"
@@ -100,7 +99,7 @@ RowExchange::RowExchange(
     : index_spec_(std::move(index_spec)),
       group_(*group_of(*rows->mesh(), rows->axes(0))) {
   const auto extent = rows->size(0);
-  check_index(op, index, 0, extent, may_be_negative);
+  check_planned_index(op, index, 0, extent, may_be_negative);
   const CommScope scope(op);
   auto wanted = local_of(index, index_spec_).tensor.flatten().to(at::kLong);
   wanted = at::where(wanted.lt(0), wanted + extent, wanted);
@@ -118,9 +117,9 @@ RowExchange::RowExchange(
 
   received_ = count_by_piece(unique, rows->partition(0));
   const std::vector<int64_t> ones(received_.size(), 1);
-  sent_ = host_numbers(all_to_all_v(
+  sent_ = host_numbers(all_to_all_rows(
       at::tensor(received_, unique.options()), 0, ones, ones, group_));
-  sent_rows_ = all_to_all_v(unique, 0, received_, sent_, group_) - own.begin;
+  sent_rows_ = all_to_all_rows(unique, 0, received_, sent_, group_) - own.begin;
   const auto most = at::full({1}, other_rows_, unique.options());
   silent_ = all_reduce(most, Reduce::Max, *rows->mesh(), rows->axes(0))
                 .item<int64_t>() == 0;
@@ -128,8 +127,8 @@ RowExchange::RowExchange(
 
 at::Tensor RowExchange::all_to_all(const at::Tensor& x, int64_t dim, bool back)
     const {
-  return back ? all_to_all_v(x, dim, received_, sent_, group_)
-              : all_to_all_v(x, dim, sent_, received_, group_);
+  return back ? all_to_all_rows(x, dim, received_, sent_, group_)
+              : all_to_all_rows(x, dim, sent_, received_, group_);
 }
 
 at::Tensor RowExchange::table(const at::Tensor& own, int64_t dim) const {
@@ -167,7 +166,7 @@ at::Tensor RowExchange::returned(const at::Tensor& others, int64_t dim) const {
       : none.index_add(dim, sent_rows_, all_to_all(others, dim, /*back=*/true));
 }
 
-/// As all_to_all_v has it: no rank knows the other ranks' splits.
+/// As all_to_all_rows has it: no rank knows the other ranks' splits.
 EncodedExchange RowExchange::encoded(const at::Tensor& x, int64_t dim) const {
   const Group group(group_);
   ExchangePlan plan;
@@ -217,46 +216,10 @@ const at::Tensor& RowExchange::counts() const {
 namespace {
 
 /// See Note [Shown elements].
-class Known {
- public:
-  std::shared_ptr<const RowExchange> find(
-      const ShownElements& index,
-      const SpecPtr& rows,
-      bool may_be_negative) const {
-    for (const auto& known : known_) {
-      if (known.rows == rows && known.may_be_negative == may_be_negative &&
-          known.index == index) {
-        return known.exchange;
-      }
-    }
-    return nullptr;
-  }
-  void add(
-      ShownElements index,
-      SpecPtr rows,
-      bool may_be_negative,
-      std::shared_ptr<const RowExchange> exchange) {
-    for (auto& known : known_) {
-      if (known.index.are_gone()) {
-        known.exchange.reset();
-      }
-    }
-    known_[next_++ % known_.size()] = {
-        std::move(index),
-        std::move(rows),
-        may_be_negative,
-        std::move(exchange)};
-  }
-
- private:
-  struct Entry {
-    ShownElements index;
-    SpecPtr rows;
-    bool may_be_negative = false;
-    std::shared_ptr<const RowExchange> exchange;
-  };
-  std::array<Entry, 32> known_;
-  size_t next_ = 0;
+struct KnownExchange {
+  SpecPtr rows;
+  bool may_be_negative;
+  std::shared_ptr<const RowExchange> exchange;
 };
 
 /// The layout of `dim` alone.
@@ -303,20 +266,21 @@ std::shared_ptr<const RowExchange> row_exchange(
   if (!wanted) {
     return nullptr;
   }
-  thread_local Known known;
+  static auto& known = *new KnownOfShown<KnownExchange, 32>();
   const auto rows = layout_of_dim(spec, dim);
   note_row_layout(shardtensor::spec(index), rows);
   auto shown = shown_elements(index);
-  auto found = known.find(shown, rows, may_be_negative);
-  if (!found) {
-    found = std::make_shared<const RowExchange>(
-        op, index, std::move(wanted), rows, may_be_negative);
-    count_plan();
-    if (shown.is_known()) {
-      known.add(std::move(shown), rows, may_be_negative, found);
-    }
+  const auto is_meant = [&](const KnownExchange& one) {
+    return one.rows == rows && one.may_be_negative == may_be_negative;
+  };
+  if (const auto found = known.find(shown, is_meant)) {
+    return found->exchange;
   }
-  return found;
+  const auto made = std::make_shared<const RowExchange>(
+      op, index, std::move(wanted), rows, may_be_negative);
+  count_plan();
+  known.add(std::move(shown), {rows, may_be_negative, made});
+  return made;
 }
 
 // ---- reading and reducing ---------------------------------------------------

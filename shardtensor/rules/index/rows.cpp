@@ -45,6 +45,85 @@ void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
       size);
 }
 
+/// What an argument of an index gives, whole on every rank.
+at::Tensor whole_index(const at::Tensor& index) {
+  TORCH_CHECK_INDEX(
+      at::isIntegralType(index.scalar_type(), true),
+      "tensors used as indices must be integers or masks, got ",
+      index.scalar_type());
+  if (is_mask(index) && is_shard_tensor(index) && spec(index)->is_sharded()) {
+    note_fallback("aten::index", spec(index), replicated(spec(index)));
+  }
+  return whole(index);
+}
+
+void check_mask(const at::Tensor& mask, const at::Tensor& self, int64_t dim) {
+  for (int64_t k = 0; k < mask.dim(); ++k) {
+    TORCH_CHECK_INDEX(
+        dim + k < self.dim() && mask.size(k) == self.size(dim + k),
+        "the mask of sizes ",
+        mask.sizes(),
+        " does not match the indexed tensor of sizes ",
+        self.sizes(),
+        " at dim ",
+        dim);
+  }
+}
+
+/// The rows of each indexed dim as they are told; a mask says those of several.
+std::vector<DimIndex> told_rows(
+    const at::Tensor& self,
+    const Indices& indices) {
+  std::vector<DimIndex> dims;
+  int64_t dim = 0;
+  const auto add = [&](const at::Tensor& rows) {
+    TORCH_CHECK_INDEX(
+        dim < self.dim(),
+        "too many indices for a tensor of sizes ",
+        self.sizes());
+    dims.push_back({dim++, rows});
+  };
+  for (const std::optional<at::Tensor> index : indices) {
+    if (!index || !index->defined()) {
+      ++dim;
+      continue;
+    }
+    const auto plain = whole_index(*index);
+    if (!is_mask(plain)) {
+      add(plain.to(at::kLong));
+      continue;
+    }
+    check_mask(plain, self, dim);
+    const auto rows = plain.nonzero();
+    for (int64_t k = 0; k < plain.dim(); ++k) {
+      add(rows.select(1, k));
+    }
+  }
+  return dims;
+}
+
+/// Counted from the front, where self is, in sizes that all indices share.
+at::Tensor counted_rows(
+    const DimIndex& index,
+    const at::Tensor& self,
+    at::IntArrayRef sizes) {
+  const auto extent = self.size(index.dim);
+  check_rows(index.rows, index.dim, extent);
+  // As in PyTorch, indices may lie on the host.
+  const auto rows = index.rows.to(self.device());
+  return at::where(rows.lt(0), rows + extent, rows).expand(sizes);
+}
+
+/// Where the indexed dims stand in the result: in front, unless side by side.
+int64_t position_of(const std::vector<DimIndex>& dims) {
+  if (dims.empty()) {
+    return 0;
+  }
+  const auto first = dims.front().dim;
+  const auto span = dims.back().dim - first + 1;
+  return span == static_cast<int64_t>(dims.size()) ? first : 0;
+}
+
 } // namespace
 
 bool is_mask(const at::Tensor& index) {
@@ -53,63 +132,14 @@ bool is_mask(const at::Tensor& index) {
 
 Index read_indices(const at::Tensor& self, const Indices& indices) {
   Index result;
-  int64_t dim = 0;
-  std::vector<int64_t> places;
-  const auto add = [&](const at::Tensor& rows) {
-    TORCH_CHECK_INDEX(
-        dim < self.dim(),
-        "too many indices for a tensor of sizes ",
-        self.sizes());
-    result.dims.push_back({dim++, rows});
-  };
-  for (const std::optional<at::Tensor> index : indices) {
-    if (!index || !index->defined()) {
-      ++dim;
-      continue;
-    }
-    TORCH_CHECK_INDEX(
-        at::isIntegralType(index->scalar_type(), true),
-        "tensors used as indices must be integers or masks, got ",
-        index->scalar_type());
-    if (is_mask(*index) && is_shard_tensor(*index) &&
-        spec(*index)->is_sharded()) {
-      note_fallback("aten::index", spec(*index), replicated(spec(*index)));
-    }
-    const auto plain = whole(*index);
-    if (!is_mask(plain)) {
-      add(plain.to(at::kLong));
-      continue;
-    }
-    for (int64_t k = 0; k < plain.dim(); ++k) {
-      TORCH_CHECK_INDEX(
-          dim + k < self.dim() && plain.size(k) == self.size(dim + k),
-          "the mask of sizes ",
-          plain.sizes(),
-          " does not match the indexed tensor of sizes ",
-          self.sizes(),
-          " at dim ",
-          dim);
-    }
-    const auto rows = plain.nonzero();
-    for (int64_t k = 0; k < plain.dim(); ++k) {
-      add(rows.select(1, k));
-    }
-  }
+  result.dims = told_rows(self, indices);
   for (const auto& index : result.dims) {
     result.sizes = at::infer_size(result.sizes, index.rows.sizes());
   }
   for (auto& index : result.dims) {
-    const auto size = self.size(index.dim);
-    check_rows(index.rows, index.dim, size);
-    // As in PyTorch, indices may lie on the host.
-    const auto rows = index.rows.to(self.device());
-    index.rows = at::where(rows.lt(0), rows + size, rows).expand(result.sizes);
+    index.rows = counted_rows(index, self, result.sizes);
   }
-  const auto first = result.dims.empty() ? 0 : result.dims.front().dim;
-  const bool adjacent = result.dims.empty() ||
-      result.dims.back().dim - first + 1 ==
-          static_cast<int64_t>(result.dims.size());
-  result.position = adjacent ? first : 0;
+  result.position = position_of(result.dims);
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/index_fill.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
@@ -85,7 +86,7 @@ bool put_masked_rows(
   return true;
 }
 
-/// Every rank writes into the rows that it has, one index dim for all.
+/// A device is waited for: how many rows are this rank's?
 void write_own_rows(
     const at::Tensor& local,
     const SpecPtr& spec,
@@ -106,14 +107,13 @@ void write_own_rows(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
 }
 
-/// The same for a compiler, which knows no number of rows: those of other ranks
-/// go into a row behind the last one.
+/// The same without the number of rows: those of other ranks go into a row
+/// behind the last one. Copies the local tensor twice.
 void write_beside_own_rows(
     const at::Tensor& local,
     const SpecPtr& spec,
     const Index& index,
-    const at::Tensor& values,
-    bool accumulate) {
+    const at::Tensor& values) {
   auto own = own_index(spec, index);
   std::vector<int64_t> pad(2 * local.dim(), 0); // from the last dim backwards
   for (auto& [dim, rows] : own.index.dims) {
@@ -122,11 +122,52 @@ void write_beside_own_rows(
         own.mask, rows, at::full({}, local.size(dim), rows.options()));
   }
   auto wider = at::constant_pad_nd(local, pad);
-  wider.index_put_(own.index.list(spec->dim()), values, accumulate);
+  wider.index_put_(own.index.list(spec->dim()), values);
   for (const auto& dim : own.index.dims) {
     wider = wider.narrow(dim.dim, 0, local.size(dim.dim));
   }
   local.copy_(wider);
+}
+
+/// The same where values are added: those of other ranks are zero.
+void add_own_rows(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const Index& index,
+    const at::Tensor& values) {
+  if (local.numel() == 0) {
+    return;
+  }
+  const auto own = own_index(spec, index);
+  const auto after = result_spec(spec, index)->dim() - index.position -
+      static_cast<int64_t>(index.sizes.size());
+  auto sizes = own.mask.sizes().vec();
+  sizes.insert(sizes.end(), after, 1);
+  local.index_put_(
+      own.index.list(spec->dim()),
+      at::where(own.mask.view(sizes), values, at::zeros({}, values.options())),
+      /*accumulate=*/true);
+}
+
+/// Every rank writes into the rows that it has, one index dim for all.
+void write_rows(
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    const Index& index,
+    const at::Tensor& values,
+    bool accumulate) {
+  constexpr int64_t kCheapCopy = 16 << 20; // bytes, beside waiting for a device
+  const bool asks = !is_traced(local) && local.is_cpu();
+  if (!asks && accumulate) {
+    add_own_rows(local, spec, index, values);
+  } else if (
+      !asks &&
+      (is_traced(local) ||
+       static_cast<int64_t>(local.nbytes()) <= kCheapCopy)) {
+    write_beside_own_rows(local, spec, index, values);
+  } else {
+    write_own_rows(local, spec, index, values, accumulate);
+  }
 }
 
 /// self[index] += values with a cut index, by what its rows get: Note [Rows by
@@ -214,9 +255,7 @@ at::Tensor& index_put_in_place_kernel(
   if (axes_of_dims(*wanted, index.indexed()).empty()) {
     target.local().index_put_(index.list(self.dim()), source, accumulate);
   } else {
-    const auto write =
-        is_traced(target.local()) ? write_beside_own_rows : write_own_rows;
-    write(target.local(), wanted, index, source, accumulate);
+    write_rows(target.local(), wanted, index, source, accumulate);
   }
   target.finish();
   return self;

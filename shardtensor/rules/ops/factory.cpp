@@ -56,10 +56,12 @@ void new_kernel(
   arguments[1] = std::vector<int64_t>{};
   op.callBoxed(stack);
   auto value = stack->back().toTensor();
-  if (op.operator_name().name == "aten::new_empty") {
+  const bool is_empty = op.operator_name().name == "aten::new_empty";
+  if (is_empty) {
     value.zero_(); // the same on all ranks
   }
-  stack->back() = constant(value, layout->mesh(), std::move(sizes));
+  const bool is_zero = is_empty || op.operator_name().name == "aten::new_zeros";
+  stack->back() = constant(value, layout->mesh(), std::move(sizes), is_zero);
 }
 
 /// Strides of a dense tensor of `sizes` whose dims lie in memory in the same

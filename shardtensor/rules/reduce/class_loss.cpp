@@ -62,15 +62,29 @@ Tensor local_target(
     const SpecPtr& x,
     int64_t classes) {
   const auto wanted = target_spec(x, classes, Placement::replicate());
-  TORCH_CHECK_VALUE(
-      target.sizes() == at::IntArrayRef(wanted->sizes()),
+  const at::IntArrayRef sizes(wanted->sizes());
+  if (target.sizes() != sizes) {
+    const auto message = c10::str(
+        op,
+        ": expected a target of sizes ",
+        sizes,
+        " for an input of sizes ",
+        at::IntArrayRef(x->sizes()),
+        ", got ",
+        target.sizes());
+    // As PyTorch: another batch is another kind of error.
+    const bool is_batch =
+        target.dim() > 0 && !sizes.empty() && target.size(0) != sizes[0];
+    TORCH_CHECK_VALUE(!is_batch, message);
+    TORCH_CHECK(false, message);
+  }
+  // The kernel asks only where it has targets.
+  const auto dtype = target.scalar_type();
+  TORCH_CHECK(
+      dtype == at::kLong || dtype == at::kByte,
       op,
-      ": expected a target of sizes ",
-      wanted->sizes(),
-      " for an input of sizes ",
-      x->sizes(),
-      ", got ",
-      target.sizes());
+      ": expected target dtype to be Long or Byte, but got ",
+      dtype);
   return to_local(redistribute(promote_operand(target, x->mesh(), op), wanted));
 }
 
@@ -78,10 +92,11 @@ Tensor local_target(
 OptionalTensor plain_weight(
     const char* op,
     const OptionalTensor& weight,
-    int64_t classes) {
+    const Tensor& x) {
   if (!weight || !weight->defined()) {
     return {};
   }
+  const auto classes = x.size(class_dim(x.dim()));
   TORCH_CHECK(
       weight->dim() == 1 && weight->size(0) == classes,
       op,
@@ -89,7 +104,16 @@ OptionalTensor plain_weight(
       classes,
       "], one per class, got ",
       weight->sizes());
-  return is_shard_tensor(*weight) ? full_tensor(*weight) : *weight;
+  const auto whole = autocast_to_float(
+      op, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
+  TORCH_CHECK(
+      whole.scalar_type() == x.scalar_type(),
+      op,
+      ": expected a weight of the input's dtype, ",
+      x.scalar_type(),
+      ", got ",
+      whole.scalar_type());
+  return whole;
 }
 
 /// What the local call works on.
@@ -257,11 +281,7 @@ Tensor nll_loss_function(
   return class_loss(
       x,
       target,
-      {op,
-       plain_weight(op, weight, x.size(class_dim(x.dim()))),
-       reduction,
-       ignore_index,
-       0.0});
+      {op, plain_weight(op, weight, x), reduction, ignore_index, 0.0});
 }
 
 Tensor cross_entropy_function(
@@ -290,7 +310,7 @@ Tensor cross_entropy_function(
       at::log_softmax(x, dim, x.scalar_type()),
       target,
       {op,
-       plain_weight(op, weight, x.size(dim)),
+       plain_weight(op, weight, x),
        reduction,
        ignore_index,
        label_smoothing});

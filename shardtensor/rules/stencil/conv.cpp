@@ -1,7 +1,8 @@
 // Convolutions at the function level: gather the input rows that the owned
 // outputs read, call the plain operator on them (halo/stencil.h); without
 // joining them to the owned rows where that is possible (conv_overlap.h).
-#include <ATen/autocast_mode.h>
+#include <limits>
+
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
@@ -16,6 +17,7 @@
 #include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
+#include "shardtensor/rules/stencil/overlap_bytes.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/volume_conv.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
@@ -162,7 +164,13 @@ ConvPlan plan_conv(
   plan.weight_axes = plan.call.input->sharded_axes();
   if (plan.call.gathers && first == 2) {
     plan.overlap = plan_conv_overlap(
-        plan.call, stencils, plan.padding, stride, dilation, conv.groups);
+        plan.call,
+        x.suggest_memory_format(),
+        stencils,
+        plan.padding,
+        stride,
+        dilation,
+        conv.groups);
   }
   return plan;
 }
@@ -179,6 +187,7 @@ std::shared_ptr<const ConvPlan> find_plan(
       .add(static_cast<int64_t>(conv.transposed))
       .add(conv.same ? static_cast<int64_t>(*conv.same) : int64_t{-1})
       .add(static_cast<int64_t>(x.device().type()))
+      .add(static_cast<int64_t>(x.suggest_memory_format()))
       .add(conv.groups)
       .add(weight.sizes())
       .add(bias.defined() ? bias.sizes() : IntArrayRef{})
@@ -189,23 +198,52 @@ std::shared_ptr<const ConvPlan> find_plan(
   return plans.find(key, [&] { return plan_conv(conv, x, weight, bias); });
 }
 
-/// Not where parts of one sum would be rounded before they cancel, in half
-/// precision. Not in 3-D on CPUs: oneDNN's kernels for the weight's gradient
-/// are up to five times slower where the dim is padded, which costs more than
-/// a copy.
+// Note [When convolutions overlap]
+// Rows that are joined cost four copies of the input in a step, and are waited
+// for; rows that are kept apart cost some thirty calls more. On a device calls
+// count until the input is large: kDeviceBytes is an estimate, four copies at 3
+// TB/s against thirty calls of a few us, of which computation hides a part. On
+// CPUs copies cost more, but not with few numbers in half precision, which
+// oneDNN brings to other formats and back for each call, and not with volumes,
+// where its kernels for the weight's gradient are up to five times slower if
+// the dim is padded. `make bench ARGS=overlap` measures it.
+
+constexpr int64_t kDeviceBytes = 32 << 20;
+constexpr int64_t kHalfOnHostBytes = 2 << 20;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+int64_t default_overlap_bytes(const Tensor& local, at::ScalarType dtype) {
+  if (!local.is_cpu()) {
+    return kDeviceBytes;
+  }
+  if (local.dim() == 5) {
+    return kNever;
+  }
+  return at::isReducedFloatingType(dtype) ? kHalfOnHostBytes : 0;
+}
+
+/// Of the input on one rank, on average: the same on all ranks.
+int64_t mean_bytes(const ShardSpec& input, at::ScalarType dtype) {
+  int64_t pieces = 1;
+  for (const int64_t axis : input.sharded_axes()) {
+    pieces *= input.mesh()->ranks(axis);
+  }
+  return input.numel() / pieces * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
 bool overlaps(
     const ConvPlan& plan,
     const Tensor& x,
     const Tensor& weight,
     const Tensor& bias) {
   const auto& local = impl_of(x)->local();
-  const bool halved = local.scalar_type() == at::kFloat &&
-      at::autocast::is_autocast_enabled(local.device().type());
-  const bool wide = local.scalar_type() == at::kDouble ||
-      (local.scalar_type() == at::kFloat && !halved);
-  const bool padded_volume = local.is_cpu() && local.dim() == 5;
-  return plan.overlap && wide && !padded_volume && !local.is_meta() &&
-      !has_tangent({x, weight, bias});
+  if (!plan.overlap || local.is_meta() || !local.is_floating_point() ||
+      has_tangent({x, weight, bias})) {
+    return false;
+  }
+  const auto dtype = autocast_lower_precision(local);
+  return mean_bytes(*plan.call.input, dtype) >=
+      conv_overlap_bytes().value_or(default_overlap_bytes(local, dtype));
 }
 
 Tensor local_conv(
@@ -252,9 +290,13 @@ Tensor convolve(
   const auto weights = shared_weights({weight, bias}, mesh, plan->weight_axes);
   const auto format = result_format(x, weight);
   if (overlaps(*plan, x, weight, bias)) {
-    const auto local = to_local(redistribute(x, call.input));
+    const auto cast = autocast_to_lower_precision;
     return from_local(
-        conv_overlap(local, weights[0], weights[1], plan->overlap),
+        conv_overlap(
+            cast(to_local(redistribute(x, call.input))),
+            cast(weights[0]),
+            cast(weights[1]),
+            plan->overlap),
         call.output,
         format);
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/saved_inputs_node.h"
 
@@ -34,6 +35,7 @@ std::vector<OverlapPiece> overlap_pieces(
 
 Plan plan_conv_overlap(
     const StencilCall& joined,
+    at::MemoryFormat format,
     const std::vector<Stencil>& stencils,
     const std::vector<int64_t>& joined_padding,
     const std::vector<int64_t>& stride,
@@ -52,15 +54,16 @@ Plan plan_conv_overlap(
   }
   const auto& own = pieces[input.piece(dim, input.mesh()->position())];
   auto plan = std::make_shared<ConvOverlap>();
+  plan->format = format;
   plan->joined = joined;
   plan->joined_padding = joined_padding;
-  plan->return_joined = adjoint(joined.gather);
+  plan->return_joined = adjoint(in_format(joined.gather, format));
   plan->work.stride = stride;
   plan->work.dilation = dilation;
   plan->work.groups = groups;
   plan->work.padding = joined_padding;
   plan->work.padding[gathering] = own.padding;
-  plan->work.slab = plan_slab(joined, dim, pieces);
+  plan->work.slab = plan_slab(joined, dim, pieces, format);
   return plan;
 }
 
@@ -75,7 +78,7 @@ OverlapGradients joined_gradients(
     const Tensor& weight,
     const std::array<bool, 3>& wanted,
     const ConvOverlap& plan) {
-  const auto rows = gather_rows(x, plan.joined);
+  const auto rows = gather_rows(x, plan.joined, plan.format);
   auto result = convolution_gradients(
       grad, rows, weight, plan.joined_padding, wanted, plan.work);
   if (wanted[0]) {

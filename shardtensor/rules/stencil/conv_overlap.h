@@ -18,16 +18,18 @@ namespace shardtensor::detail {
 
 struct ConvOverlap {
   OverlapWork work;
+  at::MemoryFormat format; // of the input
   StencilCall joined; // for double backward, which joins the rows
   std::vector<int64_t> joined_padding;
   EncodedExchange return_joined;
 };
 
-/// A plan for the call that `joined` describes, if one dim is all that gathers
-/// and every rank has rows, and its outputs are all that the owned rows give.
-/// The same answer on every rank.
+/// A plan for the call that `joined` describes, on an input that shows
+/// `format`, if one dim is all that gathers and every rank has rows, and its
+/// outputs are all that the owned rows give. The same answer on every rank.
 std::shared_ptr<const ConvOverlap> plan_conv_overlap(
     const StencilCall& joined,
+    at::MemoryFormat format,
     const std::vector<Stencil>& stencils,
     const std::vector<int64_t>& joined_padding,
     const std::vector<int64_t>& stride,

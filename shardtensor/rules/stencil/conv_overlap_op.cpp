@@ -90,7 +90,11 @@ OverlapOutput compute(
 
 // ---- gradients --------------------------------------------------------------
 
-/// What the slab contributes: its own gradient, and weight's.
+/// What the slab contributes: its own gradient, and weight's. A tap of the
+/// window reads rows before its output's middle, or after it; so each element
+/// of weight's gradient has two terms at most that are not zero, those of owned
+/// rows and of one edge. Their sum in half precision is the one in fp32,
+/// rounded.
 Gradients slab_gradients(
     const Tensor& grad,
     const Tensor& slab,

@@ -137,6 +137,7 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
   if (!is_nearest(u)) {
     plan.overlap = plan_upsample_overlap(
         plan.call,
+        x.suggest_memory_format(),
         stencils,
         {u.op, u.mode, plan.size, u.align_corners, plan.scales});
   }
@@ -153,6 +154,7 @@ std::shared_ptr<const UpsamplePlan> find_plan(
       .add(static_cast<int64_t>(u.align_corners))
       .add(static_cast<int64_t>(x.scalar_type()))
       .add(static_cast<int64_t>(x.device().type()))
+      .add(static_cast<int64_t>(x.suggest_memory_format()))
       .add(u.size);
   for (const auto& scale : u.scales) {
     key.add(scale.value_or(0.0));

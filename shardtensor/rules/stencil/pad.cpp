@@ -208,7 +208,10 @@ Tensor pad_with_rows(
     return from_local(
         local.new_zeros(plan->output->local_sizes()), plan->output, format);
   }
-  return from_local(exchange(local, plan->gather), plan->output, format);
+  return from_local(
+      exchange(local, plan->gather, x.suggest_memory_format()),
+      plan->output,
+      format);
 }
 
 // ---- the operators ----------------------------------------------------------

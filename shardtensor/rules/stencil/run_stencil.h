@@ -45,7 +45,9 @@ at::Tensor run_stencil(
         format);
   }
   return from_local(
-      keep_owned(local(gather_rows(prepare(input), call)), call),
+      keep_owned(
+          local(gather_rows(prepare(input), call, x.suggest_memory_format())),
+          call),
       call.output,
       format);
 }

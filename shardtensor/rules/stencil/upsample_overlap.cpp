@@ -112,6 +112,7 @@ UpsampleOverlap::Edge plan_edge(
 
 Plan plan_upsample_overlap(
     const StencilCall& joined,
+    at::MemoryFormat format,
     const std::vector<Stencil>& stencils,
     const Upsample& local) {
   const int64_t i = find_overlap_stencil(joined, stencils);
@@ -134,7 +135,7 @@ Plan plan_upsample_overlap(
   plan->owned = local;
   plan->owned.size[i] = own_outputs.extent();
   plan->owned.scales[i] = stencil.local_scale();
-  plan->slab = plan_slab(joined, dim, pieces);
+  plan->slab = plan_slab(joined, dim, pieces, format);
   for (const auto& edge : plan->slab.edges) {
     plan->edges.push_back(plan_edge(
         edge.outputs,

@@ -36,11 +36,13 @@ struct UpsampleOverlap {
   std::vector<Edge> edges; // one per edge of the slab
 };
 
-/// A plan for the call that `joined` describes with this local operator, if one
-/// dim is all that gathers, every rank has rows, and its outputs are all that
-/// the owned rows give. The same answer on every rank.
+/// A plan for the call that `joined` describes with this local operator, on an
+/// input that shows `format`, if one dim is all that gathers, every rank has
+/// rows, and its outputs are all that the owned rows give. The same answer on
+/// every rank.
 std::shared_ptr<const UpsampleOverlap> plan_upsample_overlap(
     const StencilCall& joined,
+    at::MemoryFormat format,
     const std::vector<Stencil>& stencils,
     const Upsample& local);
 

@@ -13,6 +13,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/tensor/known_zeros.h"
 
 // Tensors put together along a dim, and dims repeated, rolled and flipped.
 
@@ -354,10 +355,12 @@ at::Tensor repeat_function(
 // ---- roll and flip ----------------------------------------------------------
 
 /// Every rank's rows along the sharded `dims`, taken from the rows that
-/// `source` names, in the layout of `spec`. Communication: one exchange.
+/// `source` names, in the layout of `spec` of a tensor that shows `format`.
+/// Communication: one exchange.
 at::Tensor take_rows(
     const at::Tensor& local,
     const SpecPtr& spec,
+    at::MemoryFormat format,
     const std::vector<int64_t>& dims,
     const std::function<int64_t(int64_t dim, int64_t row)>& source) {
   if (dims.empty()) {
@@ -372,8 +375,8 @@ at::Tensor take_rows(
     return result;
   };
   const auto& mesh = *spec->mesh();
-  return exchange(
-      local, plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
+  const auto plan = plan_gather_rows(spec, dims, rows, mesh.position());
+  return exchange(local, encode(plan, mesh), format);
 }
 
 /// Dims and how far each is rolled; a dim that is named twice rolls twice.
@@ -419,13 +422,22 @@ at::Tensor roll_kernel(
       local = local.roll(shift, dim);
     }
   }
-  local = take_rows(local, layout, cut, [&](int64_t dim, int64_t row) {
+  const auto from = [&](int64_t dim, int64_t row) {
     return (row - rolled.at(dim) + self.size(dim)) % self.size(dim);
-  });
-  return wrap(
+  };
+  local = take_rows(local, layout, self.suggest_memory_format(), cut, from);
+  const auto result = wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
       layout,
       strides_of_format(self.suggest_memory_format(), self.sizes().vec()));
+  if (const auto* known = nonzero_box(self)) {
+    auto box = *known;
+    for (const auto& [dim, shift] : rolled) {
+      box[dim] = {0, self.size(dim)};
+    }
+    note_known_zeros(result, std::move(box));
+  }
+  return result;
 }
 
 /// Each rank gets its rows' mirror images in increasing order, in one piece per
@@ -451,7 +463,8 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
     const auto piece = partition.owner(row);
     return self.size(dim) - offsets[piece + 1] + (row - offsets[piece]);
   };
-  local = take_rows(local, layout, cut, from_the_end);
+  local =
+      take_rows(local, layout, self.suggest_memory_format(), cut, from_the_end);
   return wrap(
       local.flip(wrapped),
       layout,

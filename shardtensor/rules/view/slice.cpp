@@ -7,11 +7,13 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/view/kept_plans.h"
+#include "shardtensor/tensor/known_zeros.h"
 
 // Parts of a dim. Every rank keeps its own rows of a slice, so slicing never
 // communicates; a selected row of a sharded dim goes to every rank.
@@ -251,7 +253,7 @@ at::Tensor slice_backward_kernel(
           return plan_slice_backward(own, size, dim, from, to, step);
         });
   const auto local = local_of(grad, plan->wanted).tensor;
-  return wrap(
+  const auto result = wrap(
       at::slice_backward(
           local,
           plan->output->local_sizes(),
@@ -260,6 +262,13 @@ at::Tensor slice_backward_kernel(
           plan->arguments[1],
           step),
       plan->output);
+  if (grad.is_complex()) { // transforms ask
+    const auto* known = nonzero_box(grad);
+    auto box = known ? *known : whole_box(grad.sizes());
+    box[dim] = {from, to};
+    note_known_zeros(result, std::move(box));
+  }
+  return result;
 }
 
 at::Tensor select_backward_kernel(

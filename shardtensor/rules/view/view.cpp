@@ -132,7 +132,7 @@ struct DimView {
   at::Tensor local;
 };
 
-at::Tensor with_dims(const at::Tensor& x, const std::vector<int64_t>& dims) {
+at::Tensor rearranged(const at::Tensor& x, const std::vector<int64_t>& dims) {
   std::vector<int64_t> order;
   std::vector<bool> kept(x.dim(), false);
   for (const int64_t dim : dims) {
@@ -167,9 +167,9 @@ DimView view_dims(const at::Tensor& self, const std::vector<int64_t>& dims) {
       self,
       dims,
       [&] { return plan_dims(own, dims); },
-      [&](const at::Tensor& whole) { return with_dims(whole, dims); });
+      [&](const at::Tensor& whole) { return rearranged(whole, dims); });
   view.source = view_source(self, view.plan->wanted);
-  view.local = with_dims(view.source.local, dims);
+  view.local = rearranged(view.source.local, dims);
   return view;
 }
 

@@ -1,0 +1,65 @@
+#include "shardtensor/comm/known_error.h"
+
+#include <algorithm>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+namespace shardtensor::detail {
+namespace {
+
+using Kind = KnownError::Kind;
+
+constexpr int64_t kTextBytes = 512;
+
+/// Its own class: a LinAlgError, say, is an Error as well.
+Kind kind_of(const c10::Error& error) {
+  const auto is = [&](auto* like) {
+    return dynamic_cast<decltype(like)>(&error) != nullptr;
+  };
+  return is(static_cast<const c10::ValueError*>(nullptr)) ? Kind::Value
+      : is(static_cast<const c10::IndexError*>(nullptr))  ? Kind::Index
+      : is(static_cast<const c10::TypeError*>(nullptr))   ? Kind::Type
+      : is(static_cast<const c10::LinAlgError*>(nullptr)) ? Kind::OfMatrix
+                                                          : Kind::Other;
+}
+
+} // namespace
+
+std::optional<KnownError> error_of(c10::function_ref<void()> run) {
+  try {
+    run();
+  } catch (const c10::Error& error) {
+    return KnownError{kind_of(error), error.what_without_backtrace()};
+  }
+  return std::nullopt;
+}
+
+void raise(const KnownError& error) {
+  TORCH_CHECK_VALUE(error.kind != Kind::Value, error.text);
+  TORCH_CHECK_INDEX(error.kind != Kind::Index, error.text);
+  TORCH_CHECK_TYPE(error.kind != Kind::Type, error.text);
+  TORCH_CHECK_LINALG(error.kind != Kind::OfMatrix, error.text);
+  C10_THROW_ERROR(Error, error.text);
+}
+
+at::Tensor bytes_of(const std::optional<KnownError>& error) {
+  const auto bytes = at::zeros({kTextBytes + 1}, at::kByte);
+  if (error) {
+    auto* const own = bytes.mutable_data_ptr<uint8_t>();
+    own[0] = static_cast<uint8_t>(error->kind);
+    const auto length = std::min<int64_t>(error->text.size(), kTextBytes);
+    std::copy_n(error->text.begin(), length, own + 1);
+  }
+  return bytes;
+}
+
+KnownError error_from(const at::Tensor& bytes) {
+  const auto host = bytes.to(at::kCPU);
+  const auto* const begin = host.const_data_ptr<uint8_t>();
+  const auto* const end = begin + host.numel();
+  return {static_cast<Kind>(*begin), {begin + 1, std::find(begin + 1, end, 0)}};
+}
+
+} // namespace shardtensor::detail
