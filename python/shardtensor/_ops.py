@@ -22,6 +22,7 @@ cell_faces = torch.ops.shardtensor.cell_faces
 cell_gradients = torch.ops.shardtensor.cell_gradients
 cell_measures = torch.ops.shardtensor.cell_measures
 cell_normals = torch.ops.shardtensor.cell_normals
+merge_corners = torch.ops.shardtensor.merge_corners
 check_cells = torch.ops.shardtensor.check_cells
 devoxelize = torch.ops.shardtensor.devoxelize
 ball_query = torch.ops.shardtensor.ball_query

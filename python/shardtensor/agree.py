@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor.device_mesh import device_of, whole_group
+from shardtensor import _C
+from shardtensor.device_mesh import device_of, moves_on_host, whole_group
 
 # What other ranks can raise again from its text.
 _KINDS = {
@@ -21,7 +22,8 @@ def agree(mesh: DeviceMesh, error: Exception | None, told: object = None) -> Non
     """Raises on every rank of the mesh what `error` is on one of them, the first
     rank's where several have one; and where the ranks were not `told` the same.
     Communication: one small gather, another one where something is wrong."""
-    group, device = whole_group(mesh), device_of(mesh)
+    group = whole_group(mesh)
+    device = "cpu" if moves_on_host(mesh) else device_of(mesh)
     digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
     number = 0 if error else int.from_bytes(digest, "little", signed=True)
     mine = torch.tensor([error is not None, number], device=device)
@@ -34,6 +36,41 @@ def agree(mesh: DeviceMesh, error: Exception | None, told: object = None) -> Non
     texts: list = [None] * ranks
     dist.all_gather_object(texts, _text(error, told), group)
     _raise(texts, [bool(bad) for bad, _ in rows], error)
+
+
+def gather(mesh: DeviceMesh, error: Exception | None, value: object) -> list:
+    """Every rank's value, in the order of the mesh's ranks, or on every rank what
+    `error` is on one of them. Communication: that of agree, and one of objects."""
+    agree(mesh, error)
+    group = whole_group(mesh)
+    values: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
+
+
+def agree_on_call(
+    group: dist.ProcessGroup,
+    text: str,
+    error: Exception | None = None,
+    x: torch.Tensor | None = None,
+) -> None:
+    """The same before a collective, of which all ranks must tell the same `text`.
+    `error` is a ValueError, IndexError or TypeError, `x` a tensor where messages
+    go. Nothing happens in torch.compile. Communication: three integers from each
+    rank to each, texts where something is wrong."""
+    if torch.compiler.is_compiling():
+        if error:
+            raise error
+        return
+    kind = _text(error, None)[0] if error else ""
+    place = torch.empty(0, device=_device_of(group)) if x is None else x
+    _C.agree_on_call(place, text, kind, str(error or ""), group.group_name)
+
+
+def _device_of(group):
+    """One that the group has messages for."""
+    kinds = [device.type for device in group._device_types]
+    return "cpu" if "cpu" in kinds or not kinds else kinds[0]
 
 
 def _text(error, told):

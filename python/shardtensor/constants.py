@@ -134,7 +134,7 @@ class _Constants(TorchFunctionMode):
             if told.layout != torch.strided or not told.is_contiguous():
                 return None
             value = torch.full((), fill, dtype=told.dtype, device=device)
-        made = _C.constant(value, self._mesh, list(told.shape))
+        made = _C.constant(value, self._mesh, list(told.shape), fill == 0)
         return made.requires_grad_(told.requires_grad)
 
     def _device(self, func, args, kwargs):

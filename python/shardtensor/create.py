@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.device_mesh import default_mesh, device_of, whole_group
+from shardtensor.device_mesh import default_mesh, device_of, moves_on_host, whole_group
 from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
@@ -33,7 +33,8 @@ def scatter_tensor(
     """What rank `global_src` holds, cut: each rank receives its shard only.
     Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
     checked against the tensor, `dtype` converts it. The result is a leaf.
-    Communication: one small broadcast, one message to each rank."""
+    Communication: one small broadcast, one message to each rank; an exchange where
+    `sizes` has a repeated cut."""
     placements = check_placements(placements, mesh.ndim)
     ranks = mesh.mesh.flatten().tolist()
     if global_src not in ranks:
@@ -47,7 +48,7 @@ def scatter_tensor(
     spec = make_spec(mesh, shape, placements, sizes)
     # A tensor on the host is cut there: one device may not hold it.
     where = device_of(mesh)
-    if device_type == "cpu" and _moves_on_host(mesh):
+    if device_type == "cpu" and moves_on_host(mesh):
         where = torch.device("cpu")
     whole = tensor.detach() if holds else torch.empty(0, device=where)
     whole = whole.to(device=where, dtype=dtype)
@@ -78,11 +79,6 @@ def _tell(told, source, mesh):
     if isinstance(message[0], str):
         raise ValueError(f"scatter_tensor: {message[0]}")
     return message[0]
-
-
-def _moves_on_host(mesh):
-    """Whether the mesh's group has a backend for host tensors, too."""
-    return torch.device("cpu") in whole_group(mesh)._device_types
 
 
 def distribute_tensor(

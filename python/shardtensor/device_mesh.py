@@ -51,6 +51,11 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.accelerator.current_device_index())
 
 
+def moves_on_host(mesh: DeviceMesh) -> bool:
+    """Whether the mesh's group has a backend for host tensors, too."""
+    return torch.device("cpu") in whole_group(mesh)._device_types
+
+
 def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
     """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
     found = _core_meshes.get(mesh)

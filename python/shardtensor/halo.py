@@ -125,18 +125,10 @@ def halo_padding(
     own piece only; halo_exchange does more, for ShardTensors: any width, and
     any boundary. Differentiable: a halo row's gradient is added where the row
     came from. Raises, on all ranks, where a rank has fewer than `halo_size`
-    rows. Communication: the rows, and one number (not inside torch.compile,
-    where nothing is checked)."""
+    rows. Communication: the rows, and three integers from each rank to each (not
+    inside torch.compile, where nothing is compared)."""
     group = mesh.get_group(halo_config.mesh_dim).group_name
     width, dim = halo_config.halo_size, halo_config.tensor_dim
-    if not torch.compiler.is_compiling():
-        rows = torch.tensor(tensor.shape[dim], device=tensor.device)
-        smallest = int(_ops.all_reduce(rows, "min", group))
-        if smallest < width:
-            raise ValueError(
-                f"halo_padding: a rank has {smallest} rows in dim {dim}, fewer "
-                f"than halo_size {width}; use halo_exchange"
-            )
     return _ops.halo_padding(tensor, dim, width, halo_config.edge_padding_size, group)
 
 

@@ -64,8 +64,8 @@ def promotion_mode(mode: TensorPromotionMode | str):
 
 def get_gradient_policy() -> str:
     """How gradients of plain parameters become complete: "immediate",
-    "coalesced" (one all-reduce at the end of backward) or "deferred" (left to
-    DDP or FSDP over the whole mesh)."""
+    "coalesced" (in buckets beside backward, see gradient_bucket_bytes) or
+    "deferred" (left to DDP or FSDP over the whole mesh)."""
     return _C.gradient_policy()
 
 
@@ -78,6 +78,26 @@ def gradient_policy(policy: str):
     """set_gradient_policy within a with-block around forward, whose backward goes
     by the same policy wherever it runs."""
     with _restored(_C.gradient_policy, _C.set_gradient_policy, policy):
+        yield
+
+
+def get_gradient_bucket_bytes() -> int:
+    """From how many bytes of one dtype and group on gradients of the policy
+    "coalesced" are summed while backward goes on. 25 MiB by default, as DDP's."""
+    return _C.gradient_bucket_bytes()
+
+
+def set_gradient_bucket_bytes(bytes: int) -> None:
+    """The same on all ranks. Raises ValueError where it isn't positive."""
+    _C.set_gradient_bucket_bytes(bytes)
+
+
+@contextlib.contextmanager
+def gradient_bucket_bytes(bytes: int):
+    """set_gradient_bucket_bytes within a with-block around backward. Communication
+    of a backward: an all-reduce per bucket; larger ones are fewer, smaller ones start
+    earlier."""
+    with _restored(_C.gradient_bucket_bytes, _C.set_gradient_bucket_bytes, bytes):
         yield
 
 
@@ -117,6 +137,26 @@ def point_transport(transport: str):
     around while ranks search, "boxes" sends queries to the ranks whose points are
     near them; "auto" chooses by the boxes of the ranks' pieces."""
     with _restored(_C.point_transport, _C.set_point_transport, transport):
+        yield
+
+
+def get_conv_overlap_bytes() -> int | None:
+    """From how many bytes of a rank's input on a convolution computes while its
+    neighbours' rows travel. None, the default: what the device and the dtype ask
+    for."""
+    return _C.conv_overlap_bytes()
+
+
+def set_conv_overlap_bytes(bytes: int | None) -> None:
+    """The same on all ranks. 0: always, where only one dim needs such rows."""
+    _C.set_conv_overlap_bytes(bytes)
+
+
+@contextlib.contextmanager
+def conv_overlap_bytes(bytes: int | None):
+    """set_conv_overlap_bytes within a with-block. A convolution of a smaller input
+    joins its neighbours' rows to its own, which takes fewer calls and a copy."""
+    with _restored(_C.conv_overlap_bytes, _C.set_conv_overlap_bytes, bytes):
         yield
 
 

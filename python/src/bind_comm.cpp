@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 
 #include "bindings.h"
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/ring.h"
 
@@ -58,6 +59,15 @@ void bind_comm(py::module_& module) {
       ReleaseGil(),
       py::arg("x"),
       py::arg("reduce"),
+      py::arg("group"));
+  module.def(
+      "agree_on_call",
+      &agree_on_call,
+      ReleaseGil(),
+      py::arg("x"),
+      py::arg("text"),
+      py::arg("error_kind"),
+      py::arg("error"),
       py::arg("group"));
   module.def(
       "ring_tour",

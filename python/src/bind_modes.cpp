@@ -5,6 +5,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/attention/transport.h"
 #include "shardtensor/rules/points/transport.h"
+#include "shardtensor/rules/stencil/overlap_bytes.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
 
@@ -42,6 +43,11 @@ void bind_modes(py::module_& module) {
         set_gradient_policy(parse_gradient_policy(policy));
       },
       py::arg("policy"));
+  module.def("gradient_bucket_bytes", &gradient_bucket_bytes);
+  module.def(
+      "set_gradient_bucket_bytes",
+      &set_gradient_bucket_bytes,
+      py::arg("bytes"));
 
   module.def(
       "attention_transport", [] { return to_string(attention_transport()); });
@@ -58,6 +64,9 @@ void bind_modes(py::module_& module) {
         set_point_transport(parse_point_transport(transport));
       },
       py::arg("transport"));
+  module.def("conv_overlap_bytes", &conv_overlap_bytes);
+  module.def(
+      "set_conv_overlap_bytes", &set_conv_overlap_bytes, py::arg("bytes"));
   module.def("random_policy", [] { return to_string(random_policy()); });
   module.def(
       "set_random_policy",

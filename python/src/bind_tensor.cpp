@@ -187,13 +187,13 @@ void bind_tensor(py::module_& module) {
       "constant",
       [](const at::Tensor& value,
          const MeshHandle& mesh,
-         const std::vector<int64_t>& sizes) {
-        return constant(value, mesh, sizes);
-      },
+         const std::vector<int64_t>& sizes,
+         bool is_zero) { return constant(value, mesh, sizes, is_zero); },
       ReleaseGil(),
       py::arg("value"),
       py::arg("mesh"),
-      py::arg("sizes"));
+      py::arg("sizes"),
+      py::arg("is_zero") = false);
   module.def(
       "scatter",
       [](const at::Tensor& tensor, int64_t source, const SpecHandle& spec) {

@@ -5,6 +5,10 @@ ranks; numbers or integer tensors. `group` None is torch's default group; `dst`
 and `src` are ranks of the group. fp16 and bf16 are summed in fp32, in backward,
 too; uneven collectives do so whatever `use_fp32` says, for it costs nothing
 there. One exchange each way; one rank gets its tensor itself.
+
+Arguments that do not fit on one rank, or to those of other ranks, are one error
+on all of them: three integers go from each rank to each beforehand, but not in
+backward, and not in torch.compile.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shardtensor import _ops
+from shardtensor.agree import agree_on_call
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -28,13 +33,10 @@ def all_gather_v(
 ) -> torch.Tensor:
     """All pieces joined, on every rank. The gradient of a rank's piece is the
     sum over all ranks."""
-    rank, ranks, name = _place(group)
-    dim = _dim("all_gather_v", tensor, dim)
-    sizes = _piece_sizes("all_gather_v", sizes, ranks)
-    _check_extent("all_gather_v", tensor, dim, sizes[rank])
+    ranks, name = _place(group)
     if ranks == 1:
-        return tensor
-    return _ops.all_gather_v(tensor, dim, sizes, name)
+        return _alone("all_gather_v", tensor, dim, sizes)
+    return _ops.all_gather_v(tensor, dim, _numbers(sizes), name)
 
 
 def gather_v(
@@ -46,12 +48,10 @@ def gather_v(
 ) -> torch.Tensor:
     """All pieces joined on `dst`, zeros of that shape elsewhere. All ranks call
     backward; only dst's gradient counts."""
-    rank, ranks, name = _place(group)
-    dim = _dim("gather_v", tensor, dim)
-    sizes = _piece_sizes("gather_v", sizes, ranks)
-    _check_rank("gather_v: dst", dst, ranks)
-    _check_extent("gather_v", tensor, dim, sizes[rank])
-    return tensor if ranks == 1 else _ops.gather_v(tensor, dim, sizes, dst, name)
+    ranks, name = _place(group)
+    if ranks == 1:
+        return _alone("gather_v", tensor, dim, sizes, dst)
+    return _ops.gather_v(tensor, dim, _numbers(sizes), dst, name)
 
 
 def scatter_v(
@@ -64,13 +64,10 @@ def scatter_v(
     """This rank's piece of src's tensor. Others pass a tensor of the same dtype,
     device and shape but for `dim`; its gradient is zero, src's is joined from
     all ranks."""
-    rank, ranks, name = _place(group)
-    dim = _dim("scatter_v", tensor, dim)
-    sizes = _piece_sizes("scatter_v", sizes, ranks)
-    _check_rank("scatter_v: src", src, ranks)
-    if rank == src:
-        _check_extent("scatter_v", tensor, dim, sum(sizes))
-    return tensor if ranks == 1 else _ops.scatter_v(tensor, dim, sizes, src, name)
+    ranks, name = _place(group)
+    if ranks == 1:
+        return _alone("scatter_v", tensor, dim, sizes, src)
+    return _ops.scatter_v(tensor, dim, _numbers(sizes), src, name)
 
 
 def indexed_all_to_all_v(
@@ -84,23 +81,13 @@ def indexed_all_to_all_v(
     """Rank i gets this rank's rows `indices[i]` of `dim`; what arrives is joined
     in rank order. `sizes[i][j]` is how many rows i sends to j. The gradients of
     a row that went several ways are summed."""
-    rank, ranks, name = _place(group)
-    dim = _dim("indexed_all_to_all_v", tensor, dim)
-    for what, given in (("indices", indices), ("sizes", sizes)):
-        if len(given) != ranks:
-            raise ValueError(
-                f"indexed_all_to_all_v: {what} has {len(given)} entries, expected "
-                f"one for each of {ranks} ranks"
-            )
-    sent = _piece_sizes("indexed_all_to_all_v", sizes[rank], ranks)
-    received = [int(row[rank]) for row in sizes]
-    if len(sent) != ranks or [len(index) for index in indices] != sent:
-        raise ValueError(
-            f"indexed_all_to_all_v: indices of {[len(index) for index in indices]} "
-            f"rows, expected {sent} by sizes"
-        )
+    ranks, name = _place(group)
     if ranks == 1:
-        return tensor.index_select(dim, indices[0].long())
+        (index,) = indices
+        kept = _alone("indexed_all_to_all_v", index, 0, sizes[0])
+        return tensor.index_select(dim, kept.long())
+    rank = dist.get_rank(group)
+    received = [int(n) for row in sizes for n in row[rank : rank + 1]]
     return _ops.indexed_all_to_all_v(tensor, dim, list(indices), received, name)
 
 
@@ -112,11 +99,10 @@ def reduce_scatter_v(
 ) -> torch.Tensor:
     """This rank's piece of the sum of every rank's tensor. all_gather_v's
     adjoint."""
-    _, ranks, name = _place(group)
-    dim = _dim("reduce_scatter_v", tensor, dim)
-    sizes = _piece_sizes("reduce_scatter_v", sizes, ranks)
-    _check_extent("reduce_scatter_v", tensor, dim, sum(sizes))
-    return tensor if ranks == 1 else _ops.reduce_scatter_v(tensor, dim, sizes, name)
+    ranks, name = _place(group)
+    if ranks == 1:
+        return _alone("reduce_scatter_v", tensor, dim, sizes)
+    return _ops.reduce_scatter_v(tensor, dim, _numbers(sizes), name)
 
 
 def all_to_all_v(
@@ -128,13 +114,11 @@ def all_to_all_v(
 ) -> torch.Tensor:
     """Sends `in_splits[i]` rows to each rank i, in rank order, and joins the
     `out_splits[i]` that come from each."""
-    _, ranks, name = _place(group)
-    dim = _dim("all_to_all_v", tensor, dim)
-    sent = _piece_sizes("all_to_all_v", in_splits, ranks)
-    received = _piece_sizes("all_to_all_v", out_splits, ranks)
-    _check_extent("all_to_all_v", tensor, dim, sum(sent))
+    ranks, name = _place(group)
     if ranks == 1:
-        return tensor
+        _alone("all_to_all_v", tensor, dim, in_splits)
+        return _alone("all_to_all_v", tensor, dim, out_splits)
+    sent, received = _numbers(in_splits), _numbers(out_splits)
     return _ops.all_to_all_v(tensor, dim, sent, received, name)
 
 
@@ -148,9 +132,19 @@ def all_reduce(
     one; the first two have a derivative, the sum of all ranks' gradients, or
     their average. Without `use_fp32` sums of fp16 and bf16 travel, and are
     added, as they are."""
-    _, ranks, name = _place(group)
+    ranks, name = _place(group)
     if ranks == 1:
         return tensor
+    wide = use_fp32 and tensor.dtype in _HALVES
+    told = f"all_reduce ({op}) of a {tensor.dtype} tensor {[*tensor.shape]}"
+    agree_on_call(group or dist.group.WORLD, told + " in fp32" * wide, x=tensor)
+    return reduced(tensor, op, name, use_fp32)
+
+
+def reduced(
+    tensor: torch.Tensor, op: str, name: str, use_fp32: bool = True
+) -> torch.Tensor:
+    """all_reduce over the group of this name, where ranks need not agree first."""
     if use_fp32 and tensor.dtype in _HALVES:
         return _ops.all_reduce(tensor.float(), op, name).to(tensor.dtype)
     return _ops.all_reduce(tensor, op, name)
@@ -163,47 +157,39 @@ def broadcast(
 ) -> torch.Tensor:
     """src's tensor on every rank. Others pass one of the same shape, dtype and
     device; its gradient is zero, src's is the sum of all."""
-    _, ranks, name = _place(group)
-    _check_rank("broadcast: src", src, ranks)
-    return tensor if ranks == 1 else _ops.broadcast(tensor, src, name)
+    ranks, name = _place(group)
+    if ranks == 1:
+        _check_only_rank("broadcast", src)
+        return tensor
+    return _ops.broadcast(tensor, src, name)
 
 
 # ---- arguments --------------------------------------------------------------
 
 
 def _place(group):
-    """(rank, ranks, the group's name); without a job one rank."""
-    group = (
-        group if group is not None or not dist.is_initialized() else dist.group.WORLD
-    )
-    if group is None:
-        return 0, 1, ""
-    return group.rank(), group.size(), group.group_name
+    """(ranks, the group's name); without a job one rank."""
+    if group is None and not dist.is_initialized():
+        return 1, ""
+    group = group or dist.group.WORLD
+    return group.size(), group.group_name
 
 
-def _dim(op, tensor, dim):
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise ValueError(f"{op}: dim {dim} of a tensor with {tensor.dim()} dims")
-    return dim % tensor.dim()
-
-
-def _piece_sizes(op, sizes, ranks):
-    if len(sizes) != ranks:
-        raise ValueError(
-            f"{op}: sizes has {len(sizes)} entries, expected one for each of "
-            f"{ranks} ranks"
-        )
+def _numbers(sizes):
     return [int(size) for size in sizes]
 
 
-def _check_extent(op, tensor, dim, expected):
-    if tensor.shape[dim] != expected:
+def _alone(op, tensor, dim, sizes, rank=0):
+    """The only rank's tensor, which must have the only size."""
+    _check_only_rank(op, rank)
+    if _numbers(sizes) != [tensor.shape[dim]]:
         raise ValueError(
             f"{op}: the tensor has shape {tuple(tensor.shape)}, expected "
-            f"{expected} rows in dim {dim}"
+            f"{_numbers(sizes)} rows in dim {dim} on one rank"
         )
+    return tensor
 
 
-def _check_rank(what, rank, ranks):
-    if not 0 <= rank < ranks:
-        raise ValueError(f"{what} is {rank}, expected one of {ranks} ranks")
+def _check_only_rank(op, rank):
+    if rank != 0:
+        raise ValueError(f"{op}: rank {rank} of one rank")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardtensor import _ops
+from shardtensor.agree import agree_on_call
 
 # With the library's names. An average is a sum, divided here, for not every
 # backend has one.
@@ -61,27 +62,46 @@ def fused_all_reduce(
     promoted dtype, floats as fp32 at least; integers beside floats need it
     said), on `device` (default: the first leaf's). With `async_op` the result is
     (container, work): the tensors hold this rank's values until work.wait(),
-    then the reduced ones. Not differentiable.
+    then the reduced ones. Ranks whose containers differ all raise. Not
+    differentiable.
 
         fused_all_reduce({"loss": loss, "error": error}, op=dist.ReduceOp.AVG)
     """
-    reduce = _name(op)
-    leaves: list[torch.Tensor] = []
-    result = _copy(tensors, leaves)
-    dtype = _buffer_dtype(leaves) if buffer_dtype is None else buffer_dtype
-    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-    if ranks == 1 or not leaves:
+    group = group or (dist.group.WORLD if dist.is_initialized() else None)
+    ranks = 1 if group is None else group.size()
+    told, problem = "", None
+    leaves: dict[tuple, torch.Tensor] = {}
+    try:
+        reduce = _name(op)
+        result = _copy(tensors, leaves)
+        dtype = _buffer_dtype(leaves.values()) if buffer_dtype is None else buffer_dtype
+        told = _told(reduce + ", async" * async_op, leaves, dtype)
+    except (TypeError, ValueError) as error:
+        problem = error
+    if ranks > 1:
+        agree_on_call(group, told, problem)
+    elif problem:
+        raise problem
+    found = list(leaves.values())
+    if ranks == 1 or not found:
         return (result, FusedWork()) if async_op else result
-    place = leaves[0].device if device is None else torch.device(device)
-    buffer = torch.cat([leaf.to(place, dtype).view(-1) for leaf in leaves])
+    place = found[0].device if device is None else torch.device(device)
+    buffer = torch.cat([leaf.to(place, dtype).view(-1) for leaf in found])
     divisor = ranks if _is(op, dist.ReduceOp.AVG) else 1
     if async_op:
         sent = dist.ReduceOp.SUM if divisor > 1 else op
         work = dist.all_reduce(buffer, sent, group, async_op=True)
-        return result, FusedWork(work, lambda: _fill(leaves, buffer, divisor))
-    name = (group or dist.group.WORLD).group_name
-    _fill(leaves, _ops.all_reduce(buffer, reduce, name), divisor)
+        return result, FusedWork(work, lambda: _fill(found, buffer, divisor))
+    _fill(found, _ops.all_reduce(buffer, reduce, group.group_name), divisor)
     return result
+
+
+def _told(how, leaves, dtype):
+    """What all ranks must have alike."""
+    shapes = [
+        f"{'.'.join(map(str, path))} {list(x.shape)}" for path, x in leaves.items()
+    ]
+    return f"fused_all_reduce ({how}) as {dtype}: {'; '.join(shapes)}"
 
 
 def _name(op):
@@ -96,22 +116,24 @@ def _is(op, known):
     return op is known or (not torch.compiler.is_compiling() and op == known)
 
 
-def _copy(value, leaves):
-    """`value` with each tensor cloned; the clones in `leaves`, in an order that
-    all ranks agree on: mappings by key."""
+def _copy(value, leaves, path=()):
+    """`value` with each tensor cloned; the clones in `leaves`, by their path, in an
+    order that all ranks agree on: mappings by key."""
     if isinstance(value, torch.Tensor):
-        leaves.append(value.detach().clone(memory_format=torch.contiguous_format))
-        return leaves[-1]
+        leaves[path] = value.detach().clone(memory_format=torch.contiguous_format)
+        return leaves[path]
     if _is_tensordict(value):
-        made = {key: _copy(value[key], leaves) for key in sorted(value.keys())}
+        made = {
+            key: _copy(value[key], leaves, (*path, key)) for key in sorted(value.keys())
+        }
         made = {key: made[key] for key in value.keys()}  # noqa: SIM118
         kind = sys.modules["tensordict"].TensorDict
         return kind(made, batch_size=value.batch_size, device=value.device)
     if isinstance(value, Mapping):
-        made = {key: _copy(value[key], leaves) for key in sorted(value)}
+        made = {key: _copy(value[key], leaves, (*path, key)) for key in sorted(value)}
         return {key: made[key] for key in value}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_copy(entry, leaves) for entry in value]
+        return [_copy(entry, leaves, (*path, i)) for i, entry in enumerate(value)]
     raise TypeError(
         "fused_all_reduce: expected tensors, mappings, sequences or TensorDicts, got "
         f"a {type(value).__name__}"

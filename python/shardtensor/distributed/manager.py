@@ -79,14 +79,16 @@ class DistributedManager:
         return "manager" in cls._shared_state
 
     @classmethod
-    def initialize(cls) -> None:
+    def initialize(cls, pg_options=None) -> None:
         """Joins the job that the environment describes (see detect_launch), or
         the process group that the program has made already. With one process
         and no launcher nothing is opened. SHARDTENSOR_DISTRIBUTED_BACKEND is
         nccl, mpi or gloo (default: nccl with CUDA devices, else mpi under
         mpirun where the library was built with MPI, else gloo);
         SHARDTENSOR_DISTRIBUTED_TIMEOUT bounds every collective, in seconds
-        (default: 1800)."""
+        (default: 1800). `pg_options` are init_process_group's, for the default
+        group; over NCCL without any its kernels go before others (a halo before
+        the convolution beside it)."""
         if cls.is_initialized():
             warnings.warn(
                 "DistributedManager is initialized already; this call does nothing",
@@ -98,7 +100,7 @@ class DistributedManager:
         else:
             launch = _C.detect_launch()
             if launch.method != "single":
-                _join(launch)
+                _join(launch, pg_options=pg_options)
         cls._create(launch)
 
     @classmethod
@@ -111,6 +113,7 @@ class DistributedManager:
         port: int | str = 12355,
         backend: str | None = None,
         method: str = "env",
+        pg_options=None,
     ) -> None:
         """initialize() for a program that knows its place by other means.
         Without local_rank it is the rank, modulo the number of GPUs if there are
@@ -118,7 +121,7 @@ class DistributedManager:
         if local_rank is None:
             local_rank = rank % (torch.cuda.device_count() or world_size)
         launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
-        _join(launch, backend)
+        _join(launch, backend, pg_options)
         cls._create(launch, backend)
 
     @staticmethod
@@ -247,11 +250,23 @@ class DistributedManager:
     # ---- the global mesh ----------------------------------------------------
 
     def initialize_mesh(
-        self, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]
+        self,
+        mesh_shape: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: dict | None = None,
     ) -> DeviceMesh:
         """A mesh over all ranks. One entry of `mesh_shape` may be -1: with 8
         ranks, (-1, 2) is (4, 2). A single process gets a group of its own, so
-        that the same program runs without a launcher."""
+        that the same program runs without a launcher.
+
+        `backend_override` is init_device_mesh's: axis name -> backend, options or
+        both for the groups along this axis. An axis over all ranks gets a group
+        of its own then; else it has the default one, in whose queue over NCCL halos
+        stand behind the buckets of a DDP that was given no other group:
+
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            mesh = manager.initialize_mesh((-1,), ("domain",), {"domain": options})
+        """
         shape = _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
         if not dist.is_initialized():
             dist.init_process_group(
@@ -261,7 +276,10 @@ class DistributedManager:
                 world_size=1,
             )
         self._global_mesh = init_device_mesh(
-            self.device.type, tuple(shape), mesh_dim_names=tuple(mesh_dim_names)
+            self.device.type,
+            tuple(shape),
+            mesh_dim_names=tuple(mesh_dim_names),
+            backend_override=backend_override,
         )
         self._meshes.append(self._global_mesh)
         return self._global_mesh
@@ -338,10 +356,18 @@ class DistributedManager:
 
     @classmethod
     def create_process_subgroup(
-        cls, name: str, size: int, group_name: str | None = None, verbose: bool = False
+        cls,
+        name: str,
+        size: int,
+        group_name: str | None = None,
+        verbose: bool = False,
+        *,
+        backend: str | None = None,
+        pg_options=None,
     ) -> None:
         """Cuts the ranks (or each group called `group_name`) into groups of
-        `size` consecutive ranks; `name` is then the one of this rank."""
+        `size` consecutive ranks; `name` is then the one of this rank. `backend` and
+        `pg_options` are new_group's."""
         manager = cls()
         parents = [list(range(manager.world_size))]
         if group_name is not None:
@@ -356,19 +382,28 @@ class DistributedManager:
             for parent in parents
             for begin in range(0, len(parent), size)
         ]
-        manager._create_groups(name, ranks, verbose)
+        manager._create_groups(name, ranks, verbose, backend, pg_options)
 
     @classmethod
     def create_orthogonal_process_group(
-        cls, orthogonal_group_name: str, group_name: str, verbose: bool = False
+        cls,
+        orthogonal_group_name: str,
+        group_name: str,
+        verbose: bool = False,
+        *,
+        backend: str | None = None,
+        pg_options=None,
     ) -> None:
         """Groups that take one rank of each `group_name`: with groups [0, 1]
-        and [2, 3] these are [0, 2] and [1, 3]."""
+        and [2, 3] these are [0, 2] and [1, 3]. `backend` and `pg_options` are
+        new_group's."""
         manager = cls()
         ranks = [
             list(column) for column in zip(*manager._ranks_of(group_name), strict=True)
         ]
-        manager._create_groups(orthogonal_group_name, ranks, verbose)
+        manager._create_groups(
+            orthogonal_group_name, ranks, verbose, backend, pg_options
+        )
 
     @classmethod
     def create_group_from_node(
@@ -403,7 +438,7 @@ class DistributedManager:
             raise UndefinedGroupError("group", name, list(self._group_ranks))
         return self._group_ranks[name]
 
-    def _create_groups(self, name, ranks, verbose):
+    def _create_groups(self, name, ranks, verbose, backend, pg_options):
         if name in self._groups:
             raise GroupError(f"there is a group named {name!r} already")
         if not self.distributed:
@@ -411,7 +446,7 @@ class DistributedManager:
                 f"group {name!r}: this process was started without a launcher"
             )
         for members in ranks:
-            group = dist.new_group(members)
+            group = dist.new_group(members, backend=backend, pg_options=pg_options)
             if self.rank in members:
                 self._groups[name] = group
         self._group_ranks[name] = ranks
@@ -455,7 +490,7 @@ def _adopt():
     return _C.Launch(rank, dist.get_world_size(), local_rank, "", 0, "existing")
 
 
-def _join(launch, backend=None):
+def _join(launch, backend=None, pg_options=None):
     if dist.is_initialized():
         raise RuntimeError("DistributedManager: there is a process group already")
     device = _device(launch, backend)
@@ -468,8 +503,17 @@ def _join(launch, backend=None):
         rank=launch.rank,
         world_size=launch.world_size,
         timeout=_C.time_limit(),
+        pg_options=pg_options or _default_options(backend),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def _default_options(backend):
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = _C.time_limit()
+    return options
 
 
 def _meeting(launch):

@@ -2,13 +2,16 @@
 
 Each function's backward is another one's forward, so they may be differentiated
 again. `group` is the name of a group or mesh axis of DistributedManager; None
-is torch's default group. Tensors are local ones.
+is torch's default group. Tensors are local ones. Those that differ between ranks in
+more than values are an error on all of them. fp16 and bf16 are summed in fp32.
 """
 
 import torch
 import torch.distributed as dist
 
 from shardtensor import _ops
+from shardtensor.agree import agree_on_call
+from shardtensor.distributed.autograd import reduced
 from shardtensor.distributed.manager import DistributedManager
 from shardtensor.distributed.utils import compute_split_shapes
 
@@ -20,7 +23,10 @@ def copy_to_parallel_region(input: torch.Tensor, group: str | None) -> torch.Ten
 
 def reduce_from_parallel_region(input: torch.Tensor, group: str | None) -> torch.Tensor:
     """The sum over the ranks, a new tensor; the gradient passes as it is."""
-    return _Reduce.apply(input, _group(group))
+    found = _group(group)
+    told = f"reduce_from_parallel_region of a {input.dtype} tensor {[*input.shape]}"
+    agree_on_call(found, told, x=input)
+    return _Reduce.apply(input, found)
 
 
 def scatter_to_parallel_region(
@@ -30,13 +36,18 @@ def scatter_to_parallel_region(
     is joined from all ranks."""
     found = _group(group)
     ranks = found.size()
+    told = f"scatter_to_parallel_region of a {input.dtype} tensor {[*input.shape]}"
+    problem: Exception | None = None
     if not -input.dim() <= dim < input.dim():
-        raise ValueError(f"scatter_to_parallel_region: dim {dim} of {input.dim()} dims")
-    if input.shape[dim] < ranks:
-        raise ValueError(
+        problem = IndexError(
+            f"scatter_to_parallel_region: dim {dim} of {input.dim()} dims"
+        )
+    elif input.shape[dim] < ranks:
+        problem = ValueError(
             f"scatter_to_parallel_region: {input.shape[dim]} rows of dim {dim} for "
             f"{ranks} ranks"
         )
+    agree_on_call(found, f"{told} along dim {dim}", problem, input)
     shapes = compute_split_shapes(input.shape[dim], ranks)
     return _Scatter.apply(input, dim % input.dim(), shapes, found)
 
@@ -46,11 +57,7 @@ def gather_from_parallel_region(
 ) -> torch.Tensor:
     """The pieces of all ranks joined along `dim`, of the extents `shapes`; the
     gradient is this rank's piece of it."""
-    if not -input.dim() <= dim < input.dim():
-        raise ValueError(
-            f"gather_from_parallel_region: dim {dim} of {input.dim()} dims"
-        )
-    return _Gather.apply(input, dim % input.dim(), list(shapes), _group(group))
+    return _Gather.apply(input, dim, list(shapes), _group(group))
 
 
 def _group(name):
@@ -72,8 +79,7 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        total = _ops.all_reduce(x, "sum", group.group_name)
-        return x.clone() if total is x else total
+        return reduced(x, "sum", group.group_name)
 
     @staticmethod
     def backward(ctx, grad):

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from shardtensor import _ops
+from shardtensor.agree import agree_on_call
+from shardtensor.distributed.autograd import reduced
 from shardtensor.distributed.manager import (
     DistributedManager,
     UninitializedManagerError,
@@ -52,12 +53,19 @@ def distributed_transpose(
     comes, joined along `dim1` by the caller, is the tensor cut along `dim0`
     instead. Not differentiable; ShardTensor.redistribute is."""
     ranks = dist.get_world_size(group)
-    if tensor.shape[dim0] % ranks:
-        raise ValueError(
+    told = f"distributed_transpose of a {tensor.dtype} tensor {[*tensor.shape]}"
+    problem: Exception | None = None
+    if not all(-tensor.dim() <= dim < tensor.dim() for dim in (dim0, dim1)):
+        problem = IndexError(
+            f"distributed_transpose: dims {dim0} and {dim1} of {tensor.dim()} dims"
+        )
+    elif tensor.shape[dim0] % ranks:
+        problem = ValueError(
             f"distributed_transpose: {tensor.shape[dim0]} rows of dim {dim0} do not "
             f"divide by {ranks} ranks"
         )
-    del dim1  # where the caller joins them
+    told += f", dims {dim0} and {dim1}"
+    agree_on_call(group or dist.group.WORLD, told, problem, tensor)
     sent = torch.stack(tensor.detach().chunk(ranks, dim0))
     received = torch.empty_like(sent)
     work = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
@@ -108,12 +116,30 @@ def reduce_loss(
     if not DistributedManager.is_initialized():
         raise UninitializedManagerError()
     manager = DistributedManager()
-    total = torch.tensor(float(loss), device=manager.device)
+    total = torch.zeros((), device=manager.device)
+    problem = _fill_loss(total, loss, dst_rank, manager.world_size)
     if dist.is_initialized():
+        told = f"reduce_loss to rank {dst_rank}"
+        agree_on_call(dist.group.WORLD, told, problem, total)
         dist.reduce(total, dst_rank)
+    elif problem:
+        raise problem
     if manager.rank != dst_rank:
         return None
     return total.item() / (manager.world_size if mean else 1)
+
+
+def _fill_loss(total, loss, dst_rank, ranks):
+    """What is wrong with the arguments, if anything is."""
+    if not 0 <= dst_rank < ranks:
+        return ValueError(f"reduce_loss: dst_rank is {dst_rank} of {ranks} ranks")
+    if isinstance(loss, torch.Tensor) and loss.numel() != 1:
+        return ValueError(f"reduce_loss: expected one number, got {[*loss.shape]}")
+    try:
+        total.fill_(float(loss))
+    except (TypeError, ValueError):
+        return TypeError(f"reduce_loss: expected one number, got {loss!r}")
+    return None
 
 
 # ---- parameters -------------------------------------------------------------
@@ -137,9 +163,7 @@ def mark_module_as_shared(
         raise RuntimeError(f"mark_module_as_shared: already shared: {marked}")
 
     def summed(grad):
-        half = grad.dtype in (torch.float16, torch.bfloat16)
-        term = grad.float() if half and use_fp32_reduction else grad
-        return _ops.all_reduce(term, "sum", group.group_name).to(grad.dtype)
+        return reduced(grad, "sum", group.group_name, use_fp32_reduction)
 
     for parameter in parameters.values():
         setattr(parameter, _MARK, parameter.register_hook(summed))
