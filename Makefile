@@ -21,6 +21,12 @@ BIN := .venv/bin
 PACKAGE := python/shardtensor
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+# Where Python may not leave bytecode beside its sources (containers say so), .venv
+# keeps it; else every process compiles torch anew, which doubles what imports cost.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
+endif
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export NINJA_STATUS := [%f/%t %es] 
 export CTEST_PARALLEL_LEVEL := $(JOBS)
@@ -96,19 +102,25 @@ test-all:  ## the same with the tail: full sweeps, larger compiled models
 
 TAIL ?=
 
+# Ranks wait for each other, so two files of tests at a time keep two cores busy;
+# ARGS="-n 0 ..." is one process, for a debugger or for what tests print.
+WORKERS ?= $(shell echo $$(( $(JOBS) < 4 ? $(JOBS) : 4 )))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+  $(if $(TAIL),,-m 'not tail')
+
 test-cpp: build-tests setup-demo setup-fields setup-sphere  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
 test-python: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
-	@$(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
-DEVICE_TESTS ?= device rules/norm/test_norm.py \
+DEVICE_TESTS ?= device rules/norm/test_norm.py rules/points/test_neighbours.py \
+  rules/points/test_interpolate_neighbors.py rules/points/test_sampling.py \
   rules/index$(if $(TAIL),,/test_indexing.py) $(if $(TAIL),rules/stencil rules/reduce)
 
 test-device: build-tests  ## pytest on a device whose memory the host cannot touch
-	@DEVICE=guarded $(BIN)/python -m pytest $(if $(TAIL),,-m 'not tail') \
-	  $(addprefix python/tests/,$(DEVICE_TESTS)) $(ARGS)
+	@DEVICE=guarded $(PYTEST) $(addprefix python/tests/,$(DEVICE_TESTS)) $(ARGS)
 
 conformance: build setup-test  ## PyTorch's samples of all operators: docs/coverage.md
 	@OMP_NUM_THREADS=1 PYTHONPATH=python/tests/support:$$PYTHONPATH \

@@ -7,6 +7,7 @@ file(GLOB guarded_sources CONFIGURE_DEPENDS ${guarded_folder}/*.cpp)
 Python_add_library(_guarded MODULE ${guarded_sources})
 target_compile_options(_guarded PRIVATE -Wall -Wextra)
 target_compile_definitions(_guarded PRIVATE USE_DISTRIBUTED USE_C10D AT_PER_OPERATOR_HEADERS)
+target_include_directories(_guarded PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(_guarded PRIVATE torch ${TORCH_PYTHON})
 target_compile_features(_guarded PRIVATE cxx_std_20)
 set_target_properties(_guarded PROPERTIES

@@ -2,7 +2,11 @@
 # programs must start on machines without MPI.
 cmake_path(GET Python_EXECUTABLE PARENT_PATH python_programs)
 find_program(MPI_CXX_COMPILER NAMES mpicxx mpic++ HINTS ${python_programs})
-find_program(MPIEXEC_EXECUTABLE NAMES mpirun mpiexec HINTS ${python_programs})
+# Looked for again until it is there. FindMPI would take SLURM's srun and keep it.
+find_program(SHARDTENSOR_MPIRUN NAMES mpirun mpiexec HINTS ${python_programs})
+if(SHARDTENSOR_MPIRUN)
+  set(MPIEXEC_EXECUTABLE ${SHARDTENSOR_MPIRUN})
+endif()
 find_package(MPI COMPONENTS CXX)
 if(MPI_CXX_FOUND)
   file(GLOB mpi_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/shardtensor/mpi/*.cpp)

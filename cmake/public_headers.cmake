@@ -2,6 +2,7 @@
 # These are installed.
 set(public_headers
   shardtensor/cells/centered.h
+  shardtensor/cells/corners.h
   shardtensor/cells/elements.h
   shardtensor/cells/topology.h
   shardtensor/comm/all_reduce.h
@@ -46,6 +47,7 @@ set(public_headers
   shardtensor/rules/points/subsample.h
   shardtensor/rules/points/transport.h
   shardtensor/rules/points/voxels.h
+  shardtensor/rules/stencil/overlap_bytes.h
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
   shardtensor/tensor/infer_spec.h

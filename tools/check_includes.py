@@ -30,6 +30,7 @@ LAYERS = [
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 # Exported for the Python package and not installed.
 FOR_PYTHON = {
+    "shardtensor/comm/check.h",
     "shardtensor/dispatch/handlers.h",
     "shardtensor/dispatch/promotion.h",
     "shardtensor/distributed/backends.h",

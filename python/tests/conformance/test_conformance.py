@@ -66,8 +66,14 @@ def test_ranks_do_what_one_device_does(name):
     assert_conforms(sweep.sweep(3, name, 2))
 
 
-@pytest.mark.parametrize("name", [n for names in FAMILIES.values() for n in names[:3]])
+@pytest.mark.parametrize("name", [names[0] for names in FAMILIES.values()])
 def test_on_a_grid(name):
+    assert_conforms(sweep.sweep("2x2", name, 1))
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("name", [n for names in FAMILIES.values() for n in names[1:]])
+def test_others_on_a_grid(name):
     assert_conforms(sweep.sweep("2x2", name, 1))
 
 

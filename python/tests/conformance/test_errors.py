@@ -1,13 +1,15 @@
-"""Arguments that PyTorch refuses, by its own list of them, are refused on shards: the
+"""Arguments that PyTorch refuses, by its own lists of them, are refused on shards: the
 same kind of error on every rank, no crash and nobody who waits."""
 
 import warnings
 
+import pytest
 import torch
 from ranks import ranks, shard
 from torch.distributed.tensor import Shard
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+PRELOAD = ("operator_samples", "torch.testing._internal.common_modules")
 # One device's errors of an assertion inside of a kernel, or of an out= whose dtype we
 # convert to.
 EXCEPT = {("narrow_copy", 1), ("multinomial", 2)}
@@ -15,6 +17,11 @@ EXCEPT = {("narrow_copy", 1), ("multinomial", 2)}
 
 def refused():
     """Name, function, and arguments for which it raises."""
+    yield from refused_by_operators()
+    yield from refused_by_modules()
+
+
+def refused_by_operators():
     from operator_samples import op_db
 
     for info in op_db:
@@ -24,6 +31,26 @@ def refused():
             if (info.name, number) not in EXCEPT:
                 arguments = (sample.input, *sample.args), sample.kwargs
                 yield f"{info.name} #{number}", info.op, arguments
+
+
+def refused_by_modules():
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+        if not (listed := info.module_error_inputs_func):
+            continue
+        for number, given in enumerate(listed(info, "cpu", torch.float64, False, True)):
+            new, forward = (
+                given.module_error_input.constructor_input,
+                given.module_error_input.forward_input,
+            )
+            if forward is not None:
+                try:
+                    module = info.module_cls(*new.args, **new.kwargs)
+                except (RuntimeError, ValueError):
+                    continue  # refused before anything is called
+                arguments = forward.args, forward.kwargs
+                yield f"{info.name} #{number}", module, arguments
 
 
 def error_of(fn, arguments):
@@ -52,8 +79,18 @@ def copies(leaves):
     return [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
 
 
-@ranks(2)
+@ranks(2, timeout=120)
 def test_what_pytorch_refuses(mesh):
+    check_what_pytorch_refuses(mesh)
+
+
+@pytest.mark.tail
+@ranks(3, "2x2", timeout=300)
+def test_what_pytorch_refuses_on_more_ranks(mesh):
+    check_what_pytorch_refuses(mesh)
+
+
+def check_what_pytorch_refuses(mesh):
     warnings.simplefilter("ignore")
     wrong, count = [], 0
     for name, fn, arguments in refused():
@@ -62,7 +99,9 @@ def test_what_pytorch_refuses(mesh):
         for cut in cuts_of(leaves) if expected else ():
             given = copies(leaves)
             for place, dim in cut.items():
-                given[place] = shard(given[place].detach(), mesh, [Shard(dim)])
+                given[place] = shard(
+                    given[place].detach(), mesh, [Shard(dim)] * mesh.ndim
+                )
             error = error_of(fn, tree_unflatten(given, tree))
             count += 1
             if not isinstance(error, type(expected)):

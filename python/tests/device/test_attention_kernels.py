@@ -88,7 +88,9 @@ def test_masks(mesh, kernel):
     sees[0, 0, 5] = False
     of_keys = torch.rand(2, 1, 1, 11) > 0.5
     of_rows = torch.rand(11, 1) > 0.3
-    for mask in (added, sees, of_keys, of_rows):
+    hidden = torch.randn(11, 11)
+    hidden[3], hidden[5] = -1e9, torch.finfo(torch.float32).min
+    for mask in (added, sees, of_keys, of_rows, hidden):
         calls = check(mesh, kernel, operands(), mask)
         assert calls == {kernel, f"{kernel}_backward"}
 
@@ -98,6 +100,7 @@ def test_what_no_kernel_takes_is_computed_from_scores(mesh):
     assert not check(mesh, "math", operands())
     assert not check(mesh, "flash", operands(), torch.rand(11, 11) > 0.5)
     assert not check(mesh, "flash", operands(values=16))
+    assert not check(mesh, "math", operands(), torch.full((11, 1), -1e9))
 
 
 @ranks(2)

@@ -1,6 +1,7 @@
 """What a device sees that the CPU forgives: `make test-device`, DEVICE=guarded."""
 
 import signal
+import time
 
 import pytest
 import rig
@@ -43,6 +44,57 @@ def test_two_devices_in_one_call_are_an_error(mesh):
     with pytest.raises(RuntimeError, match="on the same device"):
         torch.ones(3) + on_host
     assert (torch.ones(3) + torch.tensor(1.0, device="cpu")).sum() == 6
+
+
+@ranks(1)
+def test_a_stream_that_does_not_wait_reads_poison(mesh):
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    x = torch.ones(3)
+    side.wait_stream(main)
+    with side:
+        y = x * 2
+    assert (y + 1 != 3).all()
+    main.wait_stream(side)
+    assert (y + 1 == 3).all()
+
+
+@ranks(1)
+@pytest.mark.parametrize("guard", ["nothing", "record_stream", "wait"])
+def test_memory_that_is_freed_too_early_is_poison(mesh, guard):
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    x = torch.ones(3)
+    side.wait_stream(main)
+    with side:
+        y = x * 2
+    if guard == "record_stream":
+        x.record_stream(side)
+    if guard == "wait":
+        main.wait_stream(side)
+    del x
+    if guard != "nothing":
+        torch.zeros(3)  # may it have x's memory?
+    main.wait_stream(side)
+    assert (y == 2).all() == (guard != "nothing")
+
+
+@ranks(1)
+def test_a_host_that_does_not_wait_is_early(mesh):
+    x = torch.ones(3)
+    on_host = torch.zeros(3, device="cpu", pin_memory=True)
+    on_host.copy_(x, non_blocking=True)
+    assert (on_host == 0).all()
+    torch.accelerator.synchronize()
+    assert (on_host == 1).all()
+    x.copy_(on_host, non_blocking=True)
+    on_host.fill_(7)
+    assert (x == 7).all()
+
+
+@ranks(1)
+def test_an_error_of_a_kernel_comes_when_it_is_waited_for(mesh):
+    x = torch.rand(4).index_select(0, torch.tensor([4]))
+    with pytest.raises(IndexError, match="out of range"):
+        x.tolist()
 
 
 @ranks(2)
@@ -147,19 +199,67 @@ def test_record_stream_is_said_of_the_piece(mesh):
 
 
 @ranks(2)
+def test_a_piece_of_a_recorded_stream_is_not_freed_too_early(mesh):
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    x = torch.rand(6)
+    s = shard(x, mesh, [Shard(0)]).clone()
+    side.wait_stream(main)
+    with side:
+        y = s * 2
+    s.record_stream(side)
+    del s
+    main.wait_stream(side)
+    assert_close(y, x * 2)
+
+
+@ranks(2)
 def test_gradients_of_another_stream_are_waited_for(mesh):
     import guarded
 
-    weight = nn.Conv1d(1, 1, 3, padding=1)
-    torch.rand(1, 1, 4).mul(weight.weight.sum()).sum().backward()  # leaves' streams
-    x = shard(torch.rand(1, 1, 8), mesh, [Shard(2)])
-    with torch.Stream("guarded"):
-        y = weight(x).sum()
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    kept = [w.view_as(w) for w in conv.parameters()]  # leaves have the main stream
+    x = torch.rand(1, 1, 8)
+    s = shard(x, mesh, [Shard(2)])
+    expected = torch.autograd.grad(conv(x).sum(), list(conv.parameters()))
+    side.wait_stream(main)
+    with side:
+        y = conv(s).sum()
     before = guarded.count()
     y.backward()
+    del kept
     now = guarded.count()
     assert now["event_waits"] > before["event_waits"]
     assert now["recorded_streams"] > before["recorded_streams"]
+    for weight, gradient in zip(conv.parameters(), expected, strict=True):
+        assert_close(weight.grad, gradient)
+
+
+# ---- the order of messages --------------------------------------------------
+
+
+@ranks(2)
+def test_messages_of_a_backward_have_one_order(mesh):
+    """Also where the host has a part in it and ranks differ in speed."""
+    rank = mesh.get_local_rank()
+    x = torch.rand(8, 4, requires_grad=True)
+
+    def wait_on(who):
+        return lambda _grad: time.sleep(0.3 if rank == who else 0)
+
+    def loss(x, moved):
+        on_device = moved(x.sin()) * 1
+        on_host = moved(x.exp()).cpu() * 1
+        on_device.register_hook(wait_on(0))
+        on_host.register_hook(wait_on(1))
+        return (on_device * 2).sum(), (on_host * 3).sum()
+
+    s = shard(x, mesh, [Shard(0)])
+    torch.autograd.backward(
+        loss(s, lambda y: y.redistribute(placements=[Shard(1)]).to_local())
+    )
+    torch.autograd.backward(loss(x, lambda y: y))
+    assert_close(s.grad, x.grad)
 
 
 # ---- drift ------------------------------------------------------------------
@@ -221,6 +321,107 @@ def test_a_class_loss_copies_nothing_to_or_from_the_host(mesh):
     before = guarded.count()
     F.cross_entropy(x, target).backward()
     assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+
+
+# ---- norms by the kernels of a device ---------------------------------------
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", [False, True], ids=["", "channels_last"])
+def test_a_large_norm_takes_one_pass_for_its_gradient(mesh, dtype, last):
+    """Zero and tiny weights among others: Note [Any sum by the kernel of a
+    gradient]."""
+    x = torch.randn(1, 8, 512, 320, dtype=dtype) + 1
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    norm = nn.GroupNorm(2, 8, dtype=dtype)
+    weight = [0.0, 1.0, -2.0, 0.5, 0.0, 1e-3, 1.0, 3.0]
+    norm.weight.data.copy_(torch.tensor(weight))
+    grad = torch.randn_like(x)
+    s = shard(x, mesh, [Shard(2)]).requires_grad_()
+    y = norm(s)
+    y.backward(shard(grad, mesh, [Shard(2)]))
+    exact = x.double().requires_grad_()
+    expected = F.group_norm(exact, 2, norm.weight.double())
+    expected.backward(grad.double())
+    bounds = {"rtol": 1e-5, "atol": 1e-5}
+    if dtype == torch.bfloat16:
+        bounds = {"rtol": 2**-7, "atol": 1e-3}
+    assert_close(y, expected.detach().to(dtype), **bounds)
+    assert_close(s.grad, exact.grad.to(dtype), **bounds)
+
+
+# ---- calls that wait for no device ------------------------------------------
+
+
+def _argmax(s, rows, mesh):
+    return s.argmax()
+
+
+def _argmin_along(s, rows, mesh):
+    return s.argmin(0)
+
+
+def _from_local(s, rows, mesh):
+    return shardtensor.ShardTensor.from_local(s.to_local(), mesh, [Shard(0)])
+
+
+def _put(s, rows, mesh):
+    return s.clone().index_put_((rows,), torch.ones(3, 4))
+
+
+def _add(s, rows, mesh):
+    return s.clone().index_put_((rows,), torch.ones(3, 4), accumulate=True)
+
+
+def _add_number(s, rows, mesh):
+    return s.clone().index_put_((rows,), torch.full((), 2.0), accumulate=True)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize(
+    "call", [_argmax, _argmin_along, _from_local, _put, _add, _add_number]
+)
+def test_a_call_waits_for_no_device(mesh, call):
+    import guarded
+
+    x = torch.rand(7, 4)
+    rows = torch.tensor([6, 0, 2])
+
+    def run(given):
+        before = guarded.count()
+        result = call(given, rows, mesh)
+        return result, guarded.copies_since(before)
+
+    s = shard(x, mesh, [Shard(0)])
+    run(s)  # plans are made
+    found, copies = run(s)
+    assert copies == {"to_host": 0, "to_device": 0}
+    assert_close(found, x if call is _from_local else call(x, rows, mesh))
+
+
+# ---- many boxes -------------------------------------------------------------
+
+
+@ranks(2)
+def test_many_boxes_take_one_kernel(mesh):
+    import guarded
+
+    x = torch.rand(24, 6, 5)
+    s = shard(x, mesh, [Shard(1)]).flatten(0, 1)  # 24 intervals on each rank
+
+    def gather():
+        before = guarded.count()
+        whole = s.redistribute(placements=[Replicate()])
+        now = guarded.count()
+        return whole, now["kernels"] - before["kernels"], before
+
+    gather()
+    whole, kernels, before = gather()
+    assert kernels < 24  # not one for each box
+    assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+    assert_close(whole, x.flatten(0, 1))
 
 
 # ---- sources that one device cannot hold ------------------------------------

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from memory import MEMORY, layouts_of
 from ranks import assert_close, ranks, shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
 
 RESULTS = {
     "one": lambda x: x.exp(),
@@ -170,3 +172,83 @@ def test_layers_keep_the_format_that_they_keep_on_one_device(mesh, dtype):
             expected = F.dropout(expected.to(dtype))
             torch.manual_seed(0)
             assert_close(F.dropout(actual.to(dtype)), expected, what=name)
+
+
+# ---- pieces -----------------------------------------------------------------
+
+# What brings rows of other ranks, or moves the pieces.
+MOVES = {
+    "conv": lambda x: F.conv2d(x, ones(x, 2, 2, 3, 3), padding=1),
+    "conv_strided": lambda x: F.conv2d(x, ones(x, 2, 1, 3, 3), stride=2, groups=2),
+    "conv_transpose": lambda x: F.conv_transpose2d(x, ones(x, 2, 2, 2, 2), stride=2),
+    "max_pool": lambda x: F.max_pool2d(x, 3, stride=2, padding=1),
+    "avg_pool": lambda x: F.avg_pool2d(x, 3, stride=1, padding=1),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "roll": lambda x: x.roll(1, 2),
+    "flip": lambda x: x.flip(2),
+    "rows": lambda x: moved(x, Shard(2)),
+    "columns": lambda x: moved(x, Shard(3)),
+    "whole": lambda x: moved(x, Replicate()),
+    "indexed": lambda x: x.flip(0)[:, :, torch.tensor([5, 1])],
+}
+
+
+def lies_last(piece):
+    """Rows that nobody owns may lie between others."""
+    return piece.shape[1] == 1 or piece.stride(1) == 1
+
+
+def moved(x, placement):
+    return x.redistribute(placements=[placement]) if hasattr(x, "placements") else x
+
+
+@ranks(2)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_pieces_of_channels_last_lie_as_the_whole(mesh, dim):
+    """One channel on each rank, too, whose pieces lie both ways."""
+    whole = torch.randn(2, 2, 8, 6)
+    lies = {"memory_format": torch.channels_last}
+    for name, fn in MOVES.items():
+        x = whole.to(**lies).requires_grad_()
+        part = shard(whole, mesh, [Shard(dim)]).to(**lies).requires_grad_()
+        first = shard(whole, mesh, [Shard(dim)]).requires_grad_()
+        expected, actual, other = fn(x), fn(part), fn(first)
+        assert_close(actual, expected, what=name)
+        if expected.is_contiguous(**lies):
+            assert lies_last(actual.to_local()), name
+        expected.square().sum().backward()
+        actual.square().sum().backward()
+        other.square().sum().backward()
+        assert_close(part.grad, x.grad, what=name)
+        assert lies_last(part.grad.to_local()), name
+        if name in EXACT:
+            assert torch.equal(actual.to_local(), other.to_local()), name
+            assert torch.equal(part.grad.to_local(), first.grad.to_local()), name
+
+
+# Those that compute nothing have the same bits in each format.
+EXACT = {"reflect", "roll", "flip", "rows", "columns", "whole", "indexed", "max_pool"}
+
+
+@ranks(2)
+def test_rows_of_channels_last_travel_without_copies(mesh):
+    """Those of one sample are one run of memory on both sides."""
+    if mesh.device_type != "cpu":
+        pytest.skip("gloo copies a device's tensors")
+    x = shard(torch.randn(1, 3, 8, 6), mesh, [Shard(2)])
+    last = x.to(memory_format=torch.channels_last)
+
+    def copies(tensor):
+        with torch.profiler.profile() as profile:
+            rows = shardtensor.halo_exchange(tensor, 1)
+        count = sum(event.name == "aten::copy_" for event in profile.events())
+        return rows, count
+
+    expected, packed = copies(x)
+    actual, in_place = copies(last)
+    assert torch.equal(actual, expected)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert (packed, in_place) == (3, 1)  # the rank's own rows

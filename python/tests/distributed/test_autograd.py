@@ -18,6 +18,7 @@ from shardtensor.distributed.mappings import (
     reduce_from_parallel_region,
     scatter_to_parallel_region,
 )
+from shardtensor.distributed.utils import distributed_transpose
 
 F64 = torch.float64
 SIZES = {1: [4], 2: [3, 1], 3: [2, 0, 3], 4: [0, 1, 4, 2]}
@@ -131,19 +132,25 @@ def test_a_second_derivative_passes_through(mesh):
 @ranks(2)
 def test_what_does_not_fit_is_a_value_error(mesh):
     x = torch.ones(2, 3)
-    table = [[1, 1], [1, 1]]
+    table, index = [[1, 1], [1, 1]], torch.tensor([0])
     for call, message in (
-        (lambda: all_gather_v(x, [2]), "sizes has 1 entries"),
-        (lambda: all_gather_v(x, [2, 2], dim=2), "dim 2 of a tensor with 2 dims"),
-        (lambda: all_gather_v(x, [1, 1]), "expected 1 rows in dim 0"),
-        (lambda: gather_v(x, [1, 1]), "expected 1 rows in dim 0"),
-        (lambda: gather_v(x, [2, 2], dst=2), "dst is 2, expected one of 2"),
-        (lambda: scatter_v(x, [1, 1], src=-1), "src is -1, expected one of 2"),
-        (lambda: scatter_v(x, [1, 1], dim=-3), "dim -3"),
-        (lambda: indexed_all_to_all_v(x, [], table), "indices has 0 entries"),
-        (lambda: indexed_all_to_all_v(x, [x, x], [[1, 1]]), "sizes has 1 entries"),
+        (lambda: all_gather_v(x, [2]), r"sizes is \[2\], expected 2 numbers"),
+        (lambda: all_gather_v(x, [2, 2], dim=2), "range of .-2, 1., but got 2"),
+        (lambda: all_gather_v(x, [1, 1]), "expected 1 in dim 0"),
+        (lambda: gather_v(x, [1, 1]), "expected 1 in dim 0"),
+        (lambda: gather_v(x, [2, 2], dst=2), "dst is 2, expected one of the 2"),
+        (lambda: scatter_v(x, [1, 1], src=-1), "src is -1, expected one of the 2"),
+        (lambda: scatter_v(x, [1, 1], dim=-3), "range of .-2, 1., but got -3"),
+        (
+            lambda: indexed_all_to_all_v(x, [], table),
+            r"extents of indices is \[\], expected 2 numbers",
+        ),
+        (
+            lambda: indexed_all_to_all_v(x, [index, index], [[1, 1]]),
+            r"out_splits is \[1\], expected 2 numbers",
+        ),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, IndexError), match=message):
             call()
 
 
@@ -206,7 +213,53 @@ def test_regions_of_all_ranks_and_uneven_pieces(mesh):
     assert y.tolist() == [[0.0, 0.0]] + [[1.0, 1.0]] * 4
     y.sum().backward()
     assert_close(piece.grad, torch.ones_like(piece))
-    with pytest.raises(ValueError, match="dim 3 of 2 dims"):
+    with pytest.raises(IndexError, match="dim 3 of 2 dims"):
         scatter_to_parallel_region(piece, 3, None)
     with pytest.raises(ValueError, match="1 rows of dim 0 for 2 ranks"):
         scatter_to_parallel_region(torch.ones(1, 2), 0, None)
+    with pytest.raises(IndexError, match=r"distributed_transpose: dims 2 and 0 of 2"):
+        distributed_transpose(piece, 2, 0)
+
+
+@ranks(1, 2, 3)
+def test_regions_have_second_derivatives(mesh):
+    """Of losses that are the same on all ranks: x**3 and then g**2, 36 x**3 in all;
+    what enters a sum has a gradient on each rank, all of which the penalty counts."""
+    manager(mesh)
+    rank, size = mesh.get_local_rank(), mesh.size()
+    x = whole(5) / 8
+    sizes = {1: [5], 2: [0, 5], 3: [2, 0, 3]}[size]
+    begin = sum(sizes[:rank])
+    piece = x[begin : begin + sizes[rank]]
+    third = torch.full((), 1 / size, dtype=F64)
+    for region, given, expected in (
+        (lambda t: copy_to_parallel_region(t, None) * third ** (1 / 3), x, 36 * x**3),
+        (lambda t: reduce_from_parallel_region(t / size, None), x, 36 * x**3 / size**2),
+        (lambda t: scatter_to_parallel_region(t, 0, None), x, 36 * x**3),
+        (
+            lambda t: gather_from_parallel_region(t, 0, sizes, None),
+            piece,
+            36 * piece**3,
+        ),
+    ):
+        given = given.clone().requires_grad_()
+        loss = (region(given) ** 3).sum()
+        (first,) = torch.autograd.grad(loss, given, create_graph=True)
+        (second,) = torch.autograd.grad((first**2).sum(), given)
+        assert_close(second, expected)
+
+
+@ranks(3, 4)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_regions_sum_sixteen_bits_in_fp32(mesh, dtype):
+    """1, small terms that a 16-bit sum loses each, and -1: what is left is them."""
+    manager(mesh)
+    rank, size = mesh.get_local_rank(), mesh.size()
+    small = 2.0**-9 if dtype == torch.bfloat16 else 2.0**-12
+    term = {0: 1.0, size - 1: -1.0}.get(rank, small)
+    x = torch.full((2, 3), term, dtype=dtype, requires_grad=True)
+    left = torch.full_like(x, (size - 2) * small)
+    assert torch.equal(reduce_from_parallel_region(x, None), left)
+    y = copy_to_parallel_region(x, None)
+    (gradient,) = torch.autograd.grad(y, x, torch.full_like(y, term))
+    assert gradient.dtype == dtype and torch.equal(gradient, left)

@@ -95,6 +95,14 @@ def test_wrong_environments_say_what_is_missing(environment, message):
         detect_launch(environment)
 
 
+def test_steps_and_jobs_that_share_a_node_have_ports_of_their_own():
+    steps = [{**SLURM, "SLURM_STEP_ID": str(step)} for step in range(3)]
+    jobs = [{**SLURM, "SLURM_JOB_ID": str(job)} for job in range(100042, 100100)]
+    ports = {detect_launch(each).port for each in steps + jobs}
+    assert len(ports) == 2 + len(jobs)
+    assert all(20000 <= port < 32000 for port in ports)
+
+
 def test_the_script_of_a_batch_job_is_one_process():
     assert detect_launch(BATCH) == Launch()
     assert detect_launch({**BATCH, "SLURM_NTASKS": "1"}) == Launch()

@@ -44,7 +44,7 @@ def torchrun(nodes, what, folder):
 
 
 def test_torchrun(nodes, tmp_path):
-    texts = [p.communicate(timeout=100)[0] for p in torchrun(nodes, "step", tmp_path)]
+    texts = [p.communicate(timeout=300)[0] for p in torchrun(nodes, "step", tmp_path)]
     for node, text in enumerate(texts):
         for rank in (2 * node, 2 * node + 1):
             assert f"rank {rank} of 4: done" in text, text
@@ -71,7 +71,7 @@ def test_mpirun(nodes, tmp_path):
         OMP_NUM_THREADS="1",
         PYTHONPATH=PACKAGE,
     )
-    text = job.communicate(timeout=100)[0]
+    text = job.communicate(timeout=300)[0]
     for rank in range(4):
         assert f"rank {rank} of 4: done" in text, text
 
@@ -88,11 +88,11 @@ def test_a_node_that_vanishes_is_an_error_for_the_other(nodes, tmp_path, what):
     first, _ = torchrun(nodes, what, tmp_path)
     waited = time.monotonic()
     while not (tmp_path / "ready").exists():
-        assert time.monotonic() - waited < 60
+        assert time.monotonic() - waited < 200
         time.sleep(0.05)
     nodes.vanish(1)
     gone = time.monotonic()
-    text = first.communicate(timeout=100)[0]
+    text = first.communicate(timeout=300)[0]
     assert time.monotonic() - gone < 5 * LIMIT
     assert first.returncode != 0
     assert "Error" in text and "rank 0" in text, text

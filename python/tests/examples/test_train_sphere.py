@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 from fourier import OnMesh
-from programs import EXAMPLES, launch
+from programs import EXAMPLES, printed
 from ranks import check_op, ranks, sharded, uneven
 from torch.distributed.tensor import Shard
 
-PRELOAD = ("neuralop.models", "torch_harmonics")
+PRELOAD = ("neuralop.models", "torch_harmonics", "matplotlib.pyplot")
 
 sys.path.append(str(EXAMPLES))
 
@@ -75,7 +75,7 @@ class Scaled(torch.nn.Module):
 def test_demo_equals_one_process(count, arguments, tmp_path):
     picture = tmp_path / "globe.png"
     tiny = "--grid=24x48", "--hours=1", "--steps=4", "--channels=4", "--samples=2"
-    text = launch(count, "train_sphere.py", *tiny, *arguments, f"--picture={picture}")
+    text = printed(count, "train_sphere.py", *tiny, *arguments, f"--picture={picture}")
     difference = re.search(r"largest difference of the losses: (\S+)", text)
     assert float(difference.group(1)) < 1e-5, text
     losses = [float(x) for x in re.findall(r"^ +\d+ +(\S+)$", text, re.MULTILINE)]

@@ -50,7 +50,7 @@ def test_a_job_over_mpi(shape):
     ranks = {"2": 2, "3": 3, "2x2": 4}[shape]
     done = mpirun(ranks, ROOT / "python" / "tests" / "support" / "mpi_job.py", shape)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": ok") == 6, done.stdout
+    assert done.stdout.count(": ok") == 8, done.stdout
 
 
 def test_an_example_under_mpirun():

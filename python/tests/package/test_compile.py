@@ -255,8 +255,7 @@ def check_gradients(model, x):
     return count
 
 
-@ranks(2, 3, "2x2", timeout=300)
-def test_inductor_joins_the_sums_of_gradients(mesh):
+def check_sums_of_gradients(mesh):
     """The last rank of the axis has no row."""
     others = [Replicate()] * (mesh.ndim - 1)
     cut = [8 - mesh.size(0) + 2, *[1] * (mesh.size(0) - 2), 0]
@@ -264,6 +263,17 @@ def test_inductor_joins_the_sums_of_gradients(mesh):
     for depth in (1, 3):
         layers = (torch.nn.Linear(4, 4) for _ in range(depth))
         assert check_gradients(torch.nn.Sequential(*layers), x) == 1
+
+
+@ranks("2x2")
+def test_inductor_joins_the_sums_of_gradients(mesh):
+    check_sums_of_gradients(mesh)
+
+
+@pytest.mark.tail
+@ranks(2, 3)
+def test_inductor_joins_the_sums_of_gradients_on_one_axis(mesh):
+    check_sums_of_gradients(mesh)
 
 
 @ranks(2)

@@ -64,6 +64,13 @@ def test_pieces_become_a_tensor_in_the_graph(mesh):
 
 @ranks(2)
 def test_inductor(mesh):
+    x = torch.randn(7, 4, dtype=torch.float64)
+    check(mesh, x, [Shard(0)], {0: [5, 2]}, "inductor")
+
+
+@pytest.mark.tail
+@ranks(2)
+def test_inductor_of_any_placement(mesh):
     check_placements(mesh, "inductor")
 
 

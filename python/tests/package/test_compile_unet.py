@@ -73,7 +73,7 @@ def check(mesh, layout, model, backend):
 @pytest.mark.parametrize(
     "layout, backend",
     [
-        ("even", "aot_eager"),
+        pytest.param("even", "aot_eager", marks=pytest.mark.tail),
         ("uneven", "aot_eager"),
         pytest.param("uneven", "inductor", marks=pytest.mark.tail),
         pytest.param("even", "inductor", marks=pytest.mark.tail),
@@ -85,7 +85,9 @@ def test_a_unet_compiles_whole(mesh, layout, backend):
 
 
 @ranks(3, timeout=300)
-@pytest.mark.parametrize("layout", ["three", "empty"])
+@pytest.mark.parametrize(
+    "layout", ["empty", pytest.param("three", marks=pytest.mark.tail)]
+)
 def test_a_unet_compiles_whole_on_three_pieces(mesh, layout):
     torch.manual_seed(0)
     check(mesh, layout, WithLoss(UNet()), "aot_eager")

@@ -5,11 +5,19 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from bad_calls import check_bad_calls
+from collective_checks import check_collectives
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardtensor import ShardTensor, comm_stats, scatter_tensor
+from shardtensor import (
+    ShardTensor,
+    comm_stats,
+    get_gradient_bucket_bytes,
+    gradient_bucket_bytes,
+    scatter_tensor,
+)
 from shardtensor.distributed import DistributedManager
 
 close = torch.testing.assert_close
@@ -76,10 +84,13 @@ def sharded_model(mesh):
     placements = [Shard(2), Shard(3)][: mesh.ndim]
     part = scatter_tensor(x, 0, mesh, placements)
     assert isinstance(part, ShardTensor)
-    loss = model(part).square().mean()
-    loss.backward()
-    close(loss.full_tensor(), expected)
-    close([p.grad for p in model.parameters()], list(wanted))
+    for bytes in (1, get_gradient_bucket_bytes()):
+        model.zero_grad()
+        loss = model(part).square().mean()
+        with gradient_bucket_bytes(bytes):
+            loss.backward()
+        close(loss.full_tensor(), expected)
+        close([p.grad for p in model.parameters()], list(wanted))
     assert comm_stats().messages > 0
 
 
@@ -142,8 +153,18 @@ def dtensors(mesh):
     close(whole.redistribute(mesh, placements).to_local(), part.to_local())
 
 
+def pieces(mesh):
+    check_collectives()
+
+
+def calls_that_differ(mesh):
+    check_bad_calls()
+
+
 CHECKS = (
     collectives,
+    pieces,
+    calls_that_differ,
     messages_and_objects,
     complex_numbers,
     sharded_model,

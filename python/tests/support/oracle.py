@@ -55,11 +55,17 @@ def partitions(extent, ranks, repeated=True):
         several.append(uneven(extent, ranks))
     if WHOLE or chunk[-1] > 0:
         several.append([*fewer, 0])
-    repeat = next((n for n in (2, 3) if extent % n == 0 and extent > n), None)
-    if repeated and repeat:
-        several.append(Repeated(uneven(extent // repeat, ranks)[::-1], repeat))
+    if repeated and (of_merged := merged(extent, ranks)):
+        several.append(of_merged)
     several.append([0] * (ranks - 1) + [extent])
     return [p for i, p in enumerate(several) if p not in several[:i]]
+
+
+def merged(extent, ranks):
+    """The pieces of a dim merged from two, of which the second is cut unevenly; None
+    where the extent has no small divisor."""
+    repeat = next((n for n in (2, 3) if extent % n == 0 and extent > n), None)
+    return repeat and Repeated(uneven(extent // repeat, ranks)[::-1], repeat)
 
 
 # ---- making shards ----------------------------------------------------------

@@ -25,6 +25,7 @@ def printed(ranks, script, *arguments):
 
 
 def _run_program(script, arguments):
+    os.environ.update(_environment())  # what the program starts has it, too
     program = str(EXAMPLES / script)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(EXAMPLES))
@@ -39,19 +40,22 @@ def launch(ranks, script, *arguments, timeout=300):
     command = [*launcher, f"--nproc-per-node={ranks}", EXAMPLES / script, *arguments]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT / "python"),
-            "PYTHONWARNINGS": "ignore",
-            "COLUMNS": "120",
-        },
+        env={**os.environ, **_environment()},
         capture_output=True,
         text=True,
         timeout=timeout,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def _environment():
+    return {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "python"),
+        "PYTHONWARNINGS": "ignore",
+        "COLUMNS": "120",
+    }
 
 
 def promised(script):

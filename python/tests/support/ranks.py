@@ -18,7 +18,7 @@ A test reads as one function; its body runs on every rank at once:
                 mesh=mesh, second_order=True)
 
 What there is:
-  ranks(1, 2, "2x2", ..., timeout=60)   the decorator
+  ranks(1, 2, "2x2", ..., timeout=300)   the decorator
   run(mesh, fn, *args)                  fn(device_mesh, *args) on all ranks;
                                         a list with what each rank returned
   run_isolated(n, fn, *args)            fresh processes, for tests that kill a
@@ -36,11 +36,12 @@ package's default settings (modes, policies, no DistributedManager). The world
 (torch.distributed's default group) is exactly the ranks of the mesh.
 
 How: one process (the *seed*) imports torch once and never computes; workers
-are forked from it, a pool per number of ranks, and live for the whole pytest
-session. Where ranks disagree about the outcome, the pool is replaced, which
-costs 0.1 s. A body runs 1 ms after it is called. A test file that needs modules
-which take seconds to import names them, PRELOAD = ("torch._dynamo",): its
-workers come from a seed that has imported them, once for all.
+are forked from it, a pool per number of ranks, and live from test to test.
+Where ranks disagree about the outcome, or have made many process groups, whose
+threads look for messages for ever, the pool is replaced, which costs 0.1 s. A
+body runs 1 ms after it is called. A test file that needs modules which take
+seconds to import names them, PRELOAD = ("torch._dynamo",): its workers come from
+a seed that has imported them, once for all; others' workers end then.
 """
 
 import ast
@@ -87,6 +88,10 @@ from oracle import (  # noqa: F401  for tests: one import line
 HERE = Path(__file__).resolve().parent  # on the path, as is the package's folder
 # How long the other ranks may still take once one has failed, in seconds.
 GRACE = 3.0
+# Of a body, and of a message in it: compiling takes a minute on a busy machine.
+LIMIT = 300.0
+GROUP_LIMIT = 240.0
+MANY_THREADS = 64  # of a worker that waits for its next body
 AXIS_NAMES = {1: ("domain",), 2: ("domain_h", "domain_w")}
 
 
@@ -107,7 +112,7 @@ class Outcome:
 # ---- the decorator ----------------------------------------------------------
 
 
-def ranks(*meshes, timeout=60.0):
+def ranks(*meshes, timeout=LIMIT):
     """Makes a test body run on every rank of each mesh: 3 or "2x2"."""
 
     def decorate(body):
@@ -131,7 +136,7 @@ def ranks(*meshes, timeout=60.0):
     return decorate
 
 
-def run(mesh, fn, *args, timeout=60.0):
+def run(mesh, fn, *args, timeout=LIMIT):
     """fn(device_mesh, *args) on each rank of mesh (3, or "2x2"): the results."""
     outcomes = _pool(str(mesh), fn).call(str(mesh), fn, args, {}, timeout)
     bad = [o for o in outcomes if o.kind != "ok"]
@@ -140,7 +145,9 @@ def run(mesh, fn, *args, timeout=60.0):
     return [o.value for o in outcomes]
 
 
-def run_isolated(count, fn, *args, timeout=60.0, group_timeout=60.0, world=True):
+def run_isolated(
+    count, fn, *args, timeout=LIMIT, group_timeout=GROUP_LIMIT, world=True
+):
     """fn(*args) on `count` fresh ranks with a world of their own: Outcomes."""
     pool = Pool(count, _seed_of(fn), group_timeout, world)
     try:
@@ -187,6 +194,8 @@ def _pool(mesh, fn):
     count = math.prod(_shape(mesh))
     seed = _seed_of(fn)
     key = count, seed.preload
+    for other in [k for k in _pools if k[1] != seed.preload]:
+        _pools.pop(other).stop()
     if key not in _pools or _pools[key].broken:
         if key in _pools:
             _pools[key].stop()
@@ -262,7 +271,7 @@ atexit.register(_stop_all)
 class Pool:
     """`count` ranks with a world of their own."""
 
-    def __init__(self, count, seed, group_timeout=60.0, world=True):
+    def __init__(self, count, seed, group_timeout=GROUP_LIMIT, world=True):
         self.count = count
         self.seed = seed
         self.broken = False
@@ -288,8 +297,12 @@ class Pool:
         # An error that all ranks raise alike leaves no message under way.
         kinds = {(o.kind, o.text.rstrip().rsplit("\n", 1)[-1]) for o in outcomes}
         lost = any(o.kind in ("died", "timeout") for o in outcomes)
-        self.broken = lost or len(kinds) > 1
+        self.broken = lost or len(kinds) > 1 or self._threads() > MANY_THREADS
         return outcomes
+
+    def _threads(self):
+        tasks = (f"/proc/{pid}/task" for pid in self.pids if pid)
+        return max((len(os.listdir(t)) for t in tasks if os.path.isdir(t)), default=0)
 
     def _collect(self, timeout, grace):
         outcomes = [None] * self.count
@@ -459,8 +472,11 @@ def _outcome(path, module, call):
             fn = getattr(fn, "body", fn)
             mesh = [] if mesh is None else [_mesh(_shape(mesh))]
             value = fn(*mesh, *args, **kwargs)
+            rig.finish()
         pickle.dumps(value)
     except BaseException as error:  # noqa: BLE001  reported by the caller
+        with contextlib.suppress(Exception):  # of what the next body finds
+            rig.finish()
         if isinstance(error, pytest.skip.Exception):
             return "skip", None, str(error)
         return "error", None, _format(error)
@@ -488,9 +504,13 @@ def _restore_settings():
 
     st.ShardTensor.set_promotion_mode(st.TensorPromotionMode.SILENT)
     st.set_fallback_mode("warn")
+    st.reset_fallback_counts()
     st.set_attention_transport("auto")
     st.set_point_transport("auto")
+    # Tests' tensors are small; what a device does with large ones is tested, too.
+    st.set_conv_overlap_bytes(None if rig.DEVICE == "cpu" else 0)
     st.set_gradient_policy("coalesced")
+    st.set_gradient_bucket_bytes(25 << 20)
     st.set_check_mode(False)
     st.set_random_policy("one_device")
     st.set_communication_timeout(0)

@@ -49,3 +49,11 @@ def enter(rank):
         torch.cuda.set_device(device_of(rank))
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def finish():
+    """What a body has put into the device's queues is done, or raises."""
+    import torch
+
+    if DEVICE != "cpu":
+        torch.accelerator.synchronize()

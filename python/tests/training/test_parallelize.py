@@ -74,7 +74,9 @@ def assert_same(model, reference, tolerance=1e-9):
 
 @ranks(4)
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("data", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "data", ["ddp", "fsdp", pytest.param("hsdp", marks=pytest.mark.tail)]
+)
 @pytest.mark.parametrize("name", MESHES)
 def test_steps_are_those_of_one_device(mesh, name, data, accumulate):
     mesh, axes, domain = make(name)

@@ -279,6 +279,7 @@ def test_every_way_is_that_of_one_device(mesh, name, data):
 
 
 @ranks(4, timeout=120.0)
-def test_compiled_training_is_that_of_one_device(mesh):
+@pytest.mark.parametrize("data", ["ddp", "fsdp", "hsdp"])
+def test_compiled_training_is_that_of_one_device(mesh, data):
     mesh, axes, domain = make("2x2")
-    check(Compiled, "ddp", mesh, axes, domain)
+    check(Compiled, data, mesh, axes, domain)

@@ -1,5 +1,7 @@
 """Rows named by an index that is cut as the rows are: the edges of a graph."""
 
+import threading
+
 import pytest
 import torch
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
@@ -179,6 +181,19 @@ def test_rows_of_an_index_made_anew_find_their_plans(mesh):
     assert plans(layers=3) == 0
     cut.remainder_(NODES)
     assert plans(layers=2) == 2
+
+
+@ranks(2)
+def test_a_backward_in_another_thread_finds_the_plans_of_forward(mesh):
+    x, edges = graph()
+    rows, cut = shard(x, mesh, [Shard(0)]), shard(edges, mesh, [Shard(1)])
+    loss = as_graph_libraries_write_it(rows.requires_grad_(), cut).sum()
+    shardtensor.reset_comm_stats()
+    backward = threading.Thread(target=loss.backward)
+    backward.start()
+    backward.join()
+    assert rows.grad is not None
+    assert shardtensor.comm_stats().plans == 0
 
 
 @ranks(1, 2, 3, 4)

@@ -1,8 +1,11 @@
 """Losses: the mean is over the global count, whatever the cut."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import WHOLE
 from ranks import check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
@@ -157,10 +160,11 @@ OPTIONS = {
 def test_class_losses_of_every_cut(mesh, shape, loss, options):
     options = OPTIONS[options]
     x, target = classes(shape, ignored=not options)
+    turns = itertools.cycle(REDUCTIONS)
     for dim in {0, 1, len(shape) - 1}:
         for sizes in partitions(shape[dim], mesh.size()):
             part = sharded(x, [Shard(dim)], {dim: sizes})
-            for reduction in REDUCTIONS:
+            for reduction in REDUCTIONS if WHOLE else [next(turns)]:
                 check_op(
                     lambda x, t, r=reduction: loss(x, t, reduction=r, **options),
                     part, target, mesh=mesh, second_order=True,
@@ -277,7 +281,7 @@ def test_a_target_out_of_bounds_is_the_same_error_everywhere(mesh, dim, reductio
 def test_targets_and_weights_of_the_wrong_size(mesh):
     x, target = classes((4, 5))
     part = shard(x, mesh, [Shard(0)])
-    with pytest.raises(ValueError, match=r"expected a target of sizes 4 .* got \[3\]"):
+    with pytest.raises(ValueError, match=r"sizes \[4\] .* sizes \[4, 5\], got \[3\]"):
         F.cross_entropy(part, target[:3])
     with pytest.raises(RuntimeError, match=r"a weight of sizes \[5\].* got \[4\]"):
         F.cross_entropy(part, target, torch.ones(4))

@@ -1,5 +1,6 @@
 """Convolutions: any window, any cut, any number of dims sharded."""
 
+import copy
 import itertools
 
 import pytest
@@ -237,11 +238,14 @@ def test_sends_one_message_per_neighbour(mesh):
     assert shardtensor.comm_stats().messages == 0
 
 
-@ranks(2, 3)
-def test_keeps_no_copy_that_joins_the_rows(mesh):
-    """Backward keeps the owned rows themselves and the neighbours' apart."""
-    x = shard(torch.randn(1, 4, 24, 8), mesh, [Shard(2)]).requires_grad_()
-    conv, kept = nn.Conv2d(4, 4, 3, padding=1), []
+# ---- rows that are not joined -----------------------------------------------
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def kept_by(conv, x):
+    """The plain tensors that backward keeps."""
+    kept = []
 
     def pack(tensor):
         if not isinstance(tensor, ShardTensor):
@@ -250,9 +254,129 @@ def test_keeps_no_copy_that_joins_the_rows(mesh):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         conv(x)
+    return kept
+
+
+def joins_rows(conv, x):
+    """Whether backward keeps more rows than this rank's."""
+    return any(t.numel() > x.to_local().numel() for t in kept_by(conv, x))
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_keeps_no_copy_that_joins_the_rows(mesh, dtype):
+    """Backward keeps the owned rows themselves and the neighbours' apart."""
+    import shardtensor
+
+    x = shard(torch.randn(1, 4, 24, 8, dtype=dtype), mesh, [Shard(2)]).requires_grad_()
     local = x.to_local()
+    with shardtensor.conv_overlap_bytes(0):
+        kept = kept_by(nn.Conv2d(4, 4, 3, padding=1).to(dtype), x)
     whole = [t for t in kept if t.numel() >= local.numel()]
     assert whole and all(t.data_ptr() == local.data_ptr() for t in whole)
+
+
+@ranks(2)
+def test_autocast_joins_no_rows(mesh):
+    import shardtensor
+
+    x = shard(torch.randn(1, 4, 24, 8), mesh, [Shard(2)]).requires_grad_()
+    autocast = torch.autocast(x.device.type, torch.bfloat16)
+    with autocast, shardtensor.conv_overlap_bytes(0):
+        assert not joins_rows(nn.Conv2d(4, 4, 3, padding=1), x)
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision(mesh, dtype, autocast):
+    import shardtensor
+
+    if autocast and mesh.device_type == "cpu":
+        dtype = torch.bfloat16  # the CPU's autocast knows no other
+    x = torch.randn(2, 4, 11, 6, dtype=torch.float32 if autocast else dtype)
+    one_dim = [([Shard(2)], {2: rows}) for rows in partitions(11, mesh.size())]
+    two_dims = [([Shard(2), Shard(3)], None), ([Shard(0), Shard(2)], None)]
+    for make, last in itertools.product(HALF_CONVS, [False, True]):
+        conv = HALF_CONVS[make]().to(x.dtype)
+        form = torch.channels_last if last else torch.contiguous_format
+        for placements, sizes in two_dims if mesh.ndim == 2 else one_dim:
+            own = shard(x, mesh, placements, sizes).contiguous(memory_format=form)
+            with shardtensor.conv_overlap_bytes(0):
+                check_half(conv, x, own.detach().requires_grad_(), dtype)
+
+
+HALF_CONVS = {
+    "same": lambda: nn.Conv2d(4, 6, 3, padding=1),
+    "strided": lambda: nn.Conv2d(4, 6, 5, stride=2, padding=2, groups=2, bias=False),
+}
+
+
+def check_half(conv, x, own, dtype):
+    """Values and gradients are those of fp64 but for a few roundings."""
+    exact = copy.deepcopy(conv).double()
+    x = x.double().requires_grad_()
+    expected = exact(x)
+    seed = torch.randn(expected.shape, dtype=dtype)
+    expected.backward(seed.double())
+    conv.zero_grad()
+    with torch.autocast(x.device.type, dtype, enabled=own.dtype != dtype):
+        y = conv(own)
+    assert y.dtype == dtype
+    y.backward(shard(seed, own.device_mesh, [Replicate()] * own.device_mesh.ndim))
+    pairs = [(y, expected), (own.grad, x.grad)]
+    weights = zip(conv.parameters(), exact.parameters(), strict=True)
+    for actual, whole in [*pairs, *((own.grad, all.grad) for own, all in weights)]:
+        error = 4 * torch.finfo(dtype).eps * whole.abs().max().item()
+        assert_close(actual.double(), whole, rtol=0, atol=error)
+
+
+@ranks(2)
+def test_what_the_device_and_the_dtype_ask_for(mesh):
+    import shardtensor
+
+    conv, mebi = nn.Conv1d(1, 1, 3, padding=1), 2**20
+    asked = {torch.float32: 0, torch.bfloat16: 2 * mebi}
+    if mesh.device_type != "cpu":
+        asked = dict.fromkeys(asked, 32 * mebi)
+    for dtype, bytes in asked.items():
+        pieces = mesh.size() * bytes // dtype.itemsize
+        large = torch.zeros(1, 1, pieces or 16, dtype=dtype)
+        with shardtensor.conv_overlap_bytes(None):
+            x = shard(large, mesh, [Shard(2)]).requires_grad_()
+            assert not joins_rows(conv.to(dtype), x)
+            x = shard(large[..., 2:], mesh, [Shard(2)]).requires_grad_()
+            assert joins_rows(conv, x) == (bytes > 0)
+
+
+@ranks(2, 3)
+def test_small_inputs_join_rows_where_that_is_asked_for(mesh):
+    import shardtensor
+
+    whole = torch.randn(1, 4, 24, 8)
+    bytes = whole.numel() * 4 // mesh.size()  # on average, whatever the pieces
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    for rows in partitions(24, mesh.size(), repeated=False)[:2]:
+        x = shard(whole, mesh, [Shard(2)], {2: rows}).requires_grad_()
+        with shardtensor.conv_overlap_bytes(bytes):
+            assert not joins_rows(conv, x)
+        with shardtensor.conv_overlap_bytes(bytes + 1):
+            assert joins_rows(conv, x)
+            assert_close(conv(x), conv(whole))
+    volume = shard(torch.randn(1, 1, 6, 4, 4), mesh, [Shard(2)]).requires_grad_()
+    with shardtensor.conv_overlap_bytes(0):
+        assert not joins_rows(nn.Conv3d(1, 1, 3, padding=1), volume)
+
+
+def test_bytes_of_overlap_are_checked():
+    import shardtensor
+
+    assert shardtensor.get_conv_overlap_bytes() is None
+    with pytest.raises(ValueError, match="expected a number of bytes or none, got -1"):
+        shardtensor.set_conv_overlap_bytes(-1)
+    with shardtensor.conv_overlap_bytes(5):
+        assert shardtensor.get_conv_overlap_bytes() == 5
+    assert shardtensor.get_conv_overlap_bytes() is None
 
 
 @ranks(2)

@@ -6,7 +6,7 @@ import math
 
 import oracle
 import torch
-from oracle import assert_close, from_spec, shard, uneven
+from oracle import assert_close, from_spec, merged, shard, uneven
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -34,8 +34,9 @@ class Run:
 
 
 def layouts(shape, mesh):
-    """(name, placements, sizes): each dim cut evenly, unevenly and with an empty
-    piece. On a 2-D mesh: two dims, one dim by both axes, one axis alone."""
+    """(name, placements, sizes): each dim cut evenly, unevenly, with an empty piece,
+    and as one that is merged from two, where its extent allows. On a 2-D mesh: two
+    dims, one dim by both axes, one axis alone."""
     if not shape:
         yield "replicated", [Replicate()] * mesh.ndim, None
     for dim, extent in enumerate(shape):
@@ -50,6 +51,8 @@ def layouts(shape, mesh):
             sizes = uneven(extent, mesh.size())
             yield f"dim {dim} uneven", [Shard(dim), Shard(dim)], {dim: sizes}
             yield f"dim {dim} empty", [Replicate(), Shard(dim)], {dim: fewer}
+        if pieces := merged(extent, mesh.size()):
+            yield f"dim {dim} merged", [Shard(dim)] * mesh.ndim, {dim: pieces}
 
 
 def plain(i, x):

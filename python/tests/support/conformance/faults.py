@@ -49,5 +49,5 @@ def accepted(x):
 
 
 def samples(name, count):
-    x = torch.arange(4.0, dtype=torch.float64, requires_grad=True)
+    x = torch.arange(5.0, dtype=torch.float64, requires_grad=True)
     return [Sample("x", globals()[name], (x,), {})]

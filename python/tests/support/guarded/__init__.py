@@ -3,8 +3,11 @@
 `import guarded` makes `torch.device("guarded")` known, and a backend of
 torch.distributed for its tensors. Its kernels are the CPU's, so that what is
 computed is what the CPU computes; a read of device memory by the host ends the
-process, a host tensor beside device tensors is an error as on CUDA, and copies
-to and from the host are counted:
+process, a host tensor beside device tensors is an error as on CUDA. A kernel
+waits in its stream's queue until the host waits for it (queue.h): a stream or a
+host that does not wait reads poison, and so does a kernel whose memory was freed
+while it was queued, unless record_stream said that it is. Copies to and from the
+host are counted:
 
     before = guarded.count()
     step()
@@ -17,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from guarded import _guarded
-from guarded._guarded import count  # noqa: F401
+from guarded._guarded import count, reset_peak_bytes  # noqa: F401
 
 NAME = "guarded"
 
@@ -53,6 +56,10 @@ class _Runtime:
     @staticmethod
     def set_device(_index):
         pass
+
+    @staticmethod
+    def synchronize(_device=None):
+        torch.accelerator.synchronize()
 
     @staticmethod
     def manual_seed_all(_seed):

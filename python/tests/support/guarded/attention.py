@@ -56,7 +56,7 @@ def weights_of(q, k, bias, causal, scale, log_sum=None):
         sees = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~sees, float("-inf"))
     if log_sum is None:
-        log_sum = scores.logsumexp(-1)
+        return scores.softmax(-1), scores.logsumexp(-1)
     return (scores - log_sum.unsqueeze(-1)).exp(), log_sum
 
 

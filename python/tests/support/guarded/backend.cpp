@@ -6,11 +6,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include "memory.h"
+#include "mirror.h"
+#include "queue.h"
 
 // Messages between guarded tensors: staged on the host, gloo's. As over NCCL a
 // call is done when it is waited for, outputs are poison until then, and what
-// nothing runs beside returns no work. Or as gloo does with CUDA tensors: its
+// nothing runs beside returns no work. What came is there for the stream that
+// waited. Or as gloo does with CUDA tensors: its
 // collectives stage them, and its messages take their addresses for the host's.
 
 namespace guarded {
@@ -21,19 +23,26 @@ using Tensors = std::vector<Tensor>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
+/// Of this moment: what is under way on the current stream comes later.
 Tensor read(const Tensor& x) {
-  Kernel kernel;
-  return kernel.on_host(x).clone(at::MemoryFormat::Contiguous);
+  Mirror memory(Mirror::Of::Memory);
+  const Tensor host = memory.on_host(x);
+  const std::lock_guard lock(device_mutex());
+  const Open open(memory.uses());
+  return host.clone(at::MemoryFormat::Contiguous);
 }
 
+/// On the current stream, which has waited.
 void write(const Tensor& x, const Tensor& staged) {
-  Kernel kernel;
-  kernel.on_host(x).copy_(staged);
+  Mirror memory(Mirror::Of::Memory);
+  const Tensor host = memory.on_host(x);
+  launch(memory.uses(), [=] { host.copy_(staged); });
 }
 
 void poison(const Tensor& x) {
-  Kernel kernel;
-  kernel.on_host(x).view({-1}).view(at::kByte).fill_(0xCD);
+  Mirror memory(Mirror::Of::Memory);
+  const Tensor host = memory.on_host(x);
+  launch(memory.uses(), [=] { host.view({-1}).view(at::kByte).fill_(0xCD); });
 }
 
 class LateWork : public c10d::Work {
@@ -184,12 +193,18 @@ class StagedBackend : public c10d::Backend {
     });
   }
 
-  static WorkPtr start(bool asynchronous, std::function<void()> finish) {
+  /// On a stream of its own, which waits for the current one as it is now.
+  static WorkPtr start(bool asynchronous, std::function<void()> transfer) {
+    auto late = [now = end_of(current_stream()),
+                 transfer = std::move(transfer)] {
+      finish(now);
+      transfer();
+    };
     if (!asynchronous) {
-      finish();
+      late();
       return nullptr;
     }
-    return c10::make_intrusive<LateWork>(std::move(finish));
+    return c10::make_intrusive<LateWork>(std::move(late));
   }
 
   BackendPtr gloo_;
@@ -205,6 +220,8 @@ py::dict count() {
   result["kernels"] = counts().kernels.load();
   result["recorded_streams"] = counts().recorded_streams.load();
   result["event_waits"] = counts().event_waits.load();
+  result["bytes"] = counts().bytes.load();
+  result["peak_bytes"] = counts().peak_bytes.load();
   return result;
 }
 
@@ -213,6 +230,8 @@ PYBIND11_MODULE(_guarded, module) {
     return c10::make_intrusive<StagedBackend>(std::move(gloo), as_gloo);
   });
   module.def("count", &count);
+  module.def(
+      "reset_peak_bytes", [] { counts().peak_bytes = counts().bytes.load(); });
   module.def("host_address", [](const Tensor& x) {
     return reinterpret_cast<uintptr_t>(x.storage().data_ptr().get());
   });

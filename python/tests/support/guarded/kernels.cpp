@@ -1,21 +1,23 @@
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/native/ConvUtils.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/library.h>
 
-#include "memory.h"
+#include "mirror.h"
+#include "queue.h"
 
-// Kernels of the guarded device: the CPU's, on the same memory. What is CUDA's
-// way, and not the CPU's, is an error here: operands on two devices.
+// Kernels of the guarded device: the CPU's, on the same memory, when their turn
+// comes. What is CUDA's way, and not the CPU's, is an error here: operands on
+// two devices.
 
 namespace guarded {
 namespace {
@@ -38,96 +40,157 @@ bool takes_host_tensors(const c10::OperatorHandle& op) {
 
 /// The host has to know the size of their results, or the result itself.
 bool is_waited_for(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names{
-      "aten::equal",
-      "aten::nonzero",
-      "aten::masked_select",
-      "aten::_unique2",
-      "aten::unique_dim",
-      "aten::unique_consecutive"};
-  return names.count(op.schema().name()) > 0;
+  return op.hasTag(at::Tag::dynamic_output_shape) ||
+      op.hasTag(at::Tag::data_dependent_output);
 }
 
-/// Its argument list of one call, seen from the host.
-class Arguments {
+/// The host says the state of their random numbers when it calls them, or what
+/// they make is no tensor.
+bool is_of_its_moment(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return op.hasTag(at::Tag::nondeterministic_seeded) ||
+      std::any_of(returns.begin(), returns.end(), [](const auto& made) {
+           return !made.type()->isSubtypeOf(*c10::TensorType::get()) &&
+               !made.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
+}
+
+/// How many rows a mask takes is in its numbers.
+bool has_mask(const c10::IValue& indices) {
+  if (!indices.isOptionalTensorList()) {
+    return false;
+  }
+  const auto list = indices.toOptionalTensorVector();
+  return std::any_of(list.begin(), list.end(), [](const auto& index) {
+    return index && index->defined() &&
+        (index->scalar_type() == at::kBool ||
+         index->scalar_type() == at::kByte);
+  });
+}
+
+using OnTensor = c10::function_ref<Tensor(const Tensor&)>;
+
+/// `value` with each of its tensors replaced.
+c10::IValue map_tensors(const c10::IValue& value, OnTensor replace) {
+  if (value.isTensor()) {
+    return replace(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& x : value.toTensorList()) {
+      list.push_back(replace(x));
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const std::optional<Tensor> x : value.toOptionalTensorList()) {
+      list.push_back(x ? std::optional(replace(*x)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+/// As the host has it now; a number stays one.
+Tensor snapshot(const Tensor& x) {
+  Tensor copy = x.clone();
+  if (x.unsafeGetTensorImpl()->is_wrapped_number()) {
+    copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return copy;
+}
+
+/// A tensor of zeros without memory is one by its dispatch key.
+Tensor with_elements(const Tensor& made) {
+  return made.defined() && made._is_zerotensor()
+      ? at::zeros(made.sizes(), made.options())
+      : made;
+}
+
+void copy_result(const Tensor& target, const Tensor& made) {
+  TORCH_CHECK(
+      target.sizes() == made.sizes(),
+      "guarded: a kernel made a tensor of sizes ",
+      made.sizes(),
+      ", by its numbers, in place of ",
+      target.sizes());
+  const auto& from = made.storage();
+  if (target.strides() == made.strides() &&
+      target.storage_offset() == made.storage_offset() &&
+      target.storage().nbytes() == from.nbytes()) { // also of one row, expanded
+    std::memcpy(target.storage().mutable_data(), from.data(), from.nbytes());
+  } else {
+    target.copy_(made);
+  }
+}
+
+// Note [Trials]
+// What a kernel's results look like the host has to know when it calls it, but
+// the kernel runs later. So it is tried on zeros first, for its sizes, strides
+// and errors. What cannot be tried, or told from zeros, runs at once.
+
+/// One call of an operator.
+class Call {
  public:
-  Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-      : op_(op), stack_(stack) {
-    const auto& schema = op.schema().arguments();
+  /// `kernel` has the CPU's kernel, and op's arguments.
+  Call(
+      const c10::OperatorHandle& op,
+      const c10::OperatorHandle& kernel,
+      const torch::jit::Stack& stack)
+      : op_(op), kernel_(kernel) {
+    const auto& schema = kernel.schema().arguments();
     const auto base = stack.size() - schema.size();
     for (size_t i = 0; i < schema.size(); ++i) {
       const auto* alias = schema[i].alias_info();
-      written_ = alias && alias->isWrite();
-      auto& value = stack[base + i];
-      if (value.isDevice() && value.toDevice().type() == kDevice) {
-        on_device_ = true;
-        value = c10::Device(c10::kCPU);
-      } else {
-        value = to_host(value);
-      }
+      add_argument(stack[base + i], alias && alias->isWrite());
     }
     check_devices();
   }
 
-  Tensor to_device(const Tensor& made) {
-    for (auto& [device, host] : written_tensors_) {
-      if (made.is_same(host)) {
-        return device;
-      }
-    }
-    if (!on_device_ || !made.defined() || !made.is_cpu()) {
-      return made;
-    }
-    // A tensor of zeros without memory is one by its dispatch key.
-    return kernel_.on_device(
-        made._is_zerotensor() ? at::zeros(made.sizes(), made.options()) : made);
-  }
-
-  /// Written tensors that had no elements got their own memory.
-  void write_back() {
-    for (auto& [device, host] : written_tensors_) {
-      if (device.sizes() != host.sizes()) {
-        device.resize_(host.sizes());
-        kernel_.on_host(device).copy_(host);
-      }
-    }
+  torch::jit::Stack run() {
+    return may_be_late() && try_out() ? run_later() : run_at_once();
   }
 
  private:
-  c10::IValue to_host(const c10::IValue& value) {
-    if (value.isTensor()) {
-      return to_host(value.toTensor());
+  struct Written {
+    Tensor device;
+    Tensor host;
+    Tensor trial;
+  };
+
+  void add_argument(const c10::IValue& value, bool written) {
+    if (value.isDevice() && value.toDevice().type() == kDevice) {
+      on_device_ = true;
+      arguments_.emplace_back(c10::Device(c10::kCPU));
+      trial_arguments_.emplace_back(c10::Device(c10::kCPU));
+      return;
     }
-    if (value.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& x : value.toTensorList()) {
-        list.push_back(to_host(x));
-      }
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> list;
-      for (const std::optional<Tensor> x : value.toOptionalTensorList()) {
-        list.push_back(x ? std::optional(to_host(*x)) : std::nullopt);
-      }
-      return list;
-    }
-    return value;
+    has_mask_ = has_mask_ || has_mask(value);
+    std::vector<Tensor> tried; // in the order of `value`'s tensors
+    arguments_.push_back(map_tensors(value, [&](const Tensor& x) {
+      tried.push_back(trial_.on_host(x));
+      return host_argument(x, written, tried.back());
+    }));
+    auto next = tried.begin();
+    trial_arguments_.push_back(
+        map_tensors(value, [&](const Tensor&) { return *next++; }));
   }
 
-  Tensor to_host(const Tensor& x) {
+  Tensor host_argument(const Tensor& x, bool written, const Tensor& tried) {
     if (!is_guarded(x)) {
+      writes_host_ = writes_host_ || (x.defined() && written);
       host_tensor_ = host_tensor_ ||
-          (x.defined() && x.is_cpu() && (x.dim() > 0 || written_));
+          (x.defined() && x.is_cpu() && (x.dim() > 0 || written));
       return x;
     }
     on_device_ = true;
-    const bool resizes = written_ && x.storage().nbytes() == 0;
+    const bool resizes = written && x.storage().nbytes() == 0;
     const Tensor host = resizes
         ? at::empty(x.sizes(), x.options().device(c10::kCPU))
-        : kernel_.on_host(x);
-    if (written_) {
-      written_tensors_.emplace_back(x, host);
+        : memory_.on_host(x);
+    if (written) {
+      written_.push_back({x, host, tried});
     }
     return host;
   }
@@ -140,36 +203,165 @@ class Arguments {
         "two devices, guarded:0 and cpu!");
   }
 
+  bool may_be_late() const {
+    return on_device_ && !writes_host_ && !has_mask_ && !is_waited_for(op_) &&
+        !is_of_its_moment(op_);
+  }
+
+  /// See Note [Trials]. Leaves in `trial_arguments_` what was made.
+  bool try_out() {
+    try {
+      kernel_.redispatchBoxed(
+          c10::DispatchKeySet(c10::DispatchKey::CPU), &trial_arguments_);
+    } catch (const std::exception&) {
+      return false; // the real one raises, or it is the zeros' error
+    }
+    return std::all_of(written_.begin(), written_.end(), [](const auto& x) {
+      return x.device.sizes() == x.trial.sizes();
+    });
+  }
+
+  torch::jit::Stack run_later() {
+    std::vector<Tensor> targets; // undefined: nothing to copy
+    torch::jit::Stack results;
+    for (const auto& value : trial_arguments_) {
+      results.push_back(map_tensors(value, [&](const Tensor& x) {
+        return result_of_trial(with_elements(x), targets);
+      }));
+    }
+    const bool copies =
+        std::any_of(targets.begin(), targets.end(), [](const Tensor& x) {
+          return x.defined();
+        });
+    if (copies || !written_.empty()) {
+      launch_with(std::move(targets));
+    }
+    return results;
+  }
+
+  Tensor result_of_trial(const Tensor& tried, std::vector<Tensor>& targets) {
+    auto& target = targets.emplace_back();
+    for (const auto& x : written_) {
+      if (tried.is_same(x.trial)) {
+        return x.device;
+      }
+    }
+    if (!tried.defined() || !tried.is_cpu()) {
+      return tried;
+    }
+    const bool is_new = !trial_.knows(tried);
+    const Tensor result = trial_.on_device(tried);
+    if (is_new) {
+      target = memory_.on_host(result);
+    }
+    return result;
+  }
+
+  void launch_with(std::vector<Tensor> targets) {
+    torch::jit::Stack arguments;
+    for (const auto& value : arguments_) {
+      arguments.push_back(map_tensors(value, [&](const Tensor& x) {
+        return x.defined() && !memory_.knows(x) && x.is_cpu() ? snapshot(x) : x;
+      }));
+    }
+    launch(
+        memory_.uses(),
+        [kernel = kernel_,
+         arguments = std::move(arguments),
+         targets = std::move(targets)] {
+          auto stack = arguments;
+          kernel.redispatchBoxed(
+              c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+          auto target = targets.begin();
+          for (const auto& value : stack) {
+            map_tensors(value, [&](const Tensor& made) {
+              if (target->defined()) {
+                copy_result(*target, with_elements(made));
+              }
+              ++target;
+              return made;
+            });
+          }
+        });
+  }
+
+  torch::jit::Stack run_at_once() {
+    counts().to_host += is_waited_for(op_) ? 1 : 0;
+    ++counts().kernels;
+    run_now(memory_.uses(), [&] {
+      kernel_.redispatchBoxed(
+          c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments_);
+    });
+    torch::jit::Stack results;
+    for (const auto& value : arguments_) {
+      results.push_back(map_tensors(
+          value, [&](const Tensor& made) { return to_device(made); }));
+    }
+    write_back();
+    return results;
+  }
+
+  Tensor to_device(const Tensor& made) {
+    for (auto& x : written_) {
+      if (made.is_same(x.host)) {
+        return x.device;
+      }
+    }
+    if (!on_device_ || !made.defined() || !made.is_cpu()) {
+      return made;
+    }
+    const Tensor elements = with_elements(made);
+    const bool is_new = !memory_.knows(elements);
+    const Tensor result = memory_.on_device(elements);
+    if (is_new) {
+      fill(result, elements);
+    }
+    return result;
+  }
+
+  /// Written tensors that had no elements got their own memory.
+  void write_back() {
+    for (auto& [device, host, trial] : written_) {
+      if (device.sizes() != host.sizes()) {
+        device.resize_(host.sizes());
+        fill(device, host);
+      }
+    }
+  }
+
+  static void fill(const Tensor& device, const Tensor& host) {
+    Mirror memory(Mirror::Of::Memory);
+    const Tensor target = memory.on_host(device);
+    run_now(memory.uses(), [&] { copy_result(target, host); });
+  }
+
   const c10::OperatorHandle& op_;
-  torch::jit::Stack& stack_;
-  Kernel kernel_;
-  std::vector<std::pair<Tensor, Tensor>> written_tensors_;
-  bool written_ = false;
+  const c10::OperatorHandle& kernel_;
+  Mirror memory_{Mirror::Of::Memory};
+  Mirror trial_{Mirror::Of::Zeros};
+  torch::jit::Stack arguments_;
+  torch::jit::Stack trial_arguments_;
+  std::vector<Written> written_;
   bool on_device_ = false;
   bool host_tensor_ = false;
+  bool writes_host_ = false;
+  bool has_mask_ = false;
 };
+
+void run_as(
+    const c10::OperatorHandle& op,
+    const c10::OperatorHandle& kernel,
+    torch::jit::Stack& stack) {
+  auto results = Call(op, kernel, stack).run();
+  torch::jit::drop(stack, kernel.schema().arguments().size());
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
+}
 
 void run_on_host(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
-  counts().to_host += is_waited_for(op) ? 1 : 0;
-  Arguments arguments(op, *stack);
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  arguments.write_back();
-  const auto results = op.schema().returns().size();
-  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    auto& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = arguments.to_device(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& x : value.toTensorList()) {
-        list.push_back(arguments.to_device(x));
-      }
-      value = std::move(list);
-    }
-  }
+  run_as(op, op, *stack);
 }
 
 // ---- memory -----------------------------------------------------------------
@@ -253,92 +445,82 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
       c10::fromIntArrayRefSlow(source.strides()));
 }
 
+/// Of this moment, unless the device reads pinned memory by itself.
+Tensor source_of(const Tensor& x, bool non_blocking) {
+  return non_blocking && x.is_pinned() ? x.detach() : x.clone();
+}
+
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
-  counts().to_host += is_guarded(dst) ? 0 : 1;
+  const bool late =
+      is_guarded(dst) || (non_blocking && dst.is_pinned()); // for the host
+  counts().to_host += late ? 0 : 1;
   counts().to_device +=
       is_guarded(self) || (non_blocking && self.is_pinned()) ? 0 : 1;
   if (!is_guarded(self)) {
     auto& largest = counts().largest_to_device;
     largest = std::max<int64_t>(largest, self.numel());
   }
-  Kernel kernel;
-  kernel.on_host(dst).copy_(kernel.on_host(self));
+  Mirror memory(Mirror::Of::Memory);
+  const Tensor source =
+      is_guarded(self) ? memory.on_host(self) : source_of(self, non_blocking);
+  const Tensor target =
+      is_guarded(dst) ? memory.on_host(dst) : dst.detach(); // no Python object
+  const auto copy = [source, target] { target.copy_(source); };
+  if (late) {
+    launch(memory.uses(), copy);
+  } else {
+    ++counts().kernels;
+    run_now(memory.uses(), copy);
+  }
   return dst;
 }
 
 at::Scalar local_scalar(const Tensor& self) {
   ++counts().to_host;
-  Kernel kernel;
-  return kernel.on_host(self).item();
+  ++counts().kernels;
+  Mirror memory(Mirror::Of::Memory);
+  const Tensor number = memory.on_host(self);
+  at::Scalar result;
+  run_now(memory.uses(), [&] { result = number.item(); });
+  return result;
 }
 
-void record_stream(Tensor& self, at::Stream) {
+void record_stream(Tensor& self, at::Stream stream) {
   TORCH_CHECK(
       self.numel() == 0 || self.storage().data_ptr().get(),
       "guarded: record_stream of a tensor without memory");
-  ++counts().recorded_streams;
+  record(self.storage().data_ptr(), stream.id());
 }
 
 // ---- convolutions, which every device does by itself ------------------------
 
-Tensor convolution(
-    const Tensor& x,
-    const Tensor& weight,
-    const std::optional<Tensor>& bias,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef output_padding,
-    int64_t groups) {
-  TORCH_CHECK(
-      is_guarded(x) && is_guarded(weight),
-      "convolution: expected all tensors to be on the same device, but found "
-      "at least two devices, guarded:0 and cpu!");
-  Kernel kernel;
-  return kernel.on_device(
-      at::convolution(
-          kernel.on_host(x),
-          kernel.on_host(weight),
-          bias && bias->defined() ? std::optional(kernel.on_host(*bias))
-                                  : std::nullopt,
-          stride,
-          padding,
-          dilation,
-          transposed,
-          output_padding,
-          groups));
+c10::OperatorHandle find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(
-    const Tensor& grad,
-    const Tensor& x,
-    const Tensor& weight,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef output_padding,
-    int64_t groups,
-    std::array<bool, 3> wanted) {
-  Kernel kernel;
-  const std::vector<int64_t> bias_sizes{grad.size(1)};
-  const auto [dx, dweight, dbias] = at::convolution_backward(
-      kernel.on_host(grad),
-      kernel.on_host(x),
-      kernel.on_host(weight),
-      at::OptionalIntArrayRef(bias_sizes),
-      stride,
-      padding,
-      dilation,
-      transposed,
-      output_padding,
-      groups,
-      wanted);
-  const auto moved = [&](const Tensor& made) {
-    return made.defined() ? kernel.on_device(made) : made;
-  };
-  return {moved(dx), moved(dweight), moved(dbias)};
+void convolution(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  static const auto kernel = find("aten::convolution");
+  const auto base = stack->size() - kernel.schema().arguments().size();
+  TORCH_CHECK(
+      is_guarded((*stack)[base].toTensor()) &&
+          is_guarded((*stack)[base + 1].toTensor()),
+      "convolution: expected all tensors to be on the same device, but found "
+      "at least two devices, guarded:0 and cpu!");
+  run_as(op, kernel, *stack);
+}
+
+void convolution_backward(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  static const auto kernel = find("aten::convolution_backward");
+  const auto first = stack->end() - op.schema().arguments().size();
+  const std::vector<int64_t> bias_sizes{first->toTensor().size(1)};
+  stack->insert(first + 3, c10::IValue(bias_sizes));
+  run_as(op, kernel, *stack);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -351,8 +533,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("record_stream", record_stream);
-  m.impl("convolution_overrideable", convolution);
-  m.impl("convolution_backward_overrideable", convolution_backward);
+  m.impl(
+      "convolution_overrideable",
+      torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl(
+      "convolution_backward_overrideable",
+      torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 // A device has these of its own, not the formulas that PyTorch gives to others.

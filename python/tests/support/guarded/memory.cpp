@@ -2,33 +2,24 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
-#include <utility>
 
-#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+
+#include "queue.h"
 
 namespace guarded {
 namespace {
 
-struct Block {
-  void* base = nullptr;
-  size_t bytes = 0;
-  int64_t users = 0;
-  bool is_new = true; // holds what its last tensor left
-};
-
 /// Those that no tensor has; nobody may touch them.
-using FreeBlocks = std::unordered_map<size_t, std::vector<Block*>>;
+using FreeBlocks =
+    std::map<std::pair<c10::StreamId, size_t>, std::vector<Block*>>;
 FreeBlocks& free_blocks() {
   static auto* blocks = new FreeBlocks();
   return *blocks;
-}
-
-std::mutex& blocks_mutex() {
-  static auto* mutex = new std::mutex();
-  return *mutex;
 }
 
 void protect(const Block& block, int access) {
@@ -36,45 +27,61 @@ void protect(const Block& block, int access) {
       mprotect(block.base, block.bytes, access) == 0, "guarded: mprotect");
 }
 
-void use(Block& block, int64_t by) {
-  const std::lock_guard lock(blocks_mutex());
-  const bool was = block.users > 0;
-  block.users += by;
-  if (was != (block.users > 0)) {
-    protect(block, was ? PROT_NONE : PROT_READ | PROT_WRITE);
-  }
-  if (by > 0 && std::exchange(block.is_new, false)) {
-    std::memset(block.base, 0xCD, block.bytes);
-  }
+void poison(const Block& block) {
+  std::memset(block.base, 0xCD, block.bytes);
 }
 
+bool may_be_used_again(const Block& block) {
+  return std::all_of(
+      block.readers.begin(), block.readers.end(), [](const auto& reader) {
+        return has_run(reader.first, reader.second);
+      });
+}
+
+/// See Note [Memory of a stream].
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  const std::lock_guard lock(blocks_mutex());
-  block->is_new = true;
-  free_blocks()[block->bytes].push_back(block);
+  const std::lock_guard lock(device_mutex());
+  counts().bytes -= static_cast<int64_t>(block->bytes);
+  spoil_late_readers(*block);
+  for (const auto stream : block->recorded) {
+    block->readers.emplace_back(stream, launched(stream));
+  }
+  block->recorded.clear();
+  free_blocks()[{block->stream, block->bytes}].push_back(block);
 }
 
-Block* make_block(size_t bytes) {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  bytes = (bytes + page - 1) / page * page;
-  const std::lock_guard lock(blocks_mutex());
-  auto& same_size = free_blocks()[bytes];
-  if (!same_size.empty()) {
-    auto* block = same_size.back();
-    same_size.pop_back();
-    return block;
-  }
+Block* new_block(size_t bytes) {
   auto* block = new Block();
   block->bytes = bytes;
+  block->stream = current_stream();
   block->base =
       mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(block->base != MAP_FAILED, "guarded: out of memory");
   return block;
 }
 
-Block* block_of(const c10::Storage& storage) {
-  return static_cast<Block*>(storage.data_ptr().get_context());
+Block* take_block(size_t bytes) {
+  static uint64_t owners = 0;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  bytes = (bytes + page - 1) / page * page;
+  const std::lock_guard lock(device_mutex());
+  auto& blocks = free_blocks()[{current_stream(), bytes}];
+  const auto found = std::find_if(blocks.rbegin(), blocks.rend(), [](Block* b) {
+    return may_be_used_again(*b);
+  });
+  Block* block = nullptr;
+  if (found == blocks.rend()) {
+    block = new_block(bytes);
+  } else {
+    block = *found;
+    blocks.erase(std::next(found).base());
+  }
+  block->owner = ++owners;
+  counts().bytes += static_cast<int64_t>(bytes);
+  counts().peak_bytes = std::max<int64_t>(counts().peak_bytes, counts().bytes);
+  block->readers.clear();
+  return block;
 }
 
 class Allocator final : public c10::Allocator {
@@ -84,7 +91,7 @@ class Allocator final : public c10::Allocator {
     if (bytes == 0) {
       return {nullptr, nullptr, &release_nothing, device};
     }
-    auto* block = make_block(bytes);
+    auto* block = take_block(bytes);
     return {block->base, block, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -98,33 +105,6 @@ class Allocator final : public c10::Allocator {
   static void release_nothing(void*) {}
 };
 
-at::Tensor make_tensor(
-    c10::Storage storage,
-    c10::DispatchKeySet keys,
-    const at::Tensor& like) {
-  auto result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, std::move(storage), keys, like.dtype());
-  auto* impl = result.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(like.sizes(), like.strides());
-  impl->set_storage_offset(like.storage_offset());
-  impl->_set_conj(like.is_conj());
-  impl->_set_neg(like.is_neg());
-  if (like.unsafeGetTensorImpl()->is_wrapped_number()) {
-    impl->set_wrapped_number(true);
-  }
-  return result;
-}
-
-/// As a constructor of tensors adds them.
-c10::DispatchKeySet new_keys(c10::DispatchKey key) {
-  const c10::DispatchKeySet keys(key);
-  return c10::InferenceMode::is_enabled() ? keys
-                                          : keys |
-          c10::getAutogradRelatedKeySetFromBackend(
-                                                c10::toBackendComponent(key)) |
-          c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
-}
-
 } // namespace
 
 Counts& counts() {
@@ -137,70 +117,40 @@ c10::Allocator* allocator() {
   return instance;
 }
 
-Kernel::Kernel() {
-  ++counts().kernels;
+Block* block_of(const c10::DataPtr& memory) {
+  return memory.get_deleter() == &release
+      ? static_cast<Block*>(memory.get_context())
+      : nullptr;
 }
 
-Kernel::~Kernel() {
-  for (const auto& [key, opened] : by_device_) {
-    if (auto* block = block_of(opened.device)) {
-      use(*block, -1);
+void record(const c10::DataPtr& memory, c10::StreamId stream) {
+  if (auto* block = block_of(memory)) {
+    ++counts().recorded_streams;
+    const std::lock_guard lock(device_mutex());
+    block->recorded.push_back(stream);
+  }
+}
+
+Open::Open(const std::vector<Use>& uses) {
+  for (const auto& use : uses) {
+    auto& block = *use.block;
+    if (block.open++ == 0) {
+      protect(block, PROT_READ | PROT_WRITE);
+    }
+    blocks_.push_back(&block);
+    if (use.owner > block.content || use.freed_too_early) {
+      poison(block); // what earlier kernels left
+      block.content = std::max(block.content, use.owner);
     }
   }
 }
 
-const c10::Storage& Kernel::open(
-    const c10::Storage& storage,
-    c10::DispatchKeySet keys) {
-  const auto found = by_device_.find(storage.unsafeGetStorageImpl());
-  if (found != by_device_.end()) {
-    return found->second.host;
+Open::~Open() {
+  for (auto* block : blocks_) {
+    if (--block->open == 0) {
+      protect(*block, PROT_NONE);
+    }
   }
-  if (auto* block = block_of(storage)) {
-    use(*block, +1);
-  }
-  const c10::Storage host(
-      c10::Storage::use_byte_size_t{},
-      storage.nbytes(),
-      c10::DataPtr(
-          const_cast<void*>(storage.data_ptr().get()), c10::Device(c10::kCPU)),
-      nullptr,
-      false);
-  by_host_.emplace(host.unsafeGetStorageImpl(), Known{storage, keys});
-  return by_device_
-      .emplace(storage.unsafeGetStorageImpl(), Opened{storage, host})
-      .first->second.host;
-}
-
-at::Tensor Kernel::on_host(const at::Tensor& x) {
-  return is_guarded(x)
-      ? make_tensor(
-            open(x.storage(), x.key_set()), new_keys(c10::DispatchKey::CPU), x)
-      : x;
-}
-
-at::Tensor Kernel::on_device(const at::Tensor& made) {
-  const auto known = by_host_.find(made.storage().unsafeGetStorageImpl());
-  if (known != by_host_.end()) {
-    return make_tensor(known->second.device, known->second.keys, made);
-  }
-  const bool is_zero = made._is_zerotensor(); // of forward mode: no memory
-  const auto bytes = is_zero ? 0 : made.storage().nbytes();
-  const c10::Storage storage(
-      c10::Storage::use_byte_size_t{},
-      bytes,
-      allocator()->allocate(bytes),
-      allocator(),
-      true);
-  const auto& host = open(storage, {});
-  if (bytes > 0) {
-    std::memcpy(host.mutable_data(), made.storage().data(), bytes);
-  }
-  auto keys = new_keys(kKey);
-  if (is_zero) {
-    keys = keys.add(c10::DispatchKey::ZeroTensor);
-  }
-  return make_tensor(storage, keys, made);
 }
 
 } // namespace guarded

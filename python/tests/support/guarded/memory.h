@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 // Memory of the guarded device: pages that the host cannot touch, but within a
 // kernel. A read that would be one of device memory ends the process where it
@@ -25,46 +25,59 @@ struct Counts {
   std::atomic<int64_t> kernels{0};
   std::atomic<int64_t> recorded_streams{0}; // record_stream
   std::atomic<int64_t> event_waits{0};
+  std::atomic<int64_t> bytes{0}; // of tensors
+  std::atomic<int64_t> peak_bytes{0};
 };
 Counts& counts();
-
-c10::Allocator* allocator();
 
 inline bool is_guarded(const at::Tensor& x) {
   return x.defined() && x.device().type() == kDevice;
 }
 
-/// While it lives the host may touch the tensors that it was asked for.
-class Kernel {
+// Note [Memory of a stream]
+// As of CUDA's allocator: a block belongs to the stream that was current when
+// it was made. Freed by the host, it is that stream's next tensor's at once,
+// for its kernels run one after the other. Kernels of another stream that have
+// not run by then are in time if that stream waits for them, or if
+// record_stream told the allocator; else they find poison.
+
+/// Pages, of one tensor's memory after another's.
+struct Block {
+  void* base = nullptr;
+  size_t bytes = 0;
+  c10::StreamId stream = 0;
+  int64_t open = 0; // by kernels that run
+  uint64_t owner = 0; // number of the tensor's memory that has it
+  uint64_t content = 0; // whose numbers it holds
+  std::vector<c10::StreamId> recorded; // for the owner
+  std::vector<std::pair<c10::StreamId, uint64_t>> readers; // of former owners
+};
+
+/// The memory of one tensor as a kernel will find it.
+struct Use {
+  Block* block;
+  uint64_t owner;
+  bool freed_too_early = false;
+};
+
+c10::Allocator* allocator();
+
+/// Nothing where the tensor has no memory.
+Block* block_of(const c10::DataPtr& memory);
+
+/// The stream reads it, too: see Note [Memory of a stream].
+void record(const c10::DataPtr& memory, c10::StreamId stream);
+
+/// While it lives the host may touch these blocks.
+class Open {
  public:
-  Kernel();
-  ~Kernel();
-  Kernel(const Kernel&) = delete;
-  Kernel& operator=(const Kernel&) = delete;
-
-  /// A CPU tensor in the memory of `x`; `x` itself where it is one. Tensors
-  /// that share a storage share the result's.
-  at::Tensor on_host(const at::Tensor& x);
-
-  /// A guarded tensor for what a CPU kernel made: a view of one of the
-  /// tensors above, or a copy.
-  at::Tensor on_device(const at::Tensor& made);
+  explicit Open(const std::vector<Use>& uses);
+  ~Open();
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
 
  private:
-  struct Opened {
-    c10::Storage device;
-    c10::Storage host;
-  };
-  const c10::Storage& open(
-      const c10::Storage& storage,
-      c10::DispatchKeySet keys);
-
-  std::unordered_map<const void*, Opened> by_device_; // by StorageImpl
-  struct Known {
-    c10::Storage device;
-    c10::DispatchKeySet keys; // views take them over, those of inference, too
-  };
-  std::unordered_map<const void*, Known> by_host_;
+  std::vector<Block*> blocks_;
 };
 
 } // namespace guarded

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -5,15 +7,14 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "memory.h"
+#include "queue.h"
 
-// One device with streams in name: kernels run at once, so that waiting for an
-// event is only counted.
+// One device with streams, see queue.h.
 
 namespace guarded {
 namespace {
 
 const c10::Device kOnly(kDevice, 0);
-thread_local c10::StreamId current_stream = 0;
 
 struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = kDevice;
@@ -36,7 +37,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Stream getStream(c10::Device) const override {
-    return stream(current_stream);
+    return stream(current_stream());
   }
   c10::Stream getDefaultStream(c10::Device) const override {
     return stream(0);
@@ -49,18 +50,20 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     return getNewStream(device, 0);
   }
   c10::Stream exchangeStream(c10::Stream next) const override {
-    const auto previous = stream(current_stream);
-    current_stream = next.id();
-    return previous;
+    return stream(std::exchange(current_stream(), next.id()));
   }
-  bool queryStream(const c10::Stream&) const override {
+  /// Who asks again and again shall see an end.
+  bool queryStream(const c10::Stream& stream) const override {
+    finish(end_of(stream.id()));
     return true;
   }
-  void synchronizeStream(const c10::Stream&) const override {
+  void synchronizeStream(const c10::Stream& stream) const override {
     ++counts().to_host;
+    finish(end_of(stream.id()));
   }
   void synchronizeDevice(c10::DeviceIndex) const override {
     ++counts().to_host;
+    finish_all();
   }
 
   void record(
@@ -68,28 +71,37 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
       const c10::Stream& stream,
       c10::DeviceIndex,
       c10::EventFlag) const override {
-    auto*& recorded = *reinterpret_cast<c10::StreamId**>(event);
+    auto*& recorded = *reinterpret_cast<Point**>(event);
     if (!recorded) {
-      recorded = new c10::StreamId();
+      recorded = new Point();
     }
-    *recorded = stream.id();
+    *recorded = end_of(stream.id());
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event && *static_cast<c10::StreamId*>(event) != stream.id()) {
+    const auto* point = static_cast<Point*>(event);
+    if (point && point->stream != stream.id()) {
       ++counts().event_waits;
+      wait(stream.id(), *point);
     }
   }
-  bool queryEvent(void*) const override {
+  bool queryEvent(void* event) const override {
+    if (event) {
+      finish(*static_cast<Point*>(event));
+    }
     return true;
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<c10::StreamId*>(event);
+    delete static_cast<Point*>(event);
   }
-  void synchronizeEvent(void*) const override {
+  void synchronizeEvent(void* event) const override {
     ++counts().to_host;
+    queryEvent(event);
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&)
-      const override {}
+  void recordDataPtrOnStream(
+      const c10::DataPtr& memory,
+      const c10::Stream& stream) const override {
+    guarded::record(memory, stream.id());
+  }
 
  private:
   static c10::Stream stream(c10::StreamId id) {

@@ -1,0 +1,40 @@
+"""What does not fit on one rank alone is one error on all of them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from bad_calls import check_bad_calls
+from ranks import ranks
+
+from shardtensor import _ops
+from shardtensor import distributed as st
+from shardtensor.distributed import DistributedManager
+
+
+@ranks(2, 3)
+def test_every_rank_raises_the_same(mesh):
+    DistributedManager.initialize()
+    check_bad_calls()
+
+
+@ranks(2, 3)
+def test_what_all_ranks_got_wrong_names_no_rank(mesh):
+    with pytest.raises(ValueError, match="expected 7 in dim 0$"):
+        st.reduce_scatter_v(torch.ones(3), [7] + [0] * (mesh.size() - 1))
+
+
+@ranks(2)
+def test_transforms_and_traces_reach_the_collective(mesh):
+    name, sizes = dist.group.WORLD.group_name, [1, 2]
+    x = torch.ones(sizes[dist.get_rank()])
+    gather = lambda t: _ops.all_gather_v(t, 0, sizes, name)  # noqa: E731
+    _, vjp = torch.func.vjp(gather, x)
+    assert vjp(torch.ones(3))[0].tolist() == [2.0] * x.numel()
+    _, tangent = torch.func.jvp(gather, (x,), (x,))
+    assert tangent.tolist() == [1.0] * 3
+    compiled = torch.compile(gather, backend="aot_eager", fullgraph=True)
+    assert compiled(x).tolist() == [1.0] * 3
+    # A traced call is not compared: a graph has no place for that.
+    one_alone = torch.empty(2 - dist.get_rank(), device="meta")
+    shape = [2, 1]
+    assert _ops.all_gather_v(one_alone, 0, shape, name).shape == (3,)

@@ -1,0 +1,295 @@
+"""Calls of collectives that do not fit on one rank, or to those of the others: one
+error on every rank, before anything is sent. Under gloo and under MPI."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from shardtensor import _ops
+from shardtensor import distributed as st
+from shardtensor.distributed.mappings import (
+    gather_from_parallel_region,
+    reduce_from_parallel_region,
+    scatter_to_parallel_region,
+)
+from shardtensor.distributed.utils import distributed_transpose
+
+SOON = 5.0  # seconds; groups wait for a minute
+
+
+def _ones(*shape, dtype=torch.float32):
+    return torch.ones(*shape, dtype=dtype)
+
+
+def bad_calls(rank, ranks, bad):
+    """(What is wrong, the call, the error's kind, its text) where the rank `bad` is
+    told something else than the others."""
+    mine = rank == bad
+    name = dist.group.WORLD.group_name
+    even, other = [1] * ranks, [2, *[1] * (ranks - 1)]
+    sizes = other if mine else even
+    wide = torch.float64 if mine else torch.float32
+    index = [torch.tensor([0])] * ranks
+    table = [[1] * ranks] * ranks
+    differ = ValueError, "do not make the same call"
+
+    def square(n, dtype=torch.float32):
+        return _ones(n, 2, dtype=dtype)
+
+    yield (
+        "all_gather_v: one rank's piece is larger than it says",
+        lambda: st.all_gather_v(square(1 + mine), even),
+        (ValueError, f"expected 1 in dim 0 (on rank {bad} of group"),
+    )
+    yield (
+        "all_gather_v: sizes differ",
+        lambda: st.all_gather_v(square(sizes[rank]), sizes),
+        differ,
+    )
+    yield (
+        "all_gather_v: dtypes differ",
+        lambda: st.all_gather_v(square(1, wide), even),
+        (ValueError, f"rank {bad}: all_gather_v of Double tensors [*, 2] along dim 0"),
+    )
+    yield (
+        "all_gather_v: other dims differ",
+        lambda: st.all_gather_v(_ones(1, 2 + mine), even),
+        differ,
+    )
+    yield (
+        "all_gather_v: a dim that one rank lacks",
+        lambda: st.all_gather_v(_ones(*[1] * (2 - mine)), even, dim=1),
+        (IndexError, "Dimension out of range"),
+    )
+    yield (
+        "all_gather_v: too few sizes",
+        lambda: st.all_gather_v(square(1), [1] if mine else even),
+        (ValueError, f"sizes is [1], expected {ranks} numbers, one for each rank"),
+    )
+    yield (
+        "gather_v: another destination",
+        lambda: st.gather_v(square(1), even, dst=int(mine)),
+        differ,
+    )
+    yield (
+        "gather_v: a rank that there is not",
+        lambda: st.gather_v(square(1), even, dst=ranks if mine else 0),
+        (ValueError, f"gather_v: dst is {ranks}, expected one of the {ranks} ranks"),
+    )
+    yield (
+        "scatter_v: the source has other rows",
+        lambda: st.scatter_v(square(ranks + mine), even, src=bad),
+        (ValueError, f"scatter_v: x has sizes [{ranks + 1}, 2], expected {ranks} in"),
+    )
+    yield (
+        "scatter_v: sizes differ",
+        lambda: st.scatter_v(square(sum(sizes)), sizes),
+        differ,
+    )
+    yield (
+        "reduce_scatter_v: other rows",
+        lambda: st.reduce_scatter_v(square(ranks + mine), even),
+        (ValueError, f"expected {ranks} in dim 0"),
+    )
+    yield (
+        "reduce_scatter_v: sizes differ",
+        lambda: st.reduce_scatter_v(square(sum(sizes)), sizes),
+        differ,
+    )
+    yield (
+        "all_to_all_v: splits do not add up",
+        lambda: st.all_to_all_v(square(ranks + mine), even, even),
+        (ValueError, f"all_to_all_v: x has sizes [{ranks + 1}, 2], expected {ranks}"),
+    )
+    yield (
+        "all_to_all_v: a negative split",
+        lambda: st.all_to_all_v(square(ranks), even, [-1] * ranks if mine else even),
+        (ValueError, "expected no negative number"),
+    )
+    yield (
+        "all_to_all_v: other rows for itself than from itself",
+        lambda: st.all_to_all_v(square(ranks), even, [3] * ranks if mine else even),
+        (ValueError, f"rank {bad} keeps 1 rows by in_splits, 3 by out_splits"),
+    )
+    more = [1 if r == rank else 2 for r in range(ranks)]
+    yield (
+        "all_to_all_v: more is expected than is sent",
+        lambda: st.all_to_all_v(square(ranks), even, more if mine else even),
+        (ValueError, f"rank {bad}: all_to_all_v of Float tensors [*, 2] along dim 0"),
+    )
+    yield (
+        "all_to_all_v: more is sent than is expected",
+        lambda: st.all_to_all_v(
+            square(sum(more) if mine else ranks), more if mine else even, even
+        ),
+        differ,
+    )
+    yield (
+        "indexed_all_to_all_v: an index out of range",
+        lambda: st.indexed_all_to_all_v(
+            square(1), [torch.tensor([7 * mine])] * ranks, table
+        ),
+        (IndexError, "index out of range"),
+    )
+    yield (
+        "indexed_all_to_all_v: other rows than the table says",
+        lambda: st.indexed_all_to_all_v(
+            square(1), [torch.tensor([0, 0])] * ranks if mine else index, table
+        ),
+        (ValueError, "keeps 2 rows by in_splits, 1 by out_splits"),
+    )
+    yield (
+        "indexed_all_to_all_v: no table",
+        lambda: st.indexed_all_to_all_v(square(1), index, [[]] if mine else table),
+        (ValueError, f"out_splits is [], expected {ranks} numbers"),
+    )
+    yield (
+        "broadcast: sizes differ",
+        lambda: st.broadcast(square(1 + mine)),
+        differ,
+    )
+    yield (
+        "broadcast: dtypes differ",
+        lambda: st.broadcast(square(1, wide)),
+        differ,
+    )
+    yield (
+        "all_reduce: sizes differ",
+        lambda: st.all_reduce(square(1 + mine)),
+        (ValueError, f"rank {bad}: all_reduce (sum) of a torch.float32 tensor [2, 2]"),
+    )
+    yield (
+        "all_reduce: another reduction",
+        lambda: st.all_reduce(square(1), "max" if mine else "sum"),
+        differ,
+    )
+    yield (
+        "fused_all_reduce: another key",
+        lambda: st.fused_all_reduce({"loss" if mine else "error": _ones(1)}),
+        (ValueError, f"rank {bad}: fused_all_reduce (sum) as torch.float32: loss [1]"),
+    )
+    yield (
+        "fused_all_reduce: nothing",
+        lambda: st.fused_all_reduce([] if mine else [_ones(1)]),
+        differ,
+    )
+    yield (
+        "fused_all_reduce: later on one rank",
+        lambda: st.fused_all_reduce([_ones(1)], async_op=mine),
+        (ValueError, f"rank {bad}: fused_all_reduce (sum, async) as torch.float32"),
+    )
+    yield (
+        "fused_all_reduce: no tensor",
+        lambda: st.fused_all_reduce([3.0] if mine else [_ones(1)]),
+        (
+            TypeError,
+            "expected tensors, mappings, sequences or TensorDicts, got a float",
+        ),
+    )
+    yield (
+        "reduce_loss: to another rank",
+        lambda: st.reduce_loss(1.0, int(mine)),
+        differ,
+    )
+    yield (
+        "reduce_loss: more than one number",
+        lambda: st.reduce_loss(_ones(2) if mine else 1.0),
+        (ValueError, "reduce_loss: expected one number, got [2]"),
+    )
+    yield (
+        "reduce_loss: no number",
+        lambda: st.reduce_loss("low" if mine else 1.0),
+        (TypeError, "reduce_loss: expected one number, got 'low'"),
+    )
+    yield (
+        "reduce_loss: a rank that there is not",
+        lambda: st.reduce_loss(1.0, ranks if mine else 0),
+        (ValueError, f"reduce_loss: dst_rank is {ranks} of {ranks} ranks"),
+    )
+    yield (
+        "distributed_transpose: rows that do not divide",
+        lambda: distributed_transpose(square(ranks + mine), 0, 1),
+        (ValueError, f"{ranks + 1} rows of dim 0 do not divide by {ranks} ranks"),
+    )
+    yield (
+        "distributed_transpose: a dim that there is not",
+        lambda: distributed_transpose(square(ranks), 2 * mine, 1),
+        (IndexError, "distributed_transpose: dims 2 and 1 of 2 dims"),
+    )
+    yield (
+        "distributed_transpose: other sizes",
+        lambda: distributed_transpose(_ones(ranks, 2 + mine), 0, 1),
+        differ,
+    )
+    yield (
+        "reduce_from_parallel_region: sizes differ",
+        lambda: reduce_from_parallel_region(square(1 + mine), None),
+        differ,
+    )
+    yield (
+        "scatter_to_parallel_region: too few rows",
+        lambda: scatter_to_parallel_region(square(1 if mine else ranks), 0, None),
+        (ValueError, f"1 rows of dim 0 for {ranks} ranks"),
+    )
+    yield (
+        "scatter_to_parallel_region: a dim that there is not",
+        lambda: scatter_to_parallel_region(square(ranks), 3 * mine, None),
+        (IndexError, "scatter_to_parallel_region: dim 3 of 2 dims"),
+    )
+    yield (
+        "gather_from_parallel_region: other rows",
+        lambda: gather_from_parallel_region(square(1 + mine), 0, even, None),
+        (ValueError, "expected 1 in dim 0"),
+    )
+    yield (
+        "ring_step: the rank before has other sizes",
+        lambda: _ops.ring_step(_ones(2, 3), 1, [3, 2] if mine else [2, 3], name),
+        (ValueError, f"rank {bad}: ring_step of Float tensors by 1, sizes [2, 3], rec"),
+    )
+    yield (
+        "ring_step: another step",
+        lambda: _ops.ring_step(_ones(2), 1 - 2 * mine, [2], name),
+        differ,
+    )
+    yield (
+        "halo_padding: too few rows",
+        lambda: _ops.halo_padding(_ones(1 if mine else 5, 2), 0, 2, 0, name),
+        (ValueError, "halo_padding: x has sizes [1, 2], expected at least 2 rows in"),
+    )
+    yield (
+        "halo_padding: another width",
+        lambda: _ops.halo_padding(_ones(5), 0, 1 + mine, 0, name),
+        differ,
+    )
+    yield (
+        "another operator",
+        lambda: st.broadcast(square(1)) if mine else st.all_gather_v(square(1), even),
+        differ,
+    )
+
+
+def check_bad_calls():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    wrong = []
+    for bad in (0, ranks - 1):
+        for what, call, (kind, text) in bad_calls(rank, ranks, bad):
+            start = time.monotonic()
+            told = _error_of(call)
+            seconds = time.monotonic() - start
+            everyones = [None] * ranks
+            dist.all_gather_object(everyones, repr(told))
+            right = isinstance(told, kind) and text in str(told) and seconds < SOON
+            if not right or len(set(everyones)) > 1:
+                wrong.append((what, bad, seconds, everyones))
+    assert not wrong, wrong
+    # Everybody is still in step.
+    assert st.all_reduce(torch.ones(1)).item() == ranks
+
+
+def _error_of(call):
+    try:
+        call()
+    except (ValueError, IndexError, TypeError, RuntimeError) as error:
+        return error
+    return None
