@@ -10,6 +10,7 @@ from timing import compare
 from torch import nn
 from torch.distributed.tensor import Shard
 
+import shardtensor
 from shardtensor import ShardGraph, ShardTensor, partition_nodes
 
 SIDE, CHANNELS = 447, 128
@@ -19,15 +20,19 @@ ROUNDS = 3
 
 def table(mesh):
     rows = {"nodes and edges cut": compare(variants(mesh), ROUNDS, calls=1)}
+    sent, needed, plans = traffic(mesh)
     seconds, again = planning(mesh)
     by_owner = cutting(mesh)
     note = (
         "Ceiling: as many nodes and edges on each rank, none of which knows another "
-        "rank's. Planning a graph of 10 M edges, at the first use of one "
-        f"of its two rows, takes {seconds:.1f} s per rank; all later calls plan "
-        f"nothing ({again:.2f} s with the reading of one channel). `ShardGraph` of the "
-        "same graph, its nodes and edges in random order, each rank with a piece of "
-        f"the edges: {by_owner:.1f} s."
+        f"rank's. A step sends {sent / 2**10:.1f} KiB of halos per rank, "
+        f"{sent / needed:.3f} of the features of nodes that the cut separates from an "
+        f"edge's target, forth and back; the first step makes {plans[0]} plans of "
+        f"rows, the second {plans[1]}. Planning a graph of 10 M edges, at the first "
+        f"use of one of its two rows, takes {seconds:.1f} s per rank; all later calls "
+        f"plan nothing ({again:.2f} s with the reading of one channel). `ShardGraph` "
+        "of the same graph, its nodes and edges in random order, each rank with a "
+        f"piece of the edges: {by_owner:.1f} s."
     )
     return Table(
         f"MeshGraphNet step, {SIDE}² nodes, {CHANNELS} channels", "ceiling", rows, note
@@ -93,7 +98,17 @@ def planning(mesh):
 
 def cutting(mesh):
     """Renumbers, sends each edge to its target's owner and finds the halo."""
-    side, ranks, rank = PLANNED_SIDE, mesh.size(), mesh.get_local_rank()
+    edge_index, nodes = scattered(mesh, PLANNED_SIDE)
+    dist.barrier()
+    begin = time.perf_counter()
+    ShardGraph(edge_index, nodes)
+    return time.perf_counter() - begin
+
+
+def scattered(mesh, side):
+    """Each rank's piece of a graph whose nodes and edges stand in random order, and
+    which rank shall own which node."""
+    ranks, rank = mesh.size(), mesh.get_local_rank()
     torch.manual_seed(0)
     number = torch.randperm(side * side)
     edges = number[triangles(side, side)]
@@ -101,11 +116,29 @@ def cutting(mesh):
     owners = torch.empty_like(number)
     owners[number] = torch.arange(side * side) * ranks // (side * side)
     nodes = partition_nodes(mesh, owners=owners)
-    edge_index = ShardTensor.from_local(piece.contiguous(), mesh, [Shard(1)])
-    dist.barrier()
-    begin = time.perf_counter()
-    ShardGraph(edge_index, nodes)
-    return time.perf_counter() - begin
+    return ShardTensor.from_local(piece.contiguous(), mesh, [Shard(1)]), nodes
+
+
+def traffic(mesh):
+    """Bytes of halos that a rank sends in a step, as many as the cut asks for, mean
+    over ranks, and the plans of the first two steps. Parameters' gradients are left
+    to others, as under DDP."""
+    nodes, edges, counts = cut(mesh, SIDE)
+    rank = mesh.get_local_rank()
+    begin, end = sum(nodes[:rank]), sum(nodes[: rank + 1])
+    sources = edges[0]
+    halo = sources[(sources < begin) | (sources >= end)].unique()
+    run = step(Processor(), *sharded(mesh, nodes, edges, counts, CHANNELS))
+    plans = []
+    with shardtensor.gradient_policy("deferred"):
+        for _ in range(2):
+            shardtensor.reset_comm_stats()
+            run()
+            plans.append(shardtensor.comm_stats().plans)
+    sent, needed = shardtensor.comm_stats().bytes, 2 * 4 * CHANNELS * len(halo)
+    both = torch.tensor([sent, needed], dtype=torch.float64)
+    dist.all_reduce(both)
+    return *(both / mesh.size()).tolist(), plans
 
 
 def variants(mesh):

@@ -115,15 +115,22 @@ class MeetingGroupNorm(nn.GroupNorm):
 
 
 class Meet(torch.autograd.Function):
+    """By the library's small messages: over gloo its own sums take longer."""
+
     @staticmethod
     def forward(ctx, x):
-        dist.all_reduce(torch.zeros(8))
+        meet()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        dist.all_reduce(torch.zeros(8))
+        meet()
         return grad
+
+
+def meet():
+    name = dist.group.WORLD.group_name
+    torch.ops.shardtensor.all_reduce(torch.zeros(8), "sum", name)
 
 
 class HaloUpsample(nn.Module):

@@ -1,5 +1,5 @@
-"""Peak memory of a UNet training step and of attention, on 1, 2 and 4 ranks, and
-what FSDP leaves.
+"""Peak memory of a UNet training step, of attention, of an FNO's step, of a
+MeshGraphNet's and of planning a graph, on 1, 2 and 4 ranks, and what FSDP leaves.
 
 Each count of ranks is a job of its own. A rank measures by how much its resident
 memory grows from before the step to the step's peak, parameters and their
@@ -16,15 +16,29 @@ EXTENT = 1536
 RANKS = (1, 2, 4)
 # Of one sample's attention.
 ROWS, HEADS, FEATURES = 32768, 8, 64
+# The Fourier operator's.
+PIXELS, CHANNELS, MODES = 512, 32, 16
 # FSDP's: wide enough for parameters to count.
 WIDTH, FSDP_EXTENT = 64, 512
 
 
 def report():
     """The lines of the tables, from jobs that this process starts."""
+    import graphs
+
     unet = f"a UNet training step, {EXTENT} x {EXTENT}"
     attention = f"attention, {ROWS} rows, {HEADS} heads of {FEATURES}, both ways"
-    tables = [report_of_ranks("domain", unet), report_of_ranks("attention", attention)]
+    fno = f"an FNO training step, {PIXELS} x {PIXELS}, {CHANNELS} channels"
+    of_graph = f"a MeshGraphNet step, {graphs.SIDE}² nodes, {graphs.CHANNELS} channels"
+    planning = f"planning a graph of {graphs.PLANNED_SIDE}² nodes, 10 M edges"
+    titles = {
+        "domain": unet,
+        "attention": attention,
+        "fno": fno,
+        "graph": of_graph,
+        "planning": planning,
+    }
+    tables = [report_of_ranks(what, title) for what, title in titles.items()]
     return "\n\n".join([*tables, report_of_fsdp()])
 
 
@@ -124,6 +138,51 @@ def sequence(rows, mesh):
     return ShardTensor.from_local(piece, mesh, (Shard(2),))
 
 
+def by_fno(manager):
+    from neuralop.models import FNO
+
+    from shardtensor import new_tensors_on
+
+    mesh = manager.initialize_mesh((-1,), ("domain",))
+    model = FNO((MODES, MODES), 3, 1, hidden_channels=CHANNELS, n_layers=4)
+
+    def step(extent):
+        with new_tensors_on(mesh):
+            model(sample(extent, mesh)).square().mean().backward()
+
+    step(64)
+    model.zero_grad()
+    return {"step": growth(lambda: step(PIXELS))}
+
+
+def by_graph(manager):
+    import graphs
+    import torch
+
+    mesh = manager.initialize_mesh((-1,), ("domain",))
+    model = graphs.Processor()
+
+    def step(side):
+        tensors = graphs.sharded(mesh, *graphs.cut(mesh, side), graphs.CHANNELS)
+        return graphs.step(model, *tensors)
+
+    torch.manual_seed(0)
+    step(16)()
+    return {"step": growth(step(graphs.SIDE))}
+
+
+def by_planning(manager):
+    """By ShardGraph: from the edges as they come to each rank's halo."""
+    import graphs
+
+    from shardtensor import ShardGraph
+
+    mesh = manager.initialize_mesh((-1,), ("domain",))
+    ShardGraph(*graphs.scattered(mesh, 16))
+    given = graphs.scattered(mesh, graphs.PLANNED_SIDE)
+    return {"step": growth(lambda: ShardGraph(*given))}
+
+
 def by_fsdp(manager):
     import torch
     from unet import make
@@ -166,7 +225,14 @@ def main():
 
     torch.set_num_threads(1)
     DistributedManager.initialize()
-    ways = {"domain": by_domain, "attention": by_attention, "fsdp": by_fsdp}
+    ways = {
+        "domain": by_domain,
+        "attention": by_attention,
+        "fno": by_fno,
+        "graph": by_graph,
+        "planning": by_planning,
+        "fsdp": by_fsdp,
+    }
     sizes = ways[sys.argv[1]](DistributedManager())
     most = torch.tensor(list(sizes.values()))
     dist.all_reduce(most, dist.ReduceOp.MAX)

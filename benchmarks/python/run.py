@@ -30,6 +30,7 @@ TIMED = (
     "operators",
     "steps",
     "redistribute",
+    "overlap",
     "attention",
     "transports",
     "graphs",

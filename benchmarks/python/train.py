@@ -2,6 +2,7 @@
 samples of half the size that know nothing of each other's."""
 
 import torch
+from halo import MeetingGroupNorm
 from report import Table
 from timing import compare
 from torch import nn
@@ -17,12 +18,18 @@ def table(mesh):
     torch.manual_seed(0)
     piece = piece_of(torch.randn(1, 3, EXTENT, EXTENT), mesh)
     shard = ShardTensor.from_local(piece, mesh, (Shard(2),))
+    meeting = make(norm=MeetingGroupNorm)
     variants = {
         "plain DDP": step(nn.parallel.DistributedDataParallel(make()), piece),
+        "only meeting": step(nn.parallel.DistributedDataParallel(meeting), piece),
         "parallelize": step(parallelize(make(), mesh), shard),
     }
     title = f"UNet training step by DDP, {EXTENT} x {EXTENT} cut in two"
-    note = "plain DDP: each rank's sample has half the rows, nothing else is sent."
+    note = (
+        "plain DDP: each rank's sample has half the rows, nothing else is sent. Only "
+        "meeting: the same, but ranks wait for each other once in each group norm, "
+        "forward and backward."
+    )
     return Table(title, "plain DDP", {"step": compare(variants, ROUNDS)}, note)
 
 
