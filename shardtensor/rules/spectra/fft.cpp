@@ -202,12 +202,36 @@ Transform transform_of(
   return transform;
 }
 
+/// PyTorch's error of a dtype that it does not take, also on a rank without
+/// rows, which calls no transform.
+Work checked(const Tensor& self, const Work& work) {
+  const auto dtype = self.scalar_type();
+  if (work.transform.lines == Lines::FromReal ? at::isFloatingType(dtype)
+                                              : at::isComplexType(dtype)) {
+    return work;
+  }
+  const auto one = at::zeros({1}, at::dtype(dtype).device(self.device()));
+  switch (work.transform.lines) {
+    case Lines::FromReal:
+      at::_fft_r2c(one, {0}, 0, true);
+      break;
+    case Lines::ToReal:
+      at::_fft_c2r(one, {0}, 0, 1);
+      break;
+    case Lines::Complex:
+      at::_fft_c2c(one, {0}, 0, true);
+      break;
+  }
+  return work;
+}
+
 Work c2c_work(
     const Tensor& self,
     at::IntArrayRef dim,
     int64_t normalization,
     bool forward) {
-  return {transform_of(self, dim, Lines::Complex), normalization, forward};
+  return checked(
+      self, {transform_of(self, dim, Lines::Complex), normalization, forward});
 }
 
 Work r2c_work(
@@ -215,11 +239,12 @@ Work r2c_work(
     at::IntArrayRef dim,
     int64_t normalization,
     bool onesided) {
-  return {
-      transform_of(self, dim, Lines::FromReal, onesided),
-      normalization,
-      /*forward=*/true,
-      onesided};
+  return checked(
+      self,
+      {transform_of(self, dim, Lines::FromReal, onesided),
+       normalization,
+       /*forward=*/true,
+       onesided});
 }
 
 Work c2r_work(
@@ -227,10 +252,11 @@ Work c2r_work(
     at::IntArrayRef dim,
     int64_t normalization,
     int64_t last_dim_size) {
-  return {
-      transform_of(self, dim, Lines::ToReal, last_dim_size),
-      normalization,
-      /*forward=*/false};
+  return checked(
+      self,
+      {transform_of(self, dim, Lines::ToReal, last_dim_size),
+       normalization,
+       /*forward=*/false});
 }
 
 template <class To, class From>

@@ -6,6 +6,7 @@ from layouts import ALL, check, check_native, placements_of
 from ranks import (
     assert_close,
     check_op,
+    partitions,
     ranks,
     shard,
     sharded,
@@ -290,6 +291,19 @@ def test_a_view_of_a_conjugate_writes_into_the_tensor(mesh):
         expected = x.clone()
         expected.conj().imag.mul_(2)
         assert_close(part, expected)
+
+
+@ranks(2, 3)
+def test_a_wrong_dtype_is_pytorchs_error_on_every_rank(mesh):
+    """Also on ranks without rows."""
+    x = torch.ones(2, 6, dtype=torch.complex128)
+    with pytest.raises(RuntimeError) as expected:
+        fft.ihfft2(x)
+    for pieces in partitions(2, mesh.size()):
+        part = shard(x, mesh, [Shard(0)], {0: pieces})
+        with pytest.raises(RuntimeError) as raised:
+            fft.ihfft2(part)
+        assert str(raised.value) == str(expected.value)
 
 
 # ---- short-time transforms --------------------------------------------------
