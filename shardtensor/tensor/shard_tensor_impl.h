@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
@@ -12,10 +14,10 @@
 namespace shardtensor {
 
 /// Where a view stands in the tensor that it was made from, by nominal strides:
-/// see Note [Shown elements]. No base: an unknown place, or no view.
+/// see Note [Shown elements]. No base: no view, or none that may be an index.
 struct ViewPlace {
   c10::intrusive_ptr<c10::TensorImpl> base;
-  int64_t offset = 0;
+  std::optional<int64_t> offset; // unless it is unknown
   int64_t times_set = 0; // the base's, at that time
 };
 

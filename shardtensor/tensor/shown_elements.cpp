@@ -15,10 +15,11 @@ bool ShownElements::operator==(const ShownElements& other) const {
 ShownElements shown_elements(const at::Tensor& tensor) {
   const auto* impl = impl_of(tensor);
   const auto& place = impl->view_place();
-  const auto base = place.base ? at::Tensor(place.base) : tensor;
+  const auto viewed = place.base ? at::Tensor(place.base) : tensor;
+  const auto base = place.offset ? viewed : tensor;
   ShownElements shown;
   if (tensor.is_inference() || base.is_inference() ||
-      impl->has_other_versions() || impl_of(base)->has_other_versions()) {
+      impl->has_other_versions() || impl_of(viewed)->has_other_versions()) {
     return shown;
   }
   shown.base_ = ShownElements::Weak(base.getIntrusivePtr());
@@ -30,7 +31,7 @@ ShownElements shown_elements(const at::Tensor& tensor) {
       version,
       own == version ? 0 : own,
       place.base ? place.times_set : impl->times_set()};
-  shown.offset_ = place.offset;
+  shown.offset_ = place.offset.value_or(0);
   shown.strides_ = tensor.strides().vec();
   shown.layout_ = impl->spec();
   return shown;
@@ -40,18 +41,17 @@ void note_view_place(
     const at::Tensor& view,
     const at::Tensor& tensor,
     std::optional<int64_t> offset) {
-  if (!offset || !at::isIntegralType(view.scalar_type(), false) ||
+  if (!at::isIntegralType(view.scalar_type(), false) ||
       view.scalar_type() != tensor.scalar_type()) {
     return;
   }
-  const auto& place = impl_of(tensor)->view_place();
-  impl_of(view)->set_view_place(
-      place.base
-          ? ViewPlace{place.base, place.offset + *offset, place.times_set}
-          : ViewPlace{
-                tensor.getIntrusivePtr(),
-                *offset,
-                impl_of(tensor)->times_set()});
+  auto place = impl_of(tensor)->view_place();
+  if (!place.base) {
+    place = {tensor.getIntrusivePtr(), 0, impl_of(tensor)->times_set()};
+  }
+  place.offset = place.offset && offset ? std::optional(*place.offset + *offset)
+                                        : std::nullopt;
+  impl_of(view)->set_view_place(std::move(place));
 }
 
 } // namespace shardtensor::detail
