@@ -92,7 +92,9 @@ void run_below_function_level(
   for (size_t i = base; i < stack->size() && !mesh && !transformed; ++i) {
     mesh = mesh_in((*stack)[i]);
   }
-  if (mesh && op.schema().is_mutable() && run_writing_plain(op, stack)) {
+  if (mesh &&
+      ((op.schema().is_mutable() && run_writing_plain(op, stack)) ||
+       run_accumulating_plain(op, stack))) {
     return;
   }
   for (size_t i = 0; i < count && mesh; ++i) {

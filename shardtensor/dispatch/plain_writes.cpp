@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/fallback.h"
@@ -160,6 +161,23 @@ void run_by_place(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 } // namespace
+
+bool is_accumulating_plain() {
+  const auto node = torch::autograd::get_current_node();
+  const auto* accumulate =
+      dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return accumulate && !is_shard_tensor(accumulate->variable);
+}
+
+bool run_accumulating_plain(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack) {
+  if (!is_accumulating_plain()) {
+    return false;
+  }
+  run_on_plain(op, stack);
+  return true;
+}
 
 bool run_writing_plain(
     const c10::OperatorHandle& op,

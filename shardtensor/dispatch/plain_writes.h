@@ -18,4 +18,16 @@ namespace shardtensor::detail {
 /// for each ShardTensor.
 bool run_writing_plain(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+/// Note [Gradients of plain parameters]
+/// A user's autograd.Function may return a ShardTensor as the gradient of a
+/// plain parameter. PyTorch's node that accumulates it detaches or copies it
+/// first, so what this node calls runs on plain tensors, as above.
+///
+/// True while such a node runs.
+bool is_accumulating_plain();
+/// The call on the stack as run_writing_plain(), if it is one of these.
+bool run_accumulating_plain(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack);
+
 } // namespace shardtensor::detail

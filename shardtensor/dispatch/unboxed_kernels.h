@@ -2,14 +2,17 @@
 
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/detach_ops.h>
 
 #include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
 #include "shardtensor/tensor/dtensor.h"
@@ -74,7 +77,11 @@ struct FunctionLevel<Op, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
     Ready ready(keys);
     (ready.see(args), ...);
-    if (ready.holds()) {
+    bool holds = ready.holds();
+    if constexpr (std::is_same_v<Op, at::_ops::detach>) {
+      holds = holds && !is_accumulating_plain();
+    }
+    if (holds) {
       const ViewReplay replay;
       return Op::redispatch(
           below_function_level(keys), std::forward<Args>(args)...);

@@ -84,6 +84,34 @@ def test_second_derivatives_of_parameters(mesh):
     assert_same_gradients(model, reference)
 
 
+class OwnLinear(torch.autograd.Function):
+    """Of a user, who returns the gradients of what forward was given."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight, (x.t() @ grad).t(), grad.sum(0)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_ones_own_function_gives_plain_parameters_plain_gradients(mesh, create_graph):
+    """Whatever layout it has, the first time and when it is added."""
+    model, reference = pair()
+    x, rows = data(), rows_on(mesh, data())
+    for _ in range(3):
+        for network, input in (model, rows), (reference, x):
+            for layer in network[::2]:
+                input = OwnLinear.apply(input, layer.weight, layer.bias).sigmoid()
+            input.square().mean().backward(create_graph=create_graph)
+        assert_same_gradients(model, reference)
+
+
 @ranks(2)
 def test_hooks_see_complete_gradients(mesh):
     model, reference = pair()
