@@ -25,11 +25,20 @@ MERGED = {"group_norm", "batch_norm", "layer_norm", "var", "amax", "logsumexp", 
 MERGED |= {"softmax", "log_softmax"}
 
 
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT / "python"),
+    "OMP_NUM_THREADS": "1",
+    # Freed memory goes back to the system at once, or it would count for what
+    # comes after it.
+    "MALLOC_MMAP_THRESHOLD_": str(2**20),
+}
+
+
 def run(*arguments):
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=FOLDER,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"},
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,
