@@ -105,10 +105,10 @@ def test_ones_own_function_gives_plain_parameters_plain_gradients(mesh, create_g
     model, reference = pair()
     x, rows = data(), rows_on(mesh, data())
     for _ in range(3):
-        for network, input in (model, rows), (reference, x):
-            for layer in network[::2]:
-                input = OwnLinear.apply(input, layer.weight, layer.bias).sigmoid()
-            input.square().mean().backward(create_graph=create_graph)
+        for layers, signal in (model[::2], rows), (reference[::2], x):
+            for layer in layers:
+                signal = OwnLinear.apply(signal, layer.weight, layer.bias).sigmoid()
+            signal.square().mean().backward(create_graph=create_graph)
         assert_same_gradients(model, reference)
 
 
