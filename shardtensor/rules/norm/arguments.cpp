@@ -39,7 +39,8 @@ Tensor cut_like(Tensor tensor, const ShardSpec& spec, int64_t first) {
     } else {
       tensor = tensor.unflatten(at, {partition.repeat(), partition.period()})
                    .narrow(at + 1, own.begin, own.extent())
-                   .flatten(at, at + 1);
+                   .flatten(at, at + 1)
+                   .contiguous(); // PyTorch's kernels take it for that
     }
   }
   return tensor;

@@ -115,6 +115,18 @@ def test_evaluation_uses_the_running_statistics(mesh, kind):
             check_op(norm, part, mesh=mesh, second_order=True)
 
 
+@ranks(2, 3)
+@pytest.mark.parametrize("shape", [(4, 12), (2, 12, 5)])
+def test_evaluation_of_rows_whose_channels_are_cut(mesh, shape):
+    norm = nn.BatchNorm1d(12).double().eval()
+    norm.running_var.uniform_(0.5, 2)
+    nn.init.uniform_(norm.weight)
+    for sizes in partitions(12, mesh.size()):
+        part = sharded(image(*shape), [Shard(1)], {1: sizes})
+        check_op(norm, part, mesh=mesh, second_order=True)
+        check_op(norm, part, mesh=mesh)
+
+
 class Repeated(nn.Module):
     """One norm that sees two batches."""
 
