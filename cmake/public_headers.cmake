@@ -10,8 +10,10 @@ set(public_headers
   shardtensor/comm/collectives.h
   shardtensor/comm/collectives_v.h
   shardtensor/comm/exchange.h
+  shardtensor/comm/fused_all_reduce.h
   shardtensor/comm/ring.h
   shardtensor/comm/scope.h
+  shardtensor/comm/shared_parameters.h
   shardtensor/comm/stats.h
   shardtensor/comm/wait.h
   shardtensor/dispatch/boxed_call.h

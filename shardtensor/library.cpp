@@ -28,6 +28,11 @@ TORCH_LIBRARY(shardtensor, m) {
       "indexed_all_to_all_v(Tensor x, int dim, Tensor[] indices, "
       "int[] out_splits, str group) -> Tensor");
   m.def("broadcast(Tensor x, int src, str group) -> Tensor");
+  // Many values in one message: see comm/fused_all_reduce.h.
+  m.def(
+      "fused_all_reduce(Tensor[] tensors, str reduce, str group, *, "
+      "ScalarType? buffer_dtype=None, Device? device=None) -> Tensor[]");
+  m.def("reduce_loss(Tensor loss, int dst, bool mean, str group) -> Tensor");
   // The next rank's tensor, and the neighbours' rows: see comm/ring.h and
   // halo/halo_padding.h.
   m.def(

@@ -25,7 +25,9 @@
 // Communication on local tensors, differentiable.
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/comm/fused_all_reduce.h"
 #include "shardtensor/comm/ring.h"
+#include "shardtensor/comm/shared_parameters.h"
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
 

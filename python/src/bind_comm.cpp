@@ -7,7 +7,9 @@
 #include "bindings.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/fused_all_reduce.h"
 #include "shardtensor/comm/ring.h"
+#include "shardtensor/comm/shared_parameters.h"
 
 namespace shardtensor::python {
 
@@ -60,6 +62,34 @@ void bind_comm(py::module_& module) {
       py::arg("x"),
       py::arg("reduce"),
       py::arg("group"));
+  module.def("fused_dtype", &fused_dtype, py::arg("tensors"));
+  module.def(
+      "fuse",
+      &fuse,
+      ReleaseGil(),
+      py::arg("tensors"),
+      py::arg("buffer_dtype"),
+      py::arg("device"));
+  module.def(
+      "split_like",
+      &split_like,
+      ReleaseGil(),
+      py::arg("buffer"),
+      py::arg("tensors"));
+  module.def(
+      "average", &average, ReleaseGil(), py::arg("sum"), py::arg("ranks"));
+  module.def(
+      "share_gradients",
+      &share_gradients,
+      ReleaseGil(),
+      py::arg("parameters"),
+      py::arg("group"),
+      py::arg("use_fp32_reduction"));
+  module.def(
+      "unshare_gradients",
+      &unshare_gradients,
+      ReleaseGil(),
+      py::arg("parameters"));
   module.def(
       "agree_on_call",
       &agree_on_call,

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardtensor import _ops
+from shardtensor import _C, _ops
 from shardtensor.agree import agree_on_call
 
-# With the library's names. An average is a sum, divided here, for not every
-# backend has one.
+# With the library's names.
 _OPS = (
     (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "sum"),
+    (dist.ReduceOp.AVG, "avg"),
     (dist.ReduceOp.MAX, "max"),
     (dist.ReduceOp.MIN, "min"),
 )
@@ -70,30 +68,47 @@ def fused_all_reduce(
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     ranks = 1 if group is None else group.size()
     told, problem = "", None
+    found: list[torch.Tensor] = []
     leaves: dict[tuple, torch.Tensor] = {}
     try:
         reduce = _name(op)
         result = _copy(tensors, leaves)
-        dtype = _buffer_dtype(leaves.values()) if buffer_dtype is None else buffer_dtype
-        told = _told(reduce + ", async" * async_op, leaves, dtype)
+        found = list(leaves.values())
+        if buffer_dtype is None and not torch.compiler.is_compiling():
+            buffer_dtype = _C.fused_dtype(found)
+        told = _told(reduce + ", async" * async_op, leaves, buffer_dtype)
     except (TypeError, ValueError) as error:
         problem = error
     if ranks > 1:
         agree_on_call(group, told, problem)
     elif problem:
         raise problem
-    found = list(leaves.values())
     if ranks == 1 or not found:
         return (result, FusedWork()) if async_op else result
     place = found[0].device if device is None else torch.device(device)
-    buffer = torch.cat([leaf.to(place, dtype).view(-1) for leaf in found])
-    divisor = ranks if _is(op, dist.ReduceOp.AVG) else 1
     if async_op:
-        sent = dist.ReduceOp.SUM if divisor > 1 else op
-        work = dist.all_reduce(buffer, sent, group, async_op=True)
-        return result, FusedWork(work, lambda: _fill(found, buffer, divisor))
-    _fill(found, _ops.all_reduce(buffer, reduce, group.group_name), divisor)
+        return result, _start(found, op, group, buffer_dtype, place)
+    reduced = _ops.fused_all_reduce(
+        found, reduce, group.group_name, buffer_dtype=buffer_dtype, device=place
+    )
+    for leaf, value in zip(found, reduced, strict=True):
+        leaf.copy_(value)
     return result
+
+
+def _start(leaves, op, group, dtype, device):
+    """The same, on its way."""
+    averages = _is(op, dist.ReduceOp.AVG)
+    buffer = _C.fuse(leaves, dtype, device)
+    sent = dist.ReduceOp.SUM if averages else op
+    work = dist.all_reduce(buffer, sent, group, async_op=True)
+
+    def finish():
+        total = _C.average(buffer, group.size()) if averages else buffer
+        for leaf, value in zip(leaves, _C.split_like(total, leaves), strict=True):
+            leaf.copy_(value)
+
+    return FusedWork(work, finish)
 
 
 def _told(how, leaves, dtype):
@@ -143,27 +158,3 @@ def _copy(value, leaves, path=()):
 def _is_tensordict(value):
     tensordict = sys.modules.get("tensordict")
     return tensordict is not None and isinstance(value, tensordict.TensorDictBase)
-
-
-def _buffer_dtype(leaves):
-    floating = [x.dtype for x in leaves if x.is_floating_point() or x.is_complex()]
-    if floating and len(floating) < len(leaves):
-        raise ValueError(
-            "fused_all_reduce: integer or bool tensors beside floating ones: say the "
-            "buffer_dtype, for not every integer is a float"
-        )
-    dtype = torch.float32 if floating else torch.bool
-    for leaf in leaves:
-        dtype = torch.promote_types(dtype, leaf.dtype)
-    return dtype
-
-
-def _fill(leaves, buffer, divisor):
-    """The buffer's values, in place."""
-    if divisor != 1:
-        exact = not (buffer.is_floating_point() or buffer.is_complex())
-        mode = "trunc" if exact else None
-        buffer = torch.div(buffer, divisor, rounding_mode=mode)
-    pieces = buffer.split([prod(leaf.shape) for leaf in leaves])
-    for leaf, piece in zip(leaves, pieces, strict=True):
-        leaf.copy_(piece.view(leaf.shape))

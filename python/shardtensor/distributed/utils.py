@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from shardtensor import _C, _ops
 from shardtensor.agree import agree_on_call
-from shardtensor.distributed.autograd import reduced
 from shardtensor.distributed.manager import (
     DistributedManager,
     UninitializedManagerError,
@@ -116,30 +116,33 @@ def reduce_loss(
     if not DistributedManager.is_initialized():
         raise UninitializedManagerError()
     manager = DistributedManager()
-    total = torch.zeros((), device=manager.device)
-    problem = _fill_loss(total, loss, dst_rank, manager.world_size)
+    problem, mine = None, torch.zeros(())
+    try:
+        mine = _one_number(loss, dst_rank, manager)
+    except (TypeError, ValueError) as error:
+        problem = error
     if dist.is_initialized():
+        world = dist.group.WORLD
         told = f"reduce_loss to rank {dst_rank}"
-        agree_on_call(dist.group.WORLD, told, problem, total)
-        dist.reduce(total, dst_rank)
+        agree_on_call(world, told, problem, mine.to(manager.device))
+        mine = _ops.reduce_loss(mine, dst_rank, mean, world.group_name)
     elif problem:
         raise problem
-    if manager.rank != dst_rank:
-        return None
-    return total.item() / (manager.world_size if mean else 1)
+    return mine.item() if manager.rank == dst_rank else None
 
 
-def _fill_loss(total, loss, dst_rank, ranks):
-    """What is wrong with the arguments, if anything is."""
-    if not 0 <= dst_rank < ranks:
-        return ValueError(f"reduce_loss: dst_rank is {dst_rank} of {ranks} ranks")
+def _one_number(loss, dst_rank, manager):
+    """In fp32, on the rank's device."""
+    if not 0 <= dst_rank < manager.world_size:
+        raise ValueError(
+            f"reduce_loss: dst_rank is {dst_rank} of {manager.world_size} ranks"
+        )
     if isinstance(loss, torch.Tensor) and loss.numel() != 1:
-        return ValueError(f"reduce_loss: expected one number, got {[*loss.shape]}")
+        raise ValueError(f"reduce_loss: expected one number, got {[*loss.shape]}")
     try:
-        total.fill_(float(loss))
+        return torch.tensor(float(loss), dtype=torch.float32, device=manager.device)
     except (TypeError, ValueError):
-        return TypeError(f"reduce_loss: expected one number, got {loss!r}")
-    return None
+        raise TypeError(f"reduce_loss: expected one number, got {loss!r}") from None
 
 
 # ---- parameters -------------------------------------------------------------
@@ -157,16 +160,8 @@ def mark_module_as_shared(
     ShardTensors need nothing of this. fp16 and bf16 are summed in fp32 unless
     told otherwise."""
     group = DistributedManager().group(process_group) or dist.group.WORLD
-    parameters = dict(module.named_parameters(recurse=recurse))
-    marked = [name for name, p in parameters.items() if hasattr(p, _MARK)]
-    if marked:
-        raise RuntimeError(f"mark_module_as_shared: already shared: {marked}")
-
-    def summed(grad):
-        return reduced(grad, "sum", group.group_name, use_fp32_reduction)
-
-    for parameter in parameters.values():
-        setattr(parameter, _MARK, parameter.register_hook(summed))
+    parameters = list(module.named_parameters(recurse=recurse))
+    _C.share_gradients(parameters, group.group_name, use_fp32_reduction)
     return module
 
 
@@ -174,14 +169,5 @@ def unmark_module_as_shared(
     module: torch.nn.Module, recurse: bool = True
 ) -> torch.nn.Module:
     """Undoes mark_module_as_shared."""
-    parameters = dict(module.named_parameters(recurse=recurse))
-    unmarked = [name for name, p in parameters.items() if not hasattr(p, _MARK)]
-    if unmarked:
-        raise RuntimeError(f"unmark_module_as_shared: not shared: {unmarked}")
-    for parameter in parameters.values():
-        getattr(parameter, _MARK).remove()
-        delattr(parameter, _MARK)
+    _C.unshare_gradients(list(module.named_parameters(recurse=recurse)))
     return module
-
-
-_MARK = "_shardtensor_shared"  # a parameter's attribute: the handle of its hook
