@@ -185,12 +185,20 @@ def order():
     ]
 
 
+def round_trip(x):
+    """Through short-time transforms."""
+    window = torch.hann_window(4, dtype=x.dtype)
+    spectrum = torch.stft(x.flatten(1), 4, 2, window=window, return_complex=True)
+    return torch.istft(spectrum * spectrum.abs(), 4, 2, window=window)
+
+
 @family(WORDS)
 def transforms():
     return [
         lambda x: torch.fft.rfft(x, dim=1).abs(),
         lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=0), n=4, dim=0),
         lambda x: torch.view_as_real(torch.fft.fft2(x)),
+        round_trip,
     ]
 
 
