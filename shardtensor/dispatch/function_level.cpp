@@ -9,6 +9,7 @@
 #include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
+#include "shardtensor/dispatch/sparse_operands.h"
 #include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/keys.h"
 
@@ -95,6 +96,9 @@ void run_below_function_level(
   if (mesh &&
       ((op.schema().is_mutable() && run_writing_plain(op, stack)) ||
        run_accumulating_plain(op, stack))) {
+    return;
+  }
+  if (mesh && has_sparse(keys) && run_with_sparse(op, keys, stack)) {
     return;
   }
   for (size_t i = 0; i < count && mesh; ++i) {

@@ -130,20 +130,3 @@ def test_the_transform_that_torch_harmonics_distributes_itself(mesh):
     ours = ours.redistribute(placements=[Shard(2)], sizes=degrees)
     torch.testing.assert_close(ours.to_local(), theirs, **FINE)
     torch.testing.assert_close(part.grad.to_local(), local.grad, **FINE)
-
-
-@ranks(2, 3)
-@pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_discrete_continuous_convolutions(mesh, cut):
-    import torch_harmonics as th
-
-    conv = th.DiscreteContinuousConvS2(4, 6, (6, 12), (6, 12), (2, 2)).double()
-    x = torch.randn(4, 4, 6, 12, dtype=torch.float64, requires_grad=True)
-    part = sharded(x, [Shard(cut)])
-    with pytest.raises(NotImplementedError, match="layout Sparse .* use to_dense"):
-        conv(shard(x, mesh, [Shard(cut)]))
-    conv.psi = conv.psi.to_dense().double()
-    # The 16 columns of samples and channels: 3 ranks cannot cut whole samples.
-    mode = "error" if mesh.size() == 2 else "silent"
-    with shardtensor.fallback_mode(mode):
-        check_op(OnMesh(conv, mesh), part, mesh=mesh, **FINE)

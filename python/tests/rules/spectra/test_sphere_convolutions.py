@@ -1,0 +1,193 @@
+"""Products with sparse matrices, of which convolutions on the sphere are made."""
+
+from functools import partial
+
+import pytest
+import torch
+from ranks import (
+    assert_close,
+    check_op,
+    partitions,
+    ranks,
+    shard,
+    sharded,
+    uneven,
+)
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+
+FINE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+# ---- products with sparse matrices ------------------------------------------
+
+
+def matrix_of(rows, columns, entries=0.4, batch=()):
+    dense = torch.randn(*batch, rows, columns, dtype=torch.float64)
+    return dense * (torch.rand(dense.shape) < entries)
+
+
+LAYOUTS = {
+    "coo": torch.Tensor.to_sparse,
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+}
+
+
+def operand(*sizes):
+    return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+
+def operand_cuts(mesh, rows, columns):
+    """Of the last two dims of a matrix, rows first."""
+    if mesh.ndim == 2:
+        both = [Shard(0), Shard(1)], {0: uneven(rows, 2), 1: [0, columns]}
+        return [both, ([Shard(0), Shard(0)], {}), ([Partial(), Shard(0)], {})]
+    pieces = [([Shard(0)], {0: p}) for p in partitions(rows, mesh.size())]
+    pieces += [([Shard(1)], {1: p}) for p in partitions(columns, mesh.size())]
+    return [*pieces, ([Replicate()], {}), ([Partial()], {}), ([Partial("max")], {})]
+
+
+@ranks(1, 2, 3, 4, "2x2")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_with_a_sparse_matrix(mesh, layout):
+    for sizes, entries in (((5, 6), 0.4), ((3, 6), 0.1), ((40, 2), 0.4), ((5, 6), 0)):
+        matrix = LAYOUTS[layout](matrix_of(*sizes, entries))
+        for placements, cut in operand_cuts(mesh, sizes[1], 4):
+            x = sharded(operand(sizes[1], 4), placements, cut)
+            with shardtensor.fallback_mode("error"):
+                for product in (torch.mm, torch.matmul, torch.sparse.mm):
+                    of_x = partial(product, matrix)
+                    check_op(of_x, x, mesh=mesh, second_order=True, **FINE)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_and_products_from_the_right(mesh, layout):
+    matrix = LAYOUTS[layout](matrix_of(5, 6))
+    vector, tall = operand(6), operand(6, 4)
+    row_cuts = [c for c in operand_cuts(mesh, 6, 4) if c[0] != [Shard(1)]]
+    for placements, cut in row_cuts:
+        if Shard(1) not in placements:
+            x = sharded(vector, placements, cut)
+            check_op(lambda v: torch.mv(matrix, v), x, mesh=mesh, **FINE)
+            check_op(lambda v: matrix @ v, x, mesh=mesh, **FINE)
+    for placements, cut in operand_cuts(mesh, 6, 4):
+        x = sharded(tall, placements, cut)
+        for addend in (operand(5, 4), operand(4), operand(5, 1)):
+            check_op(
+                lambda a, x: torch.addmm(a, matrix, x, beta=0.5, alpha=2),
+                addend,
+                x,
+                mesh=mesh,
+                second_order=True,
+                **FINE,
+            )
+        nothing = torch.full((4,), torch.nan, dtype=torch.float64)
+        check_op(
+            lambda x, nothing=nothing: torch.addmm(nothing, matrix, x, beta=0),
+            x,
+            mesh=mesh,
+            **FINE,
+        )
+        check_op(lambda x: x.t() @ matrix.t(), x, mesh=mesh, second_order=True, **FINE)
+
+
+@ranks(1, 2, 3, 4, "2x2")
+def test_batches_of_sparse_matrices(mesh):
+    for entries in (0.4, 0.05, 0):
+        matrices = matrix_of(5, 6, entries, batch=(3,)).to_sparse()
+        cuts = [
+            ([Shard(p.dim + 1) if p.is_shard() else p for p in placements],
+             {dim + 1: pieces for dim, pieces in cut.items()})
+            for placements, cut in operand_cuts(mesh, 6, 4)
+        ]  # fmt: skip
+        samples = [Shard(0)] * mesh.ndim
+        cuts += [(samples, {0: p}) for p in partitions(3, mesh.size())]
+        if mesh.ndim == 2:
+            cuts += [([Shard(0), Shard(1)], {}), ([Shard(2), Shard(0)], {})]
+        for placements, cut in cuts:
+            with shardtensor.fallback_mode("error"):
+                x = sharded(operand(3, 6, 4), placements, cut)
+                product = partial(torch.bmm, matrices)
+                check_op(product, x, mesh=mesh, second_order=True, **FINE)
+
+
+@ranks(2, 3, "2x2")
+def test_what_a_product_with_a_sparse_matrix_moves(mesh):
+    rows, columns = [Shard(0)] * mesh.ndim, [Shard(1)] * mesh.ndim
+
+    def product(matrix_rows, placements, sizes=None):
+        x = shard(operand(60, 24), mesh, placements, sizes)
+        shardtensor.reset_comm_stats()
+        y = matrix_of(matrix_rows, 60).to_sparse() @ x
+        return y, shardtensor.comm_stats().exchanges
+
+    pieces = uneven(60, mesh.size())
+    same, _ = product(60, rows, {0: pieces})
+    assert same._spec == shard(operand(60, 24), mesh, rows, {0: pieces})._spec
+    few, exchanges = product(6, rows)  # a sum
+    assert few.placements == tuple(rows) and exchanges == 1
+    many, exchanges = product(600, rows)  # by columns, and back
+    assert many.placements == tuple(rows) and exchanges == 2
+    y, exchanges = product(60, columns)
+    assert y.placements == tuple(columns) and exchanges == 0
+    one, exchanges = product(1, rows)
+    assert one.placements == (Partial(),) * mesh.ndim and exchanges == 0
+    coarse, _ = product(30, rows, {0: [2 * n for n in uneven(30, mesh.size())]})
+    assert coarse._spec.partition(0).sizes == uneven(30, mesh.size())
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_the_gradient_of_a_sparse_matrix_is_that_of_its_entries(mesh, layout):
+    dense = matrix_of(5, 6)
+    for placements, cut in operand_cuts(mesh, 6, 4):
+        x = sharded(operand(6, 4), placements, cut)
+        matrix = LAYOUTS[layout](dense).requires_grad_()
+        whole = LAYOUTS[layout](dense).requires_grad_()
+        weight = torch.randn(5, 4, dtype=torch.float64)
+        part = shard(x.tensor, mesh, placements, cut)
+        (torch.sparse.mm(matrix, part) * weight).sum().backward()
+        (torch.sparse.mm(whole, x.tensor) * weight).sum().backward()
+        assert type(matrix.grad) is torch.Tensor
+        assert_close(matrix.grad.to_dense(), whole.grad.to_dense(), **FINE)
+        assert_close(part.grad, x.tensor.grad, **FINE)
+        x.tensor.grad = None
+    for product in (torch.mm, torch.matmul):
+        with pytest.raises(NotImplementedError, match="torch.sparse.mm, whose"):
+            product(matrix, part)
+
+
+@ranks(1, 2, 3)
+def test_values_of_a_sparse_matrix_are_learned(mesh):
+    entries = matrix_of(5, 6).to_sparse()
+    indices = entries.indices()
+    for placements, cut in operand_cuts(mesh, 6, 4):
+        check_op(
+            lambda values, x: torch.sparse.mm(
+                torch.sparse_coo_tensor(indices, values, (5, 6)), x
+            ),
+            entries.values().requires_grad_(),
+            sharded(operand(6, 4), placements, cut),
+            mesh=mesh,
+            **FINE,
+        )
+
+
+@ranks(2, 3)
+def test_products_with_a_sparse_matrix_refuse_what_one_device_does(mesh):
+    matrix = matrix_of(5, 6).to_sparse()
+    x = shard(torch.randn(6, 4), mesh, [Shard(0)], {0: [6] + [0] * (mesh.size() - 1)})
+    with pytest.raises(RuntimeError, match="expected scalar type Double"):
+        matrix @ x
+    with pytest.raises(RuntimeError, match="sizes .5, 6. cannot be multiplied"):
+        matrix @ x.double()[:5]
+    with pytest.raises(NotImplementedError, match=r"layout Sparse.*to_dense\(\)"):
+        matrix * x.double()[:1]
+    with (
+        shardtensor.ShardTensor.promotion_mode("disabled"),
+        pytest.raises(ValueError, match="aten::mm: got a plain tensor"),
+    ):
+        matrix @ x.double()
