@@ -1,9 +1,11 @@
-"""Products with sparse matrices, of which convolutions on the sphere are made."""
+"""torch-harmonics' convolutions and attention on the sphere, unmodified, and the
+products with sparse matrices that convolutions are made of."""
 
 from functools import partial
 
 import pytest
 import torch
+from fourier import OnMesh
 from ranks import (
     assert_close,
     check_op,
@@ -17,7 +19,23 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 
+PRELOAD = ("torch_harmonics",)
 FINE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def sphere_cuts(mesh, nlat, nlon):
+    """In latitude, with and without an empty piece, in longitude, in both."""
+    if mesh.ndim == 2:
+        return [
+            ([Shard(2), Shard(3)], {2: uneven(nlat, 2)}),
+            ([Shard(3), Shard(2)], {2: [0, nlat]}),
+        ]
+    rows, columns = uneven(nlat, mesh.size()), uneven(nlon, mesh.size())
+    return [
+        ([Shard(2)], {2: rows}),
+        ([Shard(2)], {2: [0, *uneven(nlat, mesh.size() - 1)]}),
+        ([Shard(3)], {3: columns[::-1]}),
+    ]
 
 
 # ---- products with sparse matrices ------------------------------------------
@@ -191,3 +209,155 @@ def test_products_with_a_sparse_matrix_refuse_what_one_device_does(mesh):
         pytest.raises(ValueError, match="aten::mm: got a plain tensor"),
     ):
         matrix @ x.double()
+
+
+# ---- convolutions -----------------------------------------------------------
+
+SIZES = {
+    "same": ((6, 12), (6, 12)),
+    "coarser": ((7, 12), (4, 6)),
+    "few rows": ((3, 4), (3, 4)),
+}
+
+
+def convolution(size, kind="DiscreteContinuousConvS2", **options):
+    import torch_harmonics as th
+
+    sizes = SIZES[size]
+    if "Transpose" in kind:
+        sizes = sizes[::-1]
+    return getattr(th, kind)(4, 6, *sizes, (2, 2), **options)
+
+
+def exact(conv):
+    """In double precision: the filter is no buffer, which double() would find."""
+    for name in ("psi", "psi_st"):
+        if hasattr(conv, name):
+            setattr(conv, name, getattr(conv, name).double())
+    return conv.double()
+
+
+@ranks(2, 3, 4, "2x2")
+@pytest.mark.parametrize("size", SIZES)
+def test_convolutions(mesh, size):
+    grid = SIZES[size][0]
+    conv = OnMesh(exact(convolution(size)), mesh)
+    x = torch.randn(2, 4, *grid, dtype=torch.float64, requires_grad=True)
+    # A view merges both dims of the sphere, of which only one may be cut.
+    mode = "error" if mesh.ndim == 1 else "silent"
+    for placements, cut in sphere_cuts(mesh, *grid):
+        with shardtensor.fallback_mode(mode):
+            check_op(conv, sharded(x, placements, cut), mesh=mesh, **FINE)
+
+
+@ranks(2, 3)
+def test_convolutions_stay_cut_in_latitude(mesh):
+    conv = OnMesh(convolution("coarser"), mesh)
+    x = shard(torch.randn(1, 4, 7, 12), mesh, [Shard(2)])
+    assert conv(x).placements == (Shard(2),)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("size", SIZES)
+def test_transposed_convolutions(mesh, size):
+    grid = SIZES[size][1]
+    kind = "DiscreteContinuousConvTransposeS2"
+    conv = OnMesh(exact(convolution(size, kind)), mesh)
+    x = torch.randn(2, 4, *grid, dtype=torch.float64, requires_grad=True)
+    for placements, cut in sphere_cuts(mesh, *grid):
+        with shardtensor.fallback_mode("silent"):
+            check_op(conv, sharded(x, placements, cut), mesh=mesh, **FINE)
+
+
+class Stack(torch.nn.Module):
+    """Two convolutions in groups, down and up again."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = convolution("coarser", groups=2)
+        kind = "DiscreteContinuousConvTransposeS2"
+        self.up = convolution("coarser", kind, bias=False)
+        self.mix = torch.nn.Conv2d(6, 4, 1)
+
+    def forward(self, x):
+        return self.up(self.mix(torch.tanh(self.down(x))))
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("on_mesh", [True, False])
+def test_convolutions_train_without_a_change(mesh, on_mesh):
+    x, wanted = torch.randn(2, 4, 7, 12), torch.randn(2, 6, 7, 12)
+    placements, cut = sphere_cuts(mesh, 7, 12)[0]
+    plain, model = Stack(), Stack()
+    model.load_state_dict(plain.state_dict())
+    run = OnMesh(model, mesh) if on_mesh else model
+    parts = [shard(t, mesh, placements, cut) for t in (x, wanted)]
+    for net, (given, truth) in ((plain, (x, wanted)), (run, parts)):
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with shardtensor.fallback_mode("silent"):
+                (net(given) - truth).square().mean().backward()
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert type(ours.grad) is torch.Tensor
+        assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+        assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@ranks(2)
+def test_a_plain_tensor_that_is_filled_is_gathered_and_said(mesh):
+    conv = convolution("same")
+    x = shard(torch.randn(1, 4, 6, 12), mesh, [Shard(2)])
+    shardtensor.reset_fallback_counts()
+    with pytest.warns(UserWarning, match="copy_ has no rule for"):
+        y = conv(x)
+    assert_close(y, conv(x.full_tensor()), rtol=1e-4, atol=1e-5)
+    assert shardtensor.fallback_counts()
+
+
+# ---- attention --------------------------------------------------------------
+
+
+def gradients(attention, given, weight):
+    """The result, and the gradients of the inputs and of the parameters."""
+    attention.zero_grad()
+    result = attention(*given)
+    (result * weight).sum().backward()
+    parameters = [p.grad.clone() for p in attention.parameters()]
+    return [result, *(x.grad for x in given), *parameters]
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_to_neighbours(mesh, heads):
+    from torch_harmonics.attention import NeighborhoodAttentionS2
+
+    attention = NeighborhoodAttentionS2(2, (3, 4), (3, 4), num_heads=heads)
+    x = torch.randn(1, 2, 3, 4, requires_grad=True)
+    weight = torch.randn(1, 2, 3, 4)
+    expected = gradients(attention, [x], weight)
+    for placements, cut in sphere_cuts(mesh, 3, 4):
+        part = shard(x, mesh, placements, cut)
+        with shardtensor.fallback_mode("silent"):
+            actual = gradients(attention, [part], weight)
+        assert actual[0]._spec == actual[1]._spec == part._spec
+        assert all(type(grad) is torch.Tensor for grad in actual[2:])
+        for ours, theirs in zip(actual, expected, strict=True):
+            assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@ranks(2, "2x2")
+def test_attention_to_a_finer_grid(mesh):
+    from torch_harmonics.attention import NeighborhoodAttentionS2
+
+    attention = NeighborhoodAttentionS2(2, (4, 4), (2, 4))
+    given = [torch.randn(1, 2, n, 4, requires_grad=True) for n in (2, 4, 4)]
+    weight = torch.randn(1, 2, 2, 4)
+    expected = gradients(attention, given, weight)
+    placements, _ = sphere_cuts(mesh, 4, 4)[0]
+    parts = [shard(x, mesh, placements) for x in given]
+    with shardtensor.fallback_mode("silent"):
+        actual = gradients(attention, parts, weight)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
