@@ -96,7 +96,7 @@ SpecPtr layout_at_last(const SpecPtr& product, const SpecPtr& operand) {
   }
   ShardSpec::Partitions partitions(operand->dim());
   partitions[rows] = cut_alike(product->size(rows), operand->partition(rows));
-  if (operand->is_sharded(rows + 1)) {
+  if (operand->is_sharded(rows + 1) && !operand->has_partial()) {
     partitions[rows + 1] = operand->partitions()[rows + 1];
   }
   return with_placements(product, placements, partitions);
