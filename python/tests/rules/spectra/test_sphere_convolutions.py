@@ -1,8 +1,6 @@
 """torch-harmonics' convolutions and attention on the sphere, unmodified, and the
 products with sparse matrices that convolutions are made of."""
 
-from functools import partial
-
 import pytest
 import torch
 from fourier import OnMesh
@@ -53,6 +51,11 @@ LAYOUTS = {
 }
 
 
+def times(matrix, product):
+    """A function, for check_op copies what is not, and CSR cannot be copied."""
+    return lambda x: product(matrix, x)
+
+
 def operand(*sizes):
     return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
 
@@ -76,7 +79,7 @@ def test_products_with_a_sparse_matrix(mesh, layout):
             x = sharded(operand(sizes[1], 4), placements, cut)
             with shardtensor.fallback_mode("error"):
                 for product in (torch.mm, torch.matmul, torch.sparse.mm):
-                    of_x = partial(product, matrix)
+                    of_x = times(matrix, product)
                     check_op(of_x, x, mesh=mesh, second_order=True, **FINE)
 
 
@@ -128,8 +131,15 @@ def test_batches_of_sparse_matrices(mesh):
         for placements, cut in cuts:
             with shardtensor.fallback_mode("error"):
                 x = sharded(operand(3, 6, 4), placements, cut)
-                product = partial(torch.bmm, matrices)
+                product = times(matrices, torch.bmm)
                 check_op(product, x, mesh=mesh, second_order=True, **FINE)
+
+
+@ranks("2x1x2")
+def test_terms_of_a_sum_cut_along_both_other_axes(mesh):
+    matrix = matrix_of(60, 6).to_sparse()
+    x = sharded(operand(6, 4), [Partial(), Shard(0), Shard(1)], {1: [3, 1]})
+    check_op(times(matrix, torch.mm), x, mesh=mesh, second_order=True, **FINE)
 
 
 @ranks(2, 3, "2x2")
@@ -264,8 +274,9 @@ def test_transposed_convolutions(mesh, size):
     kind = "DiscreteContinuousConvTransposeS2"
     conv = OnMesh(exact(convolution(size, kind)), mesh)
     x = torch.randn(2, 4, *grid, dtype=torch.float64, requires_grad=True)
+    mode = "error" if mesh.ndim == 1 else "silent"
     for placements, cut in sphere_cuts(mesh, *grid):
-        with shardtensor.fallback_mode("silent"):
+        with shardtensor.fallback_mode(mode):
             check_op(conv, sharded(x, placements, cut), mesh=mesh, **FINE)
 
 
@@ -348,7 +359,7 @@ def test_attention_to_neighbours(mesh, heads):
 
 
 @ranks(2, "2x2")
-def test_attention_to_a_finer_grid(mesh):
+def test_attention_to_a_coarser_grid(mesh):
     from torch_harmonics.attention import NeighborhoodAttentionS2
 
     attention = NeighborhoodAttentionS2(2, (4, 4), (2, 4))
@@ -359,5 +370,6 @@ def test_attention_to_a_finer_grid(mesh):
     parts = [shard(x, mesh, placements) for x in given]
     with shardtensor.fallback_mode("silent"):
         actual = gradients(attention, parts, weight)
+    assert all(type(grad) is torch.Tensor for grad in actual[4:])
     for ours, theirs in zip(actual, expected, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
