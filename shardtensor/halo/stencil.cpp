@@ -197,18 +197,23 @@ StencilPiece Stencil::pool_piece(const Interval& outputs) const {
 
 // Inputs [f, l) write the outputs from f * stride - padding on, without gaps
 // when called with no padding. Where the kernel is shorter than the stride the
-// interval is widened so that all outputs are among them, and rows outside the
-// input come as zeros: each output then gets its bias, also those that
-// output_padding adds.
+// interval is widened so that all outputs are among them. Rows outside the
+// input come as zeros where outputs need them: each then gets its bias, also
+// those that output_padding adds. Elsewhere they stay away, for weight's
+// gradient would be NaN by them where an output's gradient is not finite.
 StencilPiece Stencil::conv_transpose_piece(const Interval& outputs) const {
   const auto& w = window_;
   const int64_t reach = w.span() - 1;
   const int64_t a = outputs.begin + w.padding;
   const int64_t b = outputs.end - 1 + w.padding;
-  const int64_t first =
-      std::min(ceil_div(a - reach, w.stride), floor_div(a, w.stride));
-  const int64_t last =
-      std::max(floor_div(b, w.stride), ceil_div(b - reach, w.stride));
+  const int64_t first = std::min(
+      std::max<int64_t>(ceil_div(a - reach, w.stride), 0),
+      floor_div(a, w.stride));
+  const int64_t last = std::max(
+      std::max(
+          std::min(floor_div(b, w.stride), input_ - 1),
+          ceil_div(b - reach, w.stride)),
+      first);
   return {{first, last + 1}, 0, a - first * w.stride, outputs.extent()};
 }
 
