@@ -2,6 +2,15 @@
 // is called on the rows that the owned outputs read, where shifting changes
 // nothing (see Note [Shift-invariant interpolation]); elsewhere rows are
 // weighted one tap at a time. Both give PyTorch's numbers.
+//
+// Note [Weighted dims stand aside]
+// The operator along the other dims takes a weighted one for channels. Passed
+// on as a dim that keeps its extent, its rows would be multiplied by one, their
+// neighbours by zero, and an infinity or NaN would spread to these. PyTorch has
+// no cubic operator of one dim: with one weighted dim all are.
+#include <algorithm>
+#include <map>
+
 #include <ATen/native/UpSample.h>
 #include <ATen/ops/_upsample_nearest_exact1d_ops.h>
 #include <ATen/ops/_upsample_nearest_exact2d_ops.h>
@@ -44,10 +53,9 @@ struct WeightedRows {
 
 struct UpsamplePlan {
   StencilCall call;
-  std::vector<int64_t> size; // of the local operator
-  std::vector<Scale> scales;
-  bool calls_plain = false; // or every dim is weighted or unchanged
-  std::vector<std::optional<WeightedRows>> weighted; // per dim
+  std::vector<int64_t> plain_dims; // of the input
+  Upsample plain; // the local operator along these
+  std::map<int64_t, WeightedRows> weighted; // the other dims
   std::shared_ptr<const UpsampleOverlap> overlap; // if that is possible
 };
 
@@ -86,9 +94,7 @@ Resample resample_of(const Upsample& u, size_t i, const Tensor& x) {
   return how;
 }
 
-UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
-  const auto sizes = infer_sizes(
-      u.op, x, u.dims(), [&](const Tensor& t) { return plain_upsample(u, t); });
+std::vector<Stencil> stencils_of(const Upsample& u, const Tensor& x) {
   std::vector<Stencil> stencils;
   for (size_t i = 0; i < u.size.size(); ++i) {
     stencils.push_back(
@@ -97,49 +103,68 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
             x.size(static_cast<int64_t>(i) + 2),
             u.size[i]));
   }
+  return stencils;
+}
+
+/// Images of integers have their own fixed-point arithmetic.
+std::vector<int64_t> whole_dims(const Upsample& u, const Tensor& x) {
   std::vector<int64_t> whole;
   if (!is_nearest(u) && !x.is_floating_point()) {
-    // Images of integers have their own fixed-point arithmetic.
     for (int64_t dim = 2; dim < x.dim(); ++dim) {
       whole.push_back(dim);
     }
   }
-  UpsamplePlan plan{
-      plan_stencil_call(
-          spec(x),
-          whole,
-          stencils,
-          std::vector<int64_t>(u.size.size(), 0),
-          sizes),
-      u.size,
-      u.scales,
-      false,
-      std::vector<std::optional<WeightedRows>>(u.size.size()),
-      nullptr};
+  return whole;
+}
+
+/// Which dims are weighted. See Note [Weighted dims stand aside].
+std::vector<bool> choose_weighted(
+    const Upsample& u,
+    const StencilCall& call,
+    const std::vector<Stencil>& stencils) {
+  std::vector<bool> weighted;
   for (size_t i = 0; i < stencils.size(); ++i) {
-    if (!plan.call.is_cut[i]) {
-      plan.calls_plain = true;
-      continue;
-    }
-    const auto& piece = plan.call.pieces[i];
-    if (stencils[i].is_shift_invariant()) {
-      plan.calls_plain = true;
-      plan.size[i] = stencils[i].local_outputs(piece);
-      plan.scales[i] = stencils[i].local_scale();
-      continue;
-    }
-    plan.size[i] = piece.rows.extent(); // passed on as it is, weighted later
-    plan.scales[i] = std::nullopt;
-    const auto dim = plan.call.first_dim() + static_cast<int64_t>(i);
-    plan.weighted[i] =
-        weigh(stencils[i], piece, plan.call.output->interval(dim));
+    weighted.push_back(call.is_cut[i] && !stencils[i].is_shift_invariant());
   }
-  if (!is_nearest(u)) {
+  const bool any =
+      std::find(weighted.begin(), weighted.end(), true) != weighted.end();
+  if (any && u.mode == Mode::Cubic) {
+    weighted.assign(weighted.size(), true);
+  }
+  return weighted;
+}
+
+UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
+  const auto sizes = infer_sizes(
+      u.op, x, u.dims(), [&](const Tensor& t) { return plain_upsample(u, t); });
+  const auto stencils = stencils_of(u, x);
+  UpsamplePlan plan;
+  plan.call = plan_stencil_call(
+      spec(x),
+      whole_dims(u, x),
+      stencils,
+      std::vector<int64_t>(u.size.size(), 0),
+      sizes);
+  plan.plain = {u.op, u.mode, {}, u.align_corners, {}};
+  const auto weighted = choose_weighted(u, plan.call, stencils);
+  for (size_t i = 0; i < stencils.size(); ++i) {
+    const auto& stencil = stencils[i];
+    auto& piece = plan.call.pieces[i];
+    const auto dim = plan.call.first_dim() + static_cast<int64_t>(i);
+    if (weighted[i]) {
+      piece.crop = 0; // the owned outputs alone
+      plan.weighted[dim] =
+          weigh(stencil, piece, plan.call.output->interval(dim));
+      continue;
+    }
+    const bool cut = plan.call.is_cut[i];
+    plan.plain_dims.push_back(dim);
+    plan.plain.size.push_back(cut ? stencil.local_outputs(piece) : u.size[i]);
+    plan.plain.scales.push_back(cut ? stencil.local_scale() : u.scales[i]);
+  }
+  if (!is_nearest(u) && plan.weighted.empty()) {
     plan.overlap = plan_upsample_overlap(
-        plan.call,
-        x.suggest_memory_format(),
-        stencils,
-        {u.op, u.mode, plan.size, u.align_corners, plan.scales});
+        plan.call, x.suggest_memory_format(), stencils, plan.plain);
   }
   return plan;
 }
@@ -182,27 +207,36 @@ Tensor weighted_sum(
   return sum;
 }
 
-/// Everything after the exchange, up to rows that nobody keeps.
-Tensor local_upsample(
-    const Upsample& u,
-    const UpsamplePlan& plan,
-    const Tensor& rows) {
-  const bool nearest = is_nearest(u);
-  Tensor y = rows;
-  if (plan.calls_plain) {
-    y = plain_upsample(
-        {u.op, u.mode, plan.size, u.align_corners, plan.scales}, y);
+/// See Note [Weighted dims stand aside].
+Tensor upsample_plain_dims(const UpsamplePlan& plan, const Tensor& x) {
+  if (plan.weighted.empty()) {
+    return plain_upsample(plan.plain, x);
   }
+  std::vector<int64_t> order{0, 1};
+  for (const auto& [dim, rows] : plan.weighted) {
+    order.push_back(dim);
+  }
+  const auto first_plain = static_cast<int64_t>(order.size());
+  order.insert(order.end(), plan.plain_dims.begin(), plan.plain_dims.end());
+  const Tensor ordered = x.permute(order);
+  const Tensor y =
+      plain_upsample(plan.plain, ordered.flatten(1, first_plain - 1));
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  return y.unflatten(1, ordered.sizes().slice(1, first_plain - 1))
+      .permute(back);
+}
+
+/// Everything after the exchange, up to rows that nobody keeps.
+Tensor local_upsample(const UpsamplePlan& plan, const Tensor& rows) {
+  Tensor y = plan.plain_dims.empty() ? rows : upsample_plain_dims(plan, rows);
   // Weights are applied in float as PyTorch does, rounding at the end.
+  const bool nearest = is_nearest(plan.plain);
   const bool widen = !nearest && c10::isReducedFloatingType(rows.scalar_type());
-  for (size_t i = 0; i < plan.weighted.size(); ++i) {
-    if (plan.weighted[i]) {
-      y = weighted_sum(
-          widen ? y.to(at::kFloat) : y,
-          plan.call.first_dim() + static_cast<int64_t>(i),
-          *plan.weighted[i],
-          nearest);
-    }
+  for (const auto& [dim, weighted] : plan.weighted) {
+    y = weighted_sum(widen ? y.to(at::kFloat) : y, dim, weighted, nearest);
   }
   return y.to(rows.scalar_type());
 }
@@ -232,7 +266,7 @@ Tensor upsampled(const Upsample& u, const Tensor& x) {
         x.suggest_memory_format());
   }
   return run_stencil(x, plan->call, [&](const Tensor& rows) {
-    return local_upsample(u, *plan, rows);
+    return local_upsample(*plan, rows);
   });
 }
 

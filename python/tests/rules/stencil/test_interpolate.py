@@ -148,6 +148,18 @@ def test_owned_rows_give_all_outputs(mesh, mode, scale):
     assert "ShardTensorUpsampleBackward" in nodes(y.grad_fn)
 
 
+@ranks("2x2")
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_weighted_dim_beside_one_that_owned_rows_give(mesh, mode):
+    """The second dim gathers nothing here: each piece reads the rows it owns."""
+    check_op(
+        partial(F.interpolate, scale_factor=(2, 0.6), mode=mode),
+        sharded(leaf(1, 2, 8, 5), [Shard(2), Shard(3)], {2: [4, 4], 3: [2, 3]}),
+        mesh=mesh,
+        second_order=True,
+    )
+
+
 @ranks(2)
 def test_wrong_arguments_raise_pytorchs_errors(mesh):
     x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
