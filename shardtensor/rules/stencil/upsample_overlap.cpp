@@ -1,5 +1,7 @@
 #include "shardtensor/rules/stencil/upsample_overlap.h"
 
+#include <algorithm>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -90,22 +92,67 @@ UpsampleOverlap::Call call_for(
   return {std::move(upsample), piece.crop, piece.outputs};
 }
 
-/// For this rank's outputs of an edge.
-UpsampleOverlap::Edge plan_edge(
-    const Interval& own_outputs,
+/// The outputs among `outputs` that read one of `rows`.
+Interval readers(
     const Stencil& stencil,
-    const Interval& owned,
-    const Interval& outputs,
+    const Interval& rows,
+    const Interval& outputs) {
+  int64_t begin = outputs.begin;
+  while (begin < outputs.end && stencil.reads(begin).end <= rows.begin) {
+    ++begin;
+  }
+  int64_t end = begin;
+  while (end < outputs.end && stencil.reads(end).begin < rows.end) {
+    ++end;
+  }
+  return {begin, end};
+}
+
+/// The owned rows that the edges' outputs reach when `alone` computes them;
+/// those of two edges are one interval where they overlap.
+std::vector<Interval> wrong_rows(
+    const std::vector<Slab::Edge>& edges,
+    const Stencil& alone) {
+  std::vector<Interval> wrong;
+  for (const auto& edge : edges) {
+    const auto rows = alone.reads(edge.outputs);
+    if (wrong.empty() || wrong.back().end <= rows.begin) {
+      wrong.push_back(rows);
+    } else {
+      wrong.back().end = std::max(wrong.back().end, rows.end);
+    }
+  }
+  return wrong;
+}
+
+/// All outputs but the edges'.
+Interval outputs_between(
+    const std::vector<Slab::Edge>& edges,
+    Interval outputs) {
+  for (const auto& edge : edges) {
+    if (edge.before) {
+      outputs.begin = edge.outputs.end;
+    } else {
+      outputs.end = edge.outputs.begin;
+    }
+  }
+  return outputs;
+}
+
+std::vector<UpsampleOverlap::Redone> plan_redone(
+    const std::vector<Slab::Edge>& edges,
+    const Stencil& alone,
     const Upsample& local,
     size_t i) {
-  const Resample how{local.mode, false, stencil.local_scale(), false};
-  const auto alone = Stencil::resample(how, owned.extent(), outputs.extent());
-  const auto alone_piece = alone.piece(own_outputs);
-  return {
-      call_for(
-          stencil, stencil.piece(own_outputs.shifted(outputs.begin)), local, i),
-      alone_piece.rows,
-      call_for(alone, alone_piece, local, i)};
+  const auto between = outputs_between(edges, {0, alone.output()});
+  std::vector<UpsampleOverlap::Redone> all;
+  for (const auto& rows : wrong_rows(edges, alone)) {
+    const auto outputs = readers(alone, rows, between);
+    const auto piece = alone.piece(outputs);
+    all.push_back(
+        {rows, outputs, piece.rows, call_for(alone, piece, local, i)});
+  }
+  return all;
 }
 
 } // namespace
@@ -136,15 +183,15 @@ Plan plan_upsample_overlap(
   plan->owned.size[i] = own_outputs.extent();
   plan->owned.scales[i] = stencil.local_scale();
   plan->slab = plan_slab(joined, dim, pieces, format);
+  const auto dim_index = static_cast<size_t>(i);
   for (const auto& edge : plan->slab.edges) {
-    plan->edges.push_back(plan_edge(
-        edge.outputs,
-        stencil,
-        inputs.interval(own),
-        own_outputs,
-        local,
-        static_cast<size_t>(i)));
+    const auto piece = stencil.piece(edge.outputs.shifted(own_outputs.begin));
+    plan->edges.push_back(call_for(stencil, piece, local, dim_index));
   }
+  const Resample how{local.mode, false, stencil.local_scale(), false};
+  const auto alone = Stencil::resample(
+      how, inputs.interval(own).extent(), own_outputs.extent());
+  plan->redone = plan_redone(plan->slab.edges, alone, local, dim_index);
   return plan;
 }
 
@@ -186,7 +233,7 @@ Tensor forward(const Tensor& x, const UpsampleOverlap& plan) {
   for (size_t i = 0; i < slab.edges.size(); ++i) {
     const auto& edge = slab.edges[i];
     const auto rows = edge_rows(x, others, edge, slab);
-    along(y, edge.outputs, slab).copy_(call(plan.edges[i].joined, rows, plan));
+    along(y, edge.outputs, slab).copy_(call(plan.edges[i], rows, plan));
   }
   return y;
 }
@@ -200,29 +247,42 @@ std::vector<Tensor> edge_gradients(
   for (size_t i = 0; i < slab.edges.size(); ++i) {
     const auto& edge = slab.edges[i];
     gradients.push_back(call_adjoint(
-        plan.edges[i].joined,
-        along(grad, edge.outputs, slab),
-        edge.rows(),
-        plan));
+        plan.edges[i], along(grad, edge.outputs, slab), edge.rows(), plan));
   }
   return gradients;
 }
 
-/// What the owned rows get from the edges, instead of what they got alone.
+/// Without the edges' outputs.
+void redo(
+    const UpsampleOverlap::Redone& redone,
+    const Tensor& dx,
+    const Tensor& grad,
+    const UpsampleOverlap& plan) {
+  const auto& [rows, outputs, read, call] = redone;
+  along(dx, rows, plan.slab).zero_();
+  const auto both = intersect(rows, read);
+  if (outputs.empty() || both.empty()) {
+    return;
+  }
+  const auto part =
+      call_adjoint(call, along(grad, outputs, plan.slab), read.extent(), plan);
+  along(dx, both, plan.slab)
+      .copy_(along(part, both.shifted(-read.begin), plan.slab));
+}
+
 void correct_owned(
     const Tensor& dx,
     const Tensor& grad,
     const std::vector<Tensor>& of_edges,
     const UpsampleOverlap& plan) {
   const auto& slab = plan.slab;
+  for (const auto& redone : plan.redone) {
+    redo(redone, dx, grad, plan);
+  }
   for (size_t i = 0; i < slab.edges.size(); ++i) {
     const auto& edge = slab.edges[i];
-    const auto& [joined, alone_rows, alone] = plan.edges[i];
     along(dx, edge.owned, slab)
         .add_(along(of_edges[i], edge.owned_among_rows(), slab));
-    along(dx, alone_rows, slab)
-        .sub_(call_adjoint(
-            alone, along(grad, edge.outputs, slab), alone_rows.extent(), plan));
   }
 }
 
