@@ -70,17 +70,17 @@ at::Tensor in_order_of_boxes(const at::Tensor& x, const ExchangeCode& code) {
 
 std::string describe(
     const at::Tensor& x,
-    const Messages& sends,
-    const Messages& receives) {
+    const Splits& sends,
+    const Splits& receives) {
   return c10::str(
       "shardtensor::exchange of a ",
       x.scalar_type(),
       " tensor ",
       x.sizes(),
       " (elements sent: ",
-      to_string(sends.splits),
+      to_string(sends),
       "; received: ",
-      to_string(receives.splits),
+      to_string(receives),
       ')');
 }
 
@@ -139,19 +139,24 @@ std::string profiled_name(const Splits& sends, int64_t element_size) {
       current_comm_scope());
 }
 
+/// The same answer on all ranks of the group.
+bool gathers_at_once(
+    const at::Tensor& x,
+    const ExchangeSchedule& schedule,
+    const Group& group) {
+  return schedule.code.gathers && !schedule.own_target.adds && x.numel() > 0 &&
+      group.gathers_at_once(x);
+}
+
 /// `meanwhile` runs once, before target is written but where the messages are
 /// received in place.
-void exchange_messages(
+void exchange_in_rounds(
     const at::Tensor& target,
     const at::Tensor& x,
     const ExchangeSchedule& schedule,
     const Group& group,
     c10::function_ref<void()> meanwhile) {
   const auto& code = schedule.code;
-  at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
-  if (profiled.isActive()) {
-    profiled.before(profiled_name(schedule.sent, x.element_size()));
-  }
   const bool late = code.target.in_rank_order;
   std::vector<Received> received;
   bool first = true;
@@ -171,7 +176,7 @@ void exchange_messages(
         pack(x, sends),
         sends.splits,
         {code.largest_message, code.peers},
-        [&] { return describe(x, sends, r.messages); },
+        [&] { return describe(x, sends.splits, r.messages.splits); },
         [&] {
           if (first) {
             meanwhile();
@@ -189,6 +194,26 @@ void exchange_messages(
   }
   if (late) {
     write_in_rank_order(target, x, schedule, received);
+  }
+}
+
+void exchange_messages(
+    const at::Tensor& target,
+    const at::Tensor& x,
+    const ExchangeSchedule& schedule,
+    const Group& group,
+    c10::function_ref<void()> meanwhile) {
+  at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
+  if (profiled.isActive()) {
+    profiled.before(profiled_name(schedule.sent, x.element_size()));
+  }
+  if (gathers_at_once(x, schedule, group)) {
+    meanwhile();
+    group.all_gather_into(target.view({-1}), x.reshape({-1}), [&] {
+      return describe(x, schedule.sent, schedule.received);
+    });
+  } else {
+    exchange_in_rounds(target, x, schedule, group, meanwhile);
   }
   count_sends(schedule.sent, x.element_size());
 }

@@ -12,9 +12,11 @@ namespace shardtensor::detail {
 
 namespace {
 
-// Rank, ranks, largest message, peers, channels last, source side's length.
-constexpr int64_t kHeader = 6;
+// Rank, ranks, largest message, peers, channels last, gathers, source side's
+// length.
+constexpr int64_t kHeader = 7;
 constexpr int64_t kChannelsLast = 4;
+constexpr int64_t kGathers = 5;
 constexpr int64_t kStartsAtZero = 1;
 constexpr int64_t kInRankOrder = 2;
 
@@ -188,6 +190,7 @@ ExchangeCode decode(c10::IntArrayRef code) {
   result.largest_message = reader.next();
   result.peers = reader.next();
   result.channels_last = reader.next() != 0;
+  result.gathers = reader.next() != 0;
   reader.next(); // the source side's length, for adjoint()
   result.source = read_side(reader, result.ranks);
   result.target = read_side(reader, result.ranks);
@@ -221,6 +224,7 @@ std::vector<int64_t> adjoint(c10::IntArrayRef code) {
   const auto source = sides.slice(0, code[kHeader - 1]);
   const auto target = sides.slice(code[kHeader - 1]);
   std::vector<int64_t> result(code.begin(), code.begin() + kHeader);
+  result[kGathers] = 0; // it scatters
   result.back() = static_cast<int64_t>(target.size());
   result.insert(result.end(), target.begin(), target.end());
   result.insert(result.end(), source.begin(), source.end());
@@ -233,7 +237,13 @@ std::vector<int64_t> encode(
     const std::vector<int64_t>& rank_of) {
   const auto last = std::max_element(rank_of.begin(), rank_of.end());
   std::vector<int64_t> code{
-      rank, *last + 1, plan.largest_message, plan.peers, 0, 0};
+      rank,
+      *last + 1,
+      plan.largest_message,
+      plan.peers,
+      0,
+      plan.gathers ? 1 : 0,
+      0};
   write_side(
       code,
       plan.source_sizes,

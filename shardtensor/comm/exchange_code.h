@@ -43,14 +43,16 @@ struct MessageSide {
 /// carry it through the dispatcher. The adjoint swaps the two sides.
 ///
 /// Layout: rank, ranks of the group, largest message, peers, whether channels
-/// are last, length of the source side; then per side its dim, flags, number of
-/// pieces, sizes, and per piece its peer, flag, begin, extent.
+/// are last, whether it gathers, length of the source side; then per side its
+/// dim, flags, number of pieces, sizes, and per piece its peer, flag, begin,
+/// extent.
 struct ExchangeCode {
   int64_t rank = 0; // -1: none of the group
   int64_t ranks = 0;
   int64_t largest_message = 0; // elements; see ExchangePlan
   int64_t peers = -1; // see there
   bool channels_last = false; // see Note [Boxes with channels last]
+  bool gathers = false; // see ExchangePlan
   MessageSide source;
   MessageSide target;
 };

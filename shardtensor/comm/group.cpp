@@ -238,6 +238,16 @@ Work start_all_to_all(ProcessGroup& group, Args&... args) {
   }
 }
 
+/// PyTorch 2.13 renamed _allgather_base.
+template <typename ProcessGroup, typename... Args>
+Work start_all_gather(ProcessGroup& group, Args&... args) {
+  if constexpr (requires { group.all_gather_single(args...); }) {
+    return group.all_gather_single(args...);
+  } else {
+    return group._allgather_base(args...);
+  }
+}
+
 /// Messages that bring every other rank's `own`.
 Works start_rows(
     const Group& group,
@@ -457,6 +467,27 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
       [&] { return Works{process_group->allgather(outputs, inputs, options)}; },
       [] {});
   return all;
+}
+
+bool Group::gathers_at_once(const at::Tensor& x) const {
+  return is_queued(*alive_group(process_group_, name_), x);
+}
+
+void Group::all_gather_into(
+    const at::Tensor& all,
+    const at::Tensor& x,
+    Describe describe) const {
+  auto process_group = alive_group(process_group_, name_);
+  const auto limit = limit_for(process_group, x);
+  at::Tensor out = as_bytes(all);
+  at::Tensor in = as_bytes(x);
+  const auto options = alone<c10d::AllgatherOptions>(process_group, x, limit);
+  run(
+      *this,
+      describe,
+      limit,
+      [&] { return Works{start_all_gather(*process_group, out, in, options)}; },
+      [] {});
 }
 
 } // namespace shardtensor::detail

@@ -110,6 +110,14 @@ class Group {
   /// Every rank's `row` (same flat size and dtype): a tensor (ranks, n).
   at::Tensor all_gather(const at::Tensor& row, Describe describe) const;
 
+  /// The same of a flat x into the flat `all`, any dtype, by one call of the
+  /// backend. Faster than messages where gathers_at_once(x).
+  void all_gather_into(
+      const at::Tensor& all,
+      const at::Tensor& x,
+      Describe describe) const;
+  bool gathers_at_once(const at::Tensor& x) const;
+
   /// True where it has messages for tensors in host memory, beside others.
   bool moves_host_tensors() const;
 

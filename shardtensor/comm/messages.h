@@ -21,7 +21,8 @@ namespace shardtensor::detail {
 // beside is done where the caller's kernels are, without events. Messages that
 // start together travel together, so peers alone are written to whenever there
 // are fewer of them than ranks: an empty message costs as much as a short one,
-// and the first to a rank makes buffers for it.
+// and the first to a rank makes buffers for it. Where each rank gets what all
+// have, in order, one call brings it: no message to each is packed.
 
 // Note [Messages over gloo]
 // gloo hands its collectives to a thread of its own, and every step of a

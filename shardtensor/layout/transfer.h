@@ -33,14 +33,17 @@ struct ExchangePlan {
   std::vector<Transfer> sends; // src is this position; dst may be, too
   std::vector<Transfer> receives; // dst is this position; src may be, too
   bool covers = false; // each target element is written exactly once
-  // The next three are the same at every position, for they decide how data
+  // The next four are the same at every position, for they decide how data
   // travels: >= 0 when, at every position, all peers differ in this mesh axis
   // only; a bound of the elements in any one message between two different
   // positions, 0 only when there is none at all; and how many positions one
-  // sends to, itself among them, on average, rounded up, or -1: not known.
+  // sends to, itself among them, on average, rounded up, or -1: not known; and
+  // whether every target is all sources, one behind the other in the order of
+  // the group's ranks.
   int64_t axis = -1;
   int64_t largest_message = 0;
   int64_t peers = -1;
+  bool gathers = false;
 
   bool operator==(const ExchangePlan&) const = default;
 };

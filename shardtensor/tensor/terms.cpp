@@ -83,6 +83,13 @@ int64_t largest_term(const ShardSpec& spec) {
   return elements;
 }
 
+/// Whether a piece is what a rank of the exchange's group is.
+bool are_a_group(const Among& among) {
+  return among.axes.size() == 1 ||
+      (among.pieces() == among.mesh.ranks() &&
+       std::is_sorted(among.axes.begin(), among.axes.end()));
+}
+
 /// Of a row of `elements` each.
 ExchangePlan plan_step(
     const MergeStep& step,
@@ -95,6 +102,7 @@ ExchangePlan plan_step(
   plan.source_sizes = {1, elements};
   plan.target_sizes = {terms, elements};
   plan.covers = true;
+  plan.gathers = terms == among.pieces() && are_a_group(among);
   for (const int64_t receiver : step.receivers) {
     plan.sends.push_back({own, among.position_of(receiver), row(0), row(0)});
   }

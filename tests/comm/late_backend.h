@@ -29,6 +29,7 @@ c10::intrusive_ptr<c10d::Backend> make_late_backend(
 struct LateCounts {
   int64_t sends = 0; // to other ranks, those of collectives among them
   int64_t empty_sends = 0;
+  int64_t gathers = 0; // into one tensor
   int64_t works = 0; // that were waited for
   int64_t bounded_waits = 0; // with a limit: NCCL's host polls meanwhile
   int64_t alive = 0; // tensors of all-reduces that have memory still

@@ -27,6 +27,7 @@ constexpr int kCallsPerCallAtOnce = 3;
 struct Counters {
   std::atomic<int64_t> sends{0};
   std::atomic<int64_t> empty_sends{0};
+  std::atomic<int64_t> gathers{0};
   std::atomic<int64_t> works{0};
   std::atomic<int64_t> bounded_waits{0};
 };
@@ -227,6 +228,26 @@ class LateBackend : public c10d::Backend {
     });
   }
 
+  WorkPtr _allgather_base(
+      at::Tensor& out,
+      at::Tensor& in,
+      const c10d::AllgatherOptions& options) override {
+    begin_collective();
+    ++counters.gathers;
+    const Place source(in);
+    const Place target(out);
+    target.poison();
+    return start(options.asyncOp, [=, this] {
+      point_->meet(rank_, source.tensor(), [&](const auto& all) {
+        target.expect_poison();
+        const auto rows = target.tensor().view({size_, -1});
+        for (size_t i = 0; i < all.size(); ++i) {
+          rows[static_cast<int64_t>(i)].copy_(all[i]->view({-1}));
+        }
+      });
+    });
+  }
+
   void startCoalescing() override {
     TORCH_CHECK(has_communicator_, "late: not all ranks may come here");
     together_.emplace();
@@ -303,6 +324,7 @@ LateCounts late_counts() {
   return {
       counters.sends,
       counters.empty_sends,
+      counters.gathers,
       counters.works,
       counters.bounded_waits,
       seen.alive()};
@@ -310,7 +332,7 @@ LateCounts late_counts() {
 
 void reset_late_counts() {
   counters.sends = counters.empty_sends = 0;
-  counters.works = counters.bounded_waits = 0;
+  counters.gathers = counters.works = counters.bounded_waits = 0;
   seen.forget();
 }
 

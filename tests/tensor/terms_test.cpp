@@ -13,6 +13,7 @@
 #include "shardtensor/layout/merge_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
+#include "../comm/late_backend.h"
 #include "../comm/thread_ranks.h"
 
 namespace shardtensor::detail {
@@ -54,6 +55,31 @@ TEST_P(MergeTerms, OfManyRanksAreThoseOfOneDevice) {
       }
     });
   }
+}
+
+/// The ranks along one axis, and all of them.
+TEST(QueuedTerms, ComeByOneCall) {
+  testing::use_backend(testing::RankBackend::Late);
+  const auto x = at::arange(2 * 4 * 9, at::kDouble).sin().view({2, 4, 9});
+  for (const int64_t first : {0, 2}) {
+    testing::reset_late_counts();
+    testing::run_on_mesh({2, 2}, [&](const MeshPtr& mesh) {
+      const auto spec = make_spec(
+          mesh, {2, 4, 9}, {Placement::shard(first), Placement::shard(2)});
+      Tensor own = x;
+      for (const int64_t dim : spec->sharded_dims()) {
+        const auto rows = spec->interval(dim, mesh->position());
+        own = own.narrow(dim, rows.begin, rows.extent());
+      }
+      const auto largest = from_local(own.contiguous(), spec).amax({2});
+      const auto expected = x.amax({2}).narrow(
+          0, first == 0 ? mesh->coordinate(0) : 0, first == 0 ? 1 : 2);
+      EXPECT_TRUE(at::allclose(to_local(largest), expected));
+    });
+    EXPECT_EQ(testing::late_counts().gathers, 4);
+    EXPECT_EQ(testing::late_counts().sends, 0);
+  }
+  testing::use_backend(testing::RankBackend::Threads);
 }
 
 } // namespace

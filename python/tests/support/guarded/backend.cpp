@@ -138,6 +138,19 @@ class StagedBackend : public c10d::Backend {
     });
   }
 
+  WorkPtr _allgather_base(
+      Tensor& out,
+      Tensor& in,
+      const c10d::AllgatherOptions& options) override {
+    poison(out);
+    return start(options.asyncOp, [=, this]() mutable {
+      Tensor staged_in = read(in);
+      Tensor staged_out = read(out);
+      gloo_->_allgather_base(staged_out, staged_in)->wait();
+      write(out, staged_out);
+    });
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     return gloo_->barrier(options);
   }
