@@ -52,11 +52,13 @@ int64_t count_rounds(
     const ExchangeCode& code,
     int64_t element_size,
     int64_t bytes_per_round) {
-  const int64_t others = code.ranks - 1;
-  const int64_t peers = code.peers < 0 ? others : std::min(code.peers, others);
+  const int64_t others = std::max<int64_t>(code.ranks - 1, 1);
+  const int64_t peers =
+      code.peers < 0 ? others : std::clamp<int64_t>(code.peers - 1, 1, others);
   const int64_t bytes = code.largest_message * peers * element_size;
+  // More rounds than peers would be empty ones.
   return std::clamp<int64_t>(
-      bytes / bytes_per_round, 1, std::clamp<int64_t>(others, 1, kMostRounds));
+      bytes / bytes_per_round, 1, std::min(peers, kMostRounds));
 }
 
 std::vector<Round> rounds_of(

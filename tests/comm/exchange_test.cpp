@@ -338,6 +338,26 @@ TEST(ExchangeSchedule, TakesOneRoundOnADevice) {
   });
 }
 
+/// Two of eight ranks, for one between them.
+TEST(ExchangeSchedule, HasNoMoreRoundsThanPeers) {
+  run_on_mesh({8}, [](const MeshPtr& mesh) {
+    const auto spec = make_spec(mesh, {8, 16 << 20}, {S(0)});
+    const auto rows = [](int64_t, int64_t p) {
+      const auto before = std::max<int64_t>(p - 1, 0);
+      return RowSource{before, p, std::min<int64_t>(p + 1, 7)};
+    };
+    const auto plan = plan_gather_rows(spec, {0}, rows, mesh->position());
+    const ExchangeSchedule schedule(encode(plan, *mesh).code, 4, false);
+    EXPECT_EQ(schedule.rounds.size(), 2);
+    if (mesh->position() == 3) {
+      for (const auto& round : schedule.rounds) {
+        EXPECT_EQ(round.sends.pieces.size(), 1);
+        EXPECT_EQ(round.receives.pieces.size(), 1);
+      }
+    }
+  });
+}
+
 // ---- what a plan costs ------------------------------------------------------
 
 TEST(CommStats, CountWhatThisRankSends) {
