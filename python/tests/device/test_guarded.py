@@ -235,6 +235,25 @@ def test_gradients_of_another_stream_are_waited_for(mesh):
         assert_close(weight.grad, gradient)
 
 
+@ranks(2)
+def test_terms_of_two_streams_travel_in_one_bucket(mesh):
+    """The node that comes last starts it, on its own stream."""
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    weights = [*first.parameters(), *second.parameters()]
+    x = torch.rand(8, 3)
+    expected = torch.autograd.grad((first(x) + second(x)).sum(), weights)
+    s = shard(x, mesh, [Shard(0)])
+    side.wait_stream(main)
+    losses = [first(s).sum()]
+    with side:
+        losses.append(second(s).sum())
+    main.wait_stream(side)
+    torch.autograd.backward(losses)
+    for weight, gradient in zip(weights, expected, strict=True):
+        assert_close(weight.grad, gradient)
+
+
 # ---- the order of messages --------------------------------------------------
 
 
