@@ -12,7 +12,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -21,6 +20,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/sum_in_place.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/streams.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -30,10 +30,6 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 constexpr const char* kScope = "gradients of parameters";
-
-c10::Stream current_stream(const at::Tensor& x) {
-  return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device());
-}
 
 // Note [Terms of another stream]
 // The engine runs a node on its forward's stream, and a callback on its

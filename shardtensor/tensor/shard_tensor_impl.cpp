@@ -6,8 +6,10 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/MemoryFormat.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/tensor/streams.h"
 
 namespace shardtensor {
 namespace {
@@ -34,6 +36,12 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
 // their own. The engine adds gradients in place where a storage has one owner;
 // it would write into the gradient of somebody else.
 
+// Note [Gradients of another stream]
+// Where a gradient comes from a node of another stream the engine has the
+// reader wait, and tells the allocator of the reader by the gradient's storage,
+// so that its memory is not handed out again before it was read. A wrapper's
+// storage has no memory: what reads the local tensor in a backward says it.
+
 ShardTensorImpl::ShardTensorImpl(
     at::Tensor local,
     SpecPtr spec,
@@ -41,7 +49,17 @@ ShardTensorImpl::ShardTensorImpl(
     : TensorImpl(keys_of(local), local.dtype(), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
+  if (!local_.is_cpu() && !is_traced(local_)) {
+    made_on_ = detail::current_stream(local_);
+  }
   refresh(strides);
+}
+
+void ShardTensorImpl::keep_for_other_stream() const {
+  const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
+  if (in_backward && detail::current_stream(local_) != *made_on_) {
+    local_.record_stream(detail::current_stream(local_));
+  }
 }
 
 void ShardTensorImpl::refresh(at::IntArrayRef strides) {
@@ -112,6 +130,7 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
   impl->moved_view_ = moved_view_;
   impl->constant_view_ = constant_view_;
+  impl->made_on_ = made_on_;
   impl->shares_memory_ = shares_memory_;
   born(at::Tensor(impl));
   return impl;

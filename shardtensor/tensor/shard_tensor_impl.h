@@ -3,6 +3,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 
 #include "shardtensor/layout/interval.h"
@@ -50,6 +51,9 @@ class ShardTensorImpl final : public c10::TensorImpl {
   const at::Tensor& local() const {
     if (moved_view_) {
       moved_view_->pull();
+    }
+    if (made_on_) {
+      keep_for_other_stream();
     }
     return local_;
   }
@@ -144,6 +148,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
 
  private:
   void refresh(at::IntArrayRef strides);
+  void keep_for_other_stream() const;
 
   at::Tensor local_;
   SpecPtr spec_;
@@ -154,6 +159,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<const ConstantView> constant_view_;
   std::shared_ptr<KnownZeros> known_zeros_;
   ViewPlace view_place_;
+  std::optional<c10::Stream> made_on_; // Note [Gradients of another stream]
   int64_t times_set_ = 0;
   mutable bool has_other_versions_ = false;
   bool shares_memory_ = false;

@@ -254,6 +254,22 @@ def test_terms_of_two_streams_travel_in_one_bucket(mesh):
         assert_close(weight.grad, gradient)
 
 
+@ranks(2)
+@pytest.mark.parametrize("cut", [False, True], ids=["plain", "cut"])
+def test_gradients_from_another_stream_are_kept_until_they_are_read(mesh, cut):
+    """Each is freed when its reader is queued, before it has run."""
+    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    whole = torch.rand(8, 3)
+    x = (shard(whole, mesh, [Shard(0)]) if cut else whole.clone()).requires_grad_()
+    y = x.sin()
+    side.wait_stream(main)
+    with side:
+        z = y.exp()
+    main.wait_stream(side)
+    z.backward(torch.ones_like(z))
+    assert_close(x.grad, whole.sin().exp() * whole.cos())
+
+
 # ---- the order of messages --------------------------------------------------
 
 
