@@ -2,18 +2,21 @@
 
 import signal
 import time
+from unittest import mock
 
 import pytest
 import rig
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from programs import ROOT, blocks
 from ranks import assert_close, ranks, run_isolated, shard
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
+from shardtensor.distributed import manager
 
 pytestmark = pytest.mark.skipif(
     rig.DEVICE != "guarded", reason="for the guarded device: make test-device"
@@ -457,6 +460,19 @@ def test_many_boxes_take_one_kernel(mesh):
     assert kernels < 24  # not one for each box
     assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
     assert_close(whole, x.flatten(0, 1))
+
+
+# ---- programs that were written on a host -----------------------------------
+
+
+@ranks(2)
+def test_the_readme_program_brings_its_model_to_the_device(mesh):
+    source = blocks(ROOT / "README.md", "python")[0].replace("721, 1440", "21, 40")
+    chosen = mock.patch.object(manager, "_device", lambda *_: torch.device("guarded"))
+    names = {}
+    with torch.device("cpu"), chosen:
+        exec(compile(source, "README.md", "exec"), names)
+    assert {names[name].device.type for name in "xy"} == {"guarded"}
 
 
 # ---- sources that one device cannot hold ------------------------------------

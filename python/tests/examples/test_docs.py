@@ -6,16 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from programs import ROOT
+from programs import ROOT, blocks
 from ranks import ranks
 
 PRELOAD = ("torch._inductor.compile_fx",)
 
 DOCS = ROOT / "docs"
-
-
-def blocks(path, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
 
 
 def test_the_readme_program_prints_what_it_says(tmp_path):

@@ -58,6 +58,11 @@ def _environment():
     }
 
 
+def blocks(path, language):
+    """The programs that a document shows."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
+
+
 def promised(script):
     """The last indented block of the header."""
     header = ast.get_docstring(ast.parse((EXAMPLES / script).read_text()))
