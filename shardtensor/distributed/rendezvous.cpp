@@ -149,16 +149,16 @@ std::string agree_on_name(
     // Thousands of ranks ask one store.
     std::this_thread::sleep_for(std::chrono::microseconds(5000 + 50 * ranks));
   }
-  TORCH_CHECK_WITH(
+  C10_THROW_ERROR(
       DistBackendError,
-      false,
-      "DistributedManager: rank ",
-      rank,
-      " did not meet the other ranks of ",
-      ranks,
-      " in the launcher's store within ",
-      limit.count(),
-      " ms");
+      c10::str(
+          "DistributedManager: rank ",
+          rank,
+          " did not meet the other ranks of ",
+          ranks,
+          " in the launcher's store within ",
+          limit.count(),
+          " ms"));
 }
 
 StorePtr open_store(const Joining& joining) {

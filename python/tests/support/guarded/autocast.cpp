@@ -7,10 +7,7 @@
 namespace guarded {
 namespace {
 
-using at::IntArrayRef; // the lists say these without a namespace
-using at::Scalar;
-using at::ScalarType;
-using at::Tensor;
+using namespace at; // the lists say its types without it
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
