@@ -216,7 +216,7 @@ def exchange_code():
     pieces = {rank: [rank, 0, 2, 0, 1, 2], 1 - rank: [1 - rank, 0, 0, 0, 2, 2]}
     for peer in (0, 1):
         side = side + pieces[peer]
-    return [rank, 2, 4, 2, 0, len(side), *side, *side]
+    return [rank, 2, 4, 2, 0, 0, len(side), *side, *side]
 
 
 def changed(numbers, place, value):
@@ -226,12 +226,12 @@ def changed(numbers, place, value):
 @ranks(2)
 def test_integers_that_are_no_exchange_are_refused(mesh):
     code = exchange_code()
-    rank, target = code[0], 6 + code[5]
+    rank, target = code[0], 7 + code[6]
     for wrong, message in (
         (code[:-1], "the code ends after 1 more integers, expected 2"),
         ([*code, 0], "the code is too long"),
-        (changed(code, 11, 7), "a piece of rank 7, expected one of 2 ranks"),
-        (changed(code, 16, 3), r"extends over \[\d, 3\], expected one within \[3, 2\]"),
+        (changed(code, 12, 7), "a piece of rank 7, expected one of 2 ranks"),
+        (changed(code, 17, 3), r"extends over \[\d, 3\], expected one within \[3, 2\]"),
         (changed(code, target + 5, 1), r"expected as many"),
         (changed(code, 0, 1 - rank), f"for rank {1 - rank} of 2, this is rank {rank}"),
         (changed(code, 1, 3), f"for rank {rank} of 3, this is rank {rank} of 2"),
