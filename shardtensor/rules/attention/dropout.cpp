@@ -1,5 +1,6 @@
 #include "shardtensor/rules/attention/dropout.h"
 
+#include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
