@@ -223,7 +223,7 @@ at::Tensor wrap(
       to_string(*spec),
       " holds ",
       at::IntArrayRef(spec->local_sizes()));
-  keep_backward_in_one_thread(local);
+  detail::keep_backward_in_one_thread(local);
   auto tensor = at::detail::make_tensor<ShardTensorImpl>(local, spec, strides);
   if (is_traced(local)) {
     // Eager wrappers carry no Python key.

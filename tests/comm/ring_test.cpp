@@ -1,5 +1,6 @@
 #include "shardtensor/comm/ring.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>

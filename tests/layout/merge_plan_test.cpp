@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "shardtensor/layout/merge_plan.h"

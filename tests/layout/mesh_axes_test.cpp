@@ -1,5 +1,6 @@
 #include "shardtensor/layout/mesh_axes.h"
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 namespace shardtensor {

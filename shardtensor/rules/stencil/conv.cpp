@@ -3,6 +3,7 @@
 // joining them to the owned rows where that is possible (conv_overlap.h).
 #include <limits>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>

@@ -1,6 +1,7 @@
 // Pooling with a fixed window, at the function level. The local operator is
 // called with the arguments of the global one, on the rows that the owned
 // outputs read (Stencil::pool).
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/avg_pool1d_ops.h>
 #include <ATen/ops/avg_pool2d_ops.h>
 #include <ATen/ops/avg_pool3d_ops.h>
