@@ -274,8 +274,10 @@ at::Tensor any_product(
   if (is_sparse(left) && is_shard_tensor(right)) {
     return sparse_product(op, left, right, local);
   }
-  if (is_sparse(right) && is_shard_tensor(left) && right.dim() == 2) {
-    return sparse_product(op, right.t(), left.t(), local).t();
+  if (is_sparse(right) && is_shard_tensor(left)) {
+    // PyTorch has no product of batches from this side: refused.
+    return right.dim() == 2 ? sparse_product(op, right.t(), left.t(), local).t()
+                            : local(left, promote(right, spec(left)->mesh()));
   }
   return local(left, right);
 }

@@ -214,6 +214,11 @@ def test_products_with_a_sparse_matrix_refuse_what_one_device_does(mesh):
         matrix @ x.double()[:5]
     with pytest.raises(NotImplementedError, match=r"layout Sparse.*to_dense\(\)"):
         matrix * x.double()[:1]
+    matrices, samples = matrix.unsqueeze(0), x.double()[:5].t().unsqueeze(0)
+    with pytest.raises(RuntimeError, match="must be dense"):
+        torch.bmm(torch.ones(1, 4, 5).double(), matrices)
+    with pytest.raises(NotImplementedError, match=r"layout Sparse.*to_dense\(\)"):
+        torch.bmm(samples, matrices)
     with (
         shardtensor.ShardTensor.promotion_mode("disabled"),
         pytest.raises(ValueError, match="aten::mm: got a plain tensor"),
