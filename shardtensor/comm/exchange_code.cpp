@@ -205,6 +205,17 @@ ExchangeCode decode(c10::IntArrayRef code) {
       " to ",
       result.target.sizes,
       ", expected 4 or 5 dims");
+  TORCH_CHECK_VALUE(
+      !result.gathers ||
+          product(result.target.sizes) ==
+              result.ranks * product(result.source.sizes),
+      "shardtensor::exchange: the code gathers ",
+      result.source.sizes,
+      " of ",
+      result.ranks,
+      " ranks into ",
+      result.target.sizes,
+      ", expected room for all");
   const auto leave = result.source.of(result.rank).size();
   const auto arrive = result.target.of(result.rank).size();
   TORCH_CHECK_VALUE(

@@ -230,6 +230,7 @@ def test_integers_that_are_no_exchange_are_refused(mesh):
     for wrong, message in (
         (code[:-1], "the code ends after 1 more integers, expected 2"),
         ([*code, 0], "the code is too long"),
+        (changed(code, 5, 1), r"gathers \[3, 2\] of 2 ranks into \[3, 2\]"),
         (changed(code, 12, 7), "a piece of rank 7, expected one of 2 ranks"),
         (changed(code, 17, 3), r"extends over \[\d, 3\], expected one within \[3, 2\]"),
         (changed(code, target + 5, 1), r"expected as many"),
