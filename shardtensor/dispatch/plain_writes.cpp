@@ -160,6 +160,13 @@ void run_by_place(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+/// What AccumulateGrad calls on a gradient.
+bool accumulates(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return name == "aten::detach" || name == "aten::clone" ||
+      name == "aten::new_empty_strided" || name == "aten::add";
+}
+
 } // namespace
 
 bool is_accumulating_plain() {
@@ -172,7 +179,7 @@ bool is_accumulating_plain() {
 bool run_accumulating_plain(
     const c10::OperatorHandle& op,
     torch::jit::Stack* stack) {
-  if (!is_accumulating_plain()) {
+  if (!is_accumulating_plain() || !accumulates(op)) {
     return false;
   }
   run_on_plain(op, stack);

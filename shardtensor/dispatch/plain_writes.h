@@ -20,8 +20,9 @@ bool run_writing_plain(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// Note [Gradients of plain parameters]
 /// A user's autograd.Function may return a ShardTensor as the gradient of a
-/// plain parameter. PyTorch's node that accumulates it detaches or copies it
-/// first, so what this node calls runs on plain tensors, as above.
+/// plain parameter. PyTorch's node that accumulates it detaches, copies or adds
+/// it, so these operators run on plain tensors there, as above. Others are
+/// those of a hook.
 ///
 /// True while such a node runs.
 bool is_accumulating_plain();

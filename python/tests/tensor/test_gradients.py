@@ -113,6 +113,19 @@ def test_ones_own_function_gives_plain_parameters_plain_gradients(mesh, create_g
 
 
 @ranks(2)
+def test_a_hook_may_compute_with_shard_tensors(mesh):
+    """Which stay what they are while the gradient of a plain tensor is added."""
+    (model, _), rows, seen = pair(), rows_on(mesh, data()), []
+    model[0].bias.register_post_accumulate_grad_hook(
+        lambda _: seen.append(rows.cumsum(1).mean(1))
+    )
+    model(rows).sum().backward()
+    (mean,) = seen
+    assert isinstance(mean, st.ShardTensor) and mean.placements == rows.placements
+    torch.testing.assert_close(mean.full_tensor(), data().cumsum(1).mean(1))
+
+
+@ranks(2)
 def test_hooks_see_complete_gradients(mesh):
     model, reference = pair()
     seen = {"tensor": [], "accumulated": []}
