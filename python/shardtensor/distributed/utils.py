@@ -112,11 +112,11 @@ def reduce_loss(
     loss: float | torch.Tensor, dst_rank: int = 0, mean: bool = True
 ) -> float | None:
     """The mean (or sum) of every rank's loss on `dst_rank`, None elsewhere. For
-    logging: not differentiable. One reduce of one fp32 number."""
+    logging: not differentiable. One all-reduce of one fp32 number."""
     if not DistributedManager.is_initialized():
         raise UninitializedManagerError()
     manager = DistributedManager()
-    problem, mine = None, torch.zeros(())
+    problem, mine = None, torch.zeros((), device=manager.device)
     try:
         mine = _one_number(loss, dst_rank, manager)
     except (TypeError, ValueError) as error:
@@ -124,7 +124,7 @@ def reduce_loss(
     if dist.is_initialized():
         world = dist.group.WORLD
         told = f"reduce_loss to rank {dst_rank}"
-        agree_on_call(world, told, problem, mine.to(manager.device))
+        agree_on_call(world, told, problem, mine)
         mine = _ops.reduce_loss(mine, dst_rank, mean, world.group_name)
     elif problem:
         raise problem
