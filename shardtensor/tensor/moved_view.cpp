@@ -15,6 +15,8 @@ namespace {
 
 // Inference tensors have no version: any write makes their moved views stale.
 std::atomic<int64_t> inference_writes{0};
+// Data that tensors with versions of their own share: none of these tells.
+std::atomic<int64_t> shared_data_writes{0};
 
 } // namespace
 
@@ -36,15 +38,18 @@ MovedView::MovedView(
   note_seen();
 }
 
+std::array<int64_t, 2> MovedView::writes() const {
+  return has_version_
+      ? std::array<int64_t, 2>{version_.current_version(), shared_data_writes}
+      : std::array<int64_t, 2>{inference_writes, 0};
+}
+
 bool MovedView::is_stale() const {
-  return seen_ !=
-      (has_version_ ? static_cast<int64_t>(version_.current_version())
-                    : inference_writes.load());
+  return seen_ != writes();
 }
 
 void MovedView::note_seen() {
-  seen_ = has_version_ ? static_cast<int64_t>(version_.current_version())
-                       : inference_writes.load();
+  seen_ = writes();
 }
 
 void MovedView::pull() {
@@ -109,6 +114,7 @@ at::Tensor wrap_view(
     const at::Tensor& tensor,
     const ViewSource& source,
     std::optional<int64_t> offset) {
+  const SameInference same(*impl_of(tensor));
   auto result = wrap(local, spec, strides);
   note_view_place(result, tensor, offset);
   impl_of(result)->set_moved_view(source.moved);
@@ -116,12 +122,17 @@ at::Tensor wrap_view(
   impl_of(result)->set_known_zeros(
       impl_of(tensor)->known_zeros(), /*of_base=*/true);
   impl_of(tensor)->set_shares_memory();
+  if (impl_of(tensor)->has_other_versions()) {
+    impl_of(result)->note_other_version();
+  }
   return result;
 }
 
 void note_written(const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     inference_writes += 1;
+  } else if (impl_of(tensor)->has_other_versions()) {
+    shared_data_writes += 1;
   }
   if (const auto& moved = impl_of(tensor)->moved_view()) {
     moved->push();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -17,7 +19,8 @@ namespace shardtensor {
 /// written into the view is brought back at once (push), what was written into
 /// the viewed tensor is fetched before the view is read again (pull). Writes
 /// are seen by PyTorch's version counter, which views share; ranks that run the
-/// same program agree about it.
+/// same program agree about it. Data that is also that of `x.data` has several:
+/// a write into any such data makes all views look again.
 ///
 /// Example: x is sharded on dim 0. x[3] is a copy of the owner's row on every
 /// rank; x[3].zero_() writes into the copy, push() cuts each rank's part out of
@@ -43,6 +46,8 @@ class MovedView {
   const at::Tensor& pack();
 
  private:
+  /// Changes with every write that may concern the source.
+  std::array<int64_t, 2> writes() const;
   bool is_stale() const;
   void note_seen();
 
@@ -53,7 +58,7 @@ class MovedView {
   std::shared_ptr<MovedView> outer_; // the source is such a copy, too
   c10::VariableVersion version_;
   bool has_version_ = false; // inference tensors have none
-  int64_t seen_ = 0;
+  std::array<int64_t, 2> seen_{};
 };
 
 /// What a view operator works on: the viewed tensor's local tensor, or a copy

@@ -120,12 +120,16 @@ void ShardTensorImpl::separate_elements() {
 c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter,
     bool allow_tensor_metadata_change) const {
+  const SameInference same(*this);
   auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_, strides());
   if (version_counter.unique()) { // nobody else's
     note_other_version();
     impl->note_other_version();
+    shares_memory_ = true;
   }
-  impl->set_version_counter(version_counter);
+  if (!impl->is_inference()) {
+    impl->set_version_counter(version_counter);
+  }
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
   impl->moved_view_ = moved_view_;

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 
@@ -162,7 +163,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
   std::optional<c10::Stream> made_on_; // Note [Gradients of another stream]
   int64_t times_set_ = 0;
   mutable bool has_other_versions_ = false;
-  bool shares_memory_ = false;
+  mutable bool shares_memory_ = false;
   bool known_zeros_of_base_ = false;
 };
 
@@ -196,6 +197,22 @@ at::Tensor wrap(
 std::vector<int64_t> strides_of_format(
     at::MemoryFormat format,
     const std::vector<int64_t>& sizes);
+
+/// While it lives new tensors are inference tensors where `source` is one: a
+/// view and a detached tensor are what their source is, whatever the mode.
+class SameInference {
+ public:
+  explicit SameInference(const c10::TensorImpl& source) {
+    const bool is_inference =
+        !source.key_set().has_any(c10::inplace_or_view_ks);
+    if (is_inference != c10::InferenceMode::is_enabled()) {
+      mode_.emplace(is_inference);
+    }
+  }
+
+ private:
+  std::optional<c10::InferenceMode> mode_;
+};
 
 /// Called with every new wrapper: the Python package gives it its class there.
 /// The C++ library runs without.

@@ -472,3 +472,29 @@ def test_the_gradient_of_a_leaf_lies_as_the_leaf(mesh, name):
         (gradient,) = torch.autograd.grad(LEAF_USES[name](x), x, create_graph=True)
         assert gradient._spec == x._spec
         assert gradient.requires_grad == (name != "linear")
+
+
+@ranks(2, 3, "2x2")
+def test_data_and_its_views_see_each_others_writes(mesh):
+    x = torch.arange(20.0).reshape(5, 4)
+    views = {
+        "diagonal": lambda t: t.diagonal(),
+        "row": lambda t: t[2],
+        "column": lambda t: t.unbind(1)[1],
+        "slice of a row": lambda t: t[1:4][1],
+        "merged": lambda t: t.t().flatten() if t.t().is_contiguous() else t.view(-1),
+    }
+    for placement in (Shard(0), Shard(1), Replicate(), Partial()):
+        for name, view in views.items():
+            found = []
+            for t in (x.clone(), shard(x, mesh, [placement] * mesh.ndim)):
+                d = t.data
+                v, w = view(d), view(t)
+                t.add_(10)
+                seen = v.clone(), w.clone()
+                v.zero_()
+                w += 1
+                d.masked_fill_(d < 13, -1.0)
+                found.append((*seen, v, w, t, d))
+            for expected, result in zip(*found, strict=True):
+                assert_close(result, expected, what=name)
