@@ -1,7 +1,9 @@
 #include <string>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/instance_norm_ops.h>
 #include <ATen/ops/mean.h>
 #include <torch/library.h>
@@ -67,34 +69,44 @@ void update_running(
       moments.squares / at::Scalar(static_cast<double>(geometry.count - 1)));
 }
 
-/// With running statistics. PyTorch's own does not take an empty shard.
+/// One element in each empty dim.
+Tensor without_empty_dims(const Tensor& tensor, double value) {
+  if (!tensor.defined() || tensor.numel() > 0) {
+    return tensor;
+  }
+  std::vector<int64_t> padding; // the last dim first
+  for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+    padding.push_back(0);
+    padding.push_back(tensor.size(dim) == 0 ? 1 : 0);
+  }
+  return at::constant_pad_nd(tensor, padding, value);
+}
+
+/// With running statistics. PyTorch's own does not take an empty shard; and
+/// what autograd records must not depend on the piece, or a rank has nothing to
+/// differentiate where others wait for its message.
 Tensor evaluated_norm(
     const Tensor& local,
     const Affine& affine,
     const Running& running,
     double eps,
     bool cudnn_enabled) {
-  if (local.numel() > 0) {
-    return at::batch_norm(
-        local,
-        affine.weight,
-        affine.bias,
-        running.mean,
-        running.var,
-        false,
-        0.0,
-        eps,
-        cudnn_enabled);
+  auto result = at::batch_norm(
+      without_empty_dims(local, 0),
+      without_empty_dims(affine.weight, 1),
+      without_empty_dims(affine.bias, 0),
+      without_empty_dims(running.mean, 0),
+      without_empty_dims(running.var, 1),
+      false,
+      0.0,
+      eps,
+      cudnn_enabled);
+  for (int64_t dim = 0; dim < local.dim(); ++dim) {
+    if (local.size(dim) == 0) {
+      result = result.narrow(dim, 0, 0);
+    }
   }
-  const auto dims = local.dim();
-  auto result = local * per_channel((running.var + eps).rsqrt(), dims);
-  if (affine.weight.defined()) {
-    result = result * per_channel(affine.weight, dims);
-  }
-  if (affine.bias.defined()) {
-    result = result + per_channel(affine.bias, dims);
-  }
-  return result.to(local.scalar_type());
+  return result;
 }
 
 /// The arguments beside the input, each with one element per channel.
