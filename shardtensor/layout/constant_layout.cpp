@@ -66,7 +66,8 @@ std::optional<Partition> cut_around(
 
 /// The dim of the tensor that `pieces` ranks, which have a term of the value
 /// each, take shares of: the last that keeps most ranks busy, or what keeps
-/// most of them so. -1 where the value fills no dim.
+/// most of them so. Two rows at the end, which may be a complex number's parts,
+/// only where there is nothing else. -1 where the value fills no dim.
 int64_t scattered_dim(
     const std::vector<int64_t>& sizes,
     const ViewGeometry& view,
@@ -85,11 +86,13 @@ int64_t scattered_dim(
         value->size(value_dim) != sizes[rows->dim]) {
       continue;
     }
-    const auto share = busy_share(sizes[rows->dim], pieces);
+    const bool is_pair = rows->dim + 1 == static_cast<int64_t>(sizes.size()) &&
+        sizes.back() == 2;
+    const auto share = is_pair ? 0 : busy_share(sizes[rows->dim], pieces);
     if (share >= kEnough) {
       return rows->dim;
     }
-    if (share > best_share) {
+    if (best < 0 || share > best_share) {
       best = rows->dim;
       best_share = share;
     }

@@ -46,6 +46,10 @@ TEST(LayoutOfWritten, ScattersSumsAlongADimThatTheValueFills) {
   EXPECT_EQ(
       layout_of_written({8, 9}, one, inside),
       cut({2}, {8, 9}, {Placement::replicate()}));
+  const ViewGeometry pairs{{4, 3, 2}, {18, 2, 1}, 0}; // of (4, 9, 2)
+  const auto parts = cut({2}, {4, 3, 2}, {Placement::partial()});
+  EXPECT_EQ(
+      layout_of_written({4, 9, 2}, pairs, parts), cut({2}, {4, 9, 2}, {kRows}));
   const auto largest = cut({2}, {8, 9}, {Placement::partial(Reduce::Max)});
   EXPECT_EQ(layout_of_written({8, 9}, kWhole, largest), replicated(largest));
 }

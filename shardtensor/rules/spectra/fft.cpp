@@ -160,9 +160,6 @@ std::shared_ptr<const TransformPlan> find_plan(
 
 template <class Level, class Signal>
 Signal run(const char* op, Signal x, const Work& work, const Dims& strides) {
-  if (work.transform.dims.empty()) {
-    return x;
-  }
   const auto given = Level::layout(x);
   const auto plan = find_plan(given, work);
   if (plan->gathered) {
@@ -202,12 +199,18 @@ Transform transform_of(
   return transform;
 }
 
+/// Single or double precision, which all backends transform.
+bool is_common(at::ScalarType dtype) {
+  const auto real = at::toRealValueType(dtype);
+  return real == at::kFloat || real == at::kDouble;
+}
+
 /// PyTorch's error of a dtype that it does not take, also on a rank without
 /// rows, which calls no transform.
 Work checked(const Tensor& self, const Work& work) {
   const auto dtype = self.scalar_type();
-  if (work.transform.lines == Lines::FromReal ? at::isFloatingType(dtype)
-                                              : at::isComplexType(dtype)) {
+  const bool wants_complex = work.transform.lines != Lines::FromReal;
+  if (is_common(dtype) && at::isComplexType(dtype) == wants_complex) {
     return work;
   }
   const auto one = at::zeros({1}, at::dtype(dtype).device(self.device()));
@@ -282,8 +285,10 @@ struct Entry<Op, work_of, Tensor(const Tensor&, Args...)> {
       typename c10::remove_symint<Args>::type... args) {
     const auto x = self.resolve_conj().resolve_neg();
     const auto work = work_of(x, args...);
-    if (spec(x)->has_partial() && !work.transform.dims.empty() &&
-        find_plan(spec(x), work)->keeps_sums()) {
+    if (work.transform.dims.empty()) {
+      return x.clone();
+    }
+    if (spec(x)->has_partial() && find_plan(spec(x), work)->keeps_sums()) {
       return Op::redispatch(
           below_function_level(keys), x, symbolic<Args>(args)...);
     }
@@ -296,6 +301,9 @@ struct Entry<Op, work_of, Tensor(const Tensor&, Args...)> {
       typename c10::remove_symint<Args>::type... args) {
     const CommScope scope(Op::name);
     const auto work = work_of(self, args...);
+    if (work.transform.dims.empty()) {
+      return self.clone();
+    }
     const auto strides = transformed_strides(self, work.transform);
     const auto result =
         run<BelowAutograd>(Op::name, local_of(self, spec(self)), work, strides);

@@ -53,6 +53,7 @@ bool frames_are_cut(
     const Frames& frames,
     const std::optional<Tensor>& window) {
   return is_shard_tensor(self) && (self.dim() == 1 || self.dim() == 2) &&
+      (self.is_floating_point() || self.is_complex()) &&
       spec(self)->is_sharded(self.dim() - 1) && frames.length > 0 &&
       frames.length <= self.size(-1) && frames.step > 0 && frames.window > 0 &&
       frames.window <= frames.length &&

@@ -228,7 +228,7 @@ class Planner {
     for (const int64_t dim : dims) {
       const auto there =
           at_->is_sharded(dim) ? at_->partition(dim).pieces() : 1;
-      if (at_->size(dim) / there <= 1) {
+      if (at_->size(dim) <= there) { // a cut more gives nobody less
         continue;
       }
       const auto share = busy_share(at_->size(dim), there * pieces);

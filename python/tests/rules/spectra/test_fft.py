@@ -175,6 +175,17 @@ def test_a_plane_is_never_gathered(mesh, name):
     check_native(mesh, None, getattr(fft, name), x=x)
 
 
+@ranks("2x2")
+def test_nor_are_few_lines_on_many_ranks(mesh):
+    for cut in ([Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(1), Shard(1)]):
+        x = shard(torch.randn(3, 32, dtype=torch.float64), mesh, cut)
+        with shardtensor.fallback_mode("error"):
+            lines = fft.rfft(x)
+            assert_close(lines, fft.rfft(x.full_tensor()))
+            assert_close(fft.irfft(lines, n=32), x.full_tensor())
+            assert_close(fft.fft2(x), fft.fft2(x.full_tensor()))
+
+
 INVERSES = {
     "fft2": fft.ifft2,
     "fftn": fft.ifftn,
@@ -304,6 +315,16 @@ def test_a_wrong_dtype_is_pytorchs_error_on_every_rank(mesh):
         with pytest.raises(RuntimeError) as raised:
             fft.ihfft2(part)
         assert str(raised.value) == str(expected.value)
+
+
+@ranks(2, "2x2")
+def test_a_transform_of_no_dims_is_a_copy(mesh):
+    x = torch.ones(4, 6, dtype=torch.complex128)
+    part = shard(x, mesh, [Shard(0)] * mesh.ndim)
+    copy = fft.fftn(part, dim=())
+    copy.mul_(2)
+    assert_close(part, x)
+    assert_close(copy, 2 * x)
 
 
 # ---- short-time transforms --------------------------------------------------
