@@ -110,6 +110,14 @@ at::Tensor diag_embed_kernel(
       .contiguous();
 }
 
+/// PyTorch's composite one takes views, whatever the strides, and drops the
+/// memory format that its kernels keep.
+at::Tensor channel_shuffle_kernel(const at::Tensor& self, int64_t groups) {
+  const auto format = self.suggest_memory_format();
+  return at::native::math_channel_shuffle(self.contiguous(format), groups)
+      .contiguous(format);
+}
+
 /// PyTorch's own fills a plain tensor that it makes. Communication: two
 /// reductions of the classes, which are checked as on one device.
 at::Tensor one_hot_function(const at::Tensor& classes, int64_t count) {
@@ -178,8 +186,8 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
     m.impl(
         name, torch::CppFunction::makeFromBoxedFunction<&view_copy_kernel>());
   }
-  m.impl("channel_shuffle", at::native::math_channel_shuffle);
-  m.impl("native_channel_shuffle", at::native::math_channel_shuffle);
+  m.impl("channel_shuffle", channel_shuffle_kernel);
+  m.impl("native_channel_shuffle", channel_shuffle_kernel);
   m.impl("diag_embed", diag_embed_kernel);
   m.impl("dist", at::native::dist);
   m.impl("rot90", at::native::rot90);

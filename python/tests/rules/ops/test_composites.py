@@ -75,3 +75,19 @@ def test_a_copy_is_no_view(mesh):
     torch.permute_copy(part, (1, 0)).zero_()
     torch.view_copy(part, (4, 3)).zero_()
     assert_close(part, x)
+
+
+@ranks(2, 3)
+def test_channel_shuffle_of_any_strides(mesh):
+    x = torch.randn(2, 4, 6, 5, dtype=torch.float64)
+    for placement in (Shard(0), Shard(1), Shard(2)):
+        s = shard(x, mesh, [placement])
+        last = torch.channels_last
+        for whole, part in (
+            (x.transpose(1, 2), s.transpose(1, 2)),
+            (x.to(memory_format=last), s.to(memory_format=last)),
+        ):
+            expected = torch.channel_shuffle(whole, 2)
+            found = torch.channel_shuffle(part, 2)
+            assert_close(found, expected)
+            assert found.stride() == expected.stride()
