@@ -6,6 +6,7 @@
 
 #include "shardtensor/dispatch/constants.h"
 #include "shardtensor/dispatch/joined_operands.h"
+#include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
@@ -97,6 +98,9 @@ void run_below_function_level(
       ((op.schema().is_mutable() && run_writing_plain(op, stack)) ||
        run_accumulating_plain(op, stack))) {
     return;
+  }
+  if (mesh && op.schema().is_mutable()) {
+    check_written_once(op, *stack);
   }
   if (mesh && has_sparse(keys) && run_with_sparse(op, keys, stack)) {
     return;

@@ -1,5 +1,6 @@
 #include "shardtensor/dispatch/kernel.h"
 
+#include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
@@ -30,8 +31,10 @@ void write_local(
       !impl->shares_memory()) {
     impl->set(local, spec, tensor.strides());
   } else if (!local.is_same(impl->local())) {
-    impl->local().copy_(redistribute_local(
-        local, spec, impl->spec(), tensor.suggest_memory_format()));
+    check_places_apart("write", tensor);
+    const auto own = redistribute_local(
+        local, spec, impl->spec(), tensor.suggest_memory_format());
+    impl->local().copy_(readable_beside(own, impl->local()));
   }
   note_written(tensor);
 }

@@ -7,6 +7,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
+#include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/dispatch/raise_together.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/layout/plan_cache.h"
@@ -304,6 +305,21 @@ void finish(
   }
 }
 
+/// See Note [Overlap].
+void keep_apart(const Call& call, Locals& locals) {
+  if (!call.op().schema().is_mutable()) {
+    return;
+  }
+  for (size_t i = 0; i < locals.tensors.size(); ++i) {
+    for (size_t j = 0; j < locals.tensors.size(); ++j) {
+      if (call.operand(i).written && !call.operand(j).written) {
+        locals.tensors[j] =
+            readable_beside(locals.tensors[j], locals.tensors[i]);
+      }
+    }
+  }
+}
+
 Locals local_operands(const Call& call, const Decision& decision) {
   Locals locals;
   locals.viewed = viewed_operand(call);
@@ -318,6 +334,7 @@ Locals local_operands(const Call& call, const Decision& decision) {
       locals.tensors.push_back(local_operand(operand, wanted));
     }
   }
+  keep_apart(call, locals);
   return locals;
 }
 

@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/traced_messages.h"
 #include "shardtensor/layout/reduced_spec.h"
@@ -48,17 +47,6 @@ at::Tensor partial_index(
   return wrap(rows.masked_fill(mask.logical_not(), 0), result);
 }
 
-/// See Note [Indices out of bounds].
-void check_cut_indices(const at::Tensor& self, const Indices& given) {
-  for (size_t dim = 0; dim < given.size(); ++dim) {
-    const std::optional<at::Tensor> index = given.get(dim);
-    if (index && is_shard_tensor(*index) && spec(*index)->is_sharded()) {
-      const auto at = static_cast<int64_t>(dim);
-      check_index("aten::index", *index, at, self.size(at), true);
-    }
-  }
-}
-
 at::Tensor read_by_index(const at::Tensor& self, const Indices& given) {
   const auto [local, own] = local_of(self);
   if (const auto place = only_mask(given)) {
@@ -79,7 +67,7 @@ at::Tensor read_by_index(const at::Tensor& self, const Indices& given) {
     }
   }
   if (indexes_whole_dims(own, given)) {
-    check_cut_indices(self, given);
+    check_indices("aten::index", self, given);
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("aten::index", "Tensor");
     torch::jit::Stack stack{self, given};

@@ -10,11 +10,20 @@
 #include <ATen/ops/where.h>
 
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
 
 namespace shardtensor::detail {
 namespace {
+
+bool has_empty_piece(const ShardSpec& spec) {
+  const auto dims = spec.sharded_dims();
+  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
+    const auto& offsets = spec.partition(dim).offsets();
+    return std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end();
+  });
+}
 
 /// The whole tensor, plain, on this rank.
 at::Tensor whole(const at::Tensor& tensor) {
@@ -236,6 +245,24 @@ bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
     }
   }
   return true;
+}
+
+void check_indices(
+    const std::string& op,
+    const at::Tensor& self,
+    const Indices& indices) {
+  const bool may_be_unseen = has_empty_piece(*spec(self));
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (!index || !index->defined()) {
+      continue;
+    }
+    const bool is_cut = is_shard_tensor(*index) && spec(*index)->is_sharded();
+    if (is_cut || may_be_unseen) {
+      const auto dim = static_cast<int64_t>(i);
+      check_index(op, *index, dim, self.size(dim), /*may_be_negative=*/true);
+    }
+  }
 }
 
 } // namespace shardtensor::detail

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/List.h>
@@ -88,5 +89,13 @@ std::optional<int64_t> only_rows(const Indices& indices);
 
 /// No masks, and no indexed dim is cut.
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices);
+
+/// Raises on every rank where an index of such dims is out of bounds and some
+/// rank would not see it: the index is cut, or the rank's piece is empty. See
+/// Note [Indices out of bounds].
+void check_indices(
+    const std::string& op,
+    const at::Tensor& self,
+    const Indices& indices);
 
 } // namespace shardtensor::detail

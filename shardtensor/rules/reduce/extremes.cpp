@@ -4,9 +4,12 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/argmax_ops.h>
 #include <ATen/ops/argmin.h>
+#include <ATen/ops/argmin_ops.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/max_ops.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/take.h>
 #include <ATen/ops/where.h>
@@ -158,6 +161,7 @@ ValuesIndices extreme_along(
     bool keepdim,
     bool largest) {
   const Reduction reduction(op, self, at::IntArrayRef(&dim, 1), keepdim);
+  check_empty_takes_dtype<at::_ops::max_dim>(reduction.local, dim, keepdim);
   const auto along = at::maybe_wrap_dim(dim, self.dim());
   TORCH_CHECK_INDEX(
       self.dim() == 0 || self.size(along) > 0,
@@ -180,6 +184,9 @@ at::Tensor extreme_index(
     std::optional<int64_t> dim,
     bool keepdim,
     bool largest) {
+  const auto local = impl_of(self)->local();
+  largest ? check_takes_dtype<at::_ops::argmax>(local, std::nullopt, false)
+          : check_takes_dtype<at::_ops::argmin>(local, std::nullopt, false);
   if (dim) {
     return std::get<1>(
         largest ? at::max(self, *dim, keepdim) : at::min(self, *dim, keepdim));

@@ -10,6 +10,7 @@
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/rules/reduce/reduction.h"
 
 // Reductions as lines of a table, their kernels made from the signatures in
@@ -101,6 +102,7 @@ struct ReductionKernel<Op, Kind, at::Tensor(const at::Tensor&, Args...)> {
       return wrap(Op::call(x.tensor, args...), x.spec);
     }
     const Reduction reduction(Op::name, self, given.dims, given.keepdim);
+    check_empty_takes_dtype<Op>(reduction.local, args...);
     if (reduction.axes.empty()) {
       return wrap(Op::call(reduction.local, args...), reduction.result);
     }

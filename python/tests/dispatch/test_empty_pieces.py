@@ -1,0 +1,140 @@
+"""A rank with nothing to do refuses and records what the others do."""
+
+import pytest
+import torch
+from ranks import assert_close, ranks, shard
+from torch import nn
+from torch.distributed.tensor import Shard
+
+ONE_PLACE = "refers to a single memory location"
+
+WRITES = {
+    "sin_": lambda e: e.sin_(),
+    "add_": lambda e: e.add_(1),
+    "clamp_": lambda e: e.clamp_(0, 1),
+    "copy_": lambda e: e.copy_(torch.ones(2, 4, 6)),
+    "uniform_": lambda e: e.uniform_(),
+    "cumsum_": lambda e: e.cumsum_(2),
+    "scatter_": lambda e: e.scatter_(2, torch.zeros(2, 4, 1).long(), 1.0),
+    "out=": lambda e: torch.add(torch.ones(2, 4, 6), 1, out=e),
+}
+REPEATED = {
+    "fill_": lambda e: e.fill_(2),
+    "zero_": lambda e: e.zero_(),
+    "masked_fill_": lambda e: e.masked_fill_(torch.ones(2, 4, 6) > 0, 3),
+}
+
+
+def cuts(mesh):
+    """All of x on one rank, and most of it."""
+    yield 0, [0] * (mesh.size() - 1) + [4]
+    yield 0, [3, 1] + [0] * (mesh.size() - 2)
+    yield 1, [6] + [0] * (mesh.size() - 1)
+
+
+@ranks(2, 3, "2x2")
+def test_writes_into_expanded_tensors(mesh):
+    x = torch.randn(4, 6)
+    for dim, sizes in cuts(mesh):
+        for write in WRITES.values():
+            s = shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
+            for e in (x.clone().expand(2, 4, 6), s.expand(2, 4, 6)):
+                with pytest.raises(RuntimeError, match=ONE_PLACE):
+                    write(e)
+        for write in REPEATED.values():
+            s = shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
+            y = x.clone()
+            assert_close(write(s.expand(2, 4, 6)), write(y.expand(2, 4, 6)))
+            assert_close(s, y)
+
+
+@ranks(2, 3)
+def test_a_source_that_overlaps_what_is_written(mesh):
+    """PyTorch refuses where it sees it; ranks would see it in their parts."""
+    for sizes in ([12] + [0] * (mesh.size() - 1), [5, 7] + [0] * (mesh.size() - 2)):
+        for rows in (slice(0, 4), slice(3, 9)):
+            x = torch.arange(12.0)
+            s = shard(x, mesh, [Shard(0)], {0: sizes})
+            later = slice(rows.start + 1, rows.stop + 1)
+            s[rows].copy_(s[later])
+            x[rows] = x[later].clone()
+            assert_close(s, x)
+            s[rows].add_(s[later])
+            x[rows] += x[later].clone()
+            assert_close(s, x)
+
+
+@ranks(2, 3)
+def test_indices_out_of_bounds(mesh):
+    x = torch.randn(6, 5)
+    s = shard(x, mesh, [Shard(1)], {1: [0] * (mesh.size() - 1) + [5]})
+    for index in ([0, 6], torch.tensor([[-7]]), torch.tensor(6)):
+        with pytest.raises(IndexError, match="out of bounds"):
+            x[index]
+        with pytest.raises(IndexError, match="out of bounds"):
+            s[index]
+        with pytest.raises(IndexError, match="out of bounds"):
+            s[index] = 2.5
+        with pytest.raises(IndexError, match="out of bounds"):
+            s[index] += 1
+    s[[0, 5]] = 1
+    x[[0, 5]] = 1
+    assert_close(s, x)
+
+
+REFUSED = {
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin((0, 1)),
+    "max": lambda x: x.max(),
+    "max along a dim": lambda x: x.max(1),
+    "argmax": lambda x: x.argmax(),
+    "argmin along a dim": lambda x: x.argmin(0),
+    "fft": lambda x: torch.fft.fft(x.to(torch.complex32)),
+    "fft2": lambda x: torch.fft.fft2(x.to(torch.complex32)),
+    "irfft": lambda x: torch.fft.irfft(x.to(torch.complex32), 8, 0),
+}
+
+
+@ranks(2, 3, "2x2")
+def test_dtypes_that_a_kernel_refuses(mesh):
+    x = torch.randn(4, 6, dtype=torch.complex128)
+    for dim, sizes in cuts(mesh):
+        s = shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
+        for name, call in REFUSED.items():
+            with pytest.raises(Exception) as plain:
+                call(x)
+            with pytest.raises(plain.type):
+                call(s)
+                pytest.fail(name)
+        bits = shard(x.real > 0, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
+        with pytest.raises(RuntimeError, match="argmin.*does not support bool"):
+            bits.argmin(1)
+        assert_close(bits.amax(1), (x.real > 0).amax(1))
+
+
+@ranks(2, 3)
+def test_second_order_of_evaluated_norms(mesh):
+    norms = (
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4),
+        nn.InstanceNorm2d(4, track_running_stats=True),
+    )
+    for norm in norms:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 4, 9, 3)
+    for dim in (0, 1, 2):
+        sizes = [0] * (mesh.size() - 1) + [x.size(dim)]
+        for norm in norms:
+            found = []
+            for t in (x.clone(), shard(x, mesh, [Shard(dim)], {dim: sizes})):
+                t.requires_grad_()
+                y = norm.eval()(t)
+                (g,) = torch.autograd.grad(y.sum(), t, create_graph=True)
+                assert g.requires_grad
+                (g.square().sum() + y.square().sum()).backward()
+                found.append((y.detach(), g.detach(), t.grad))
+            for expected, result in zip(*found, strict=True):
+                assert_close(result, expected)
