@@ -94,6 +94,7 @@ class Array:
                 source.found([source.count(0, 1)])
             if source.dtype.kind not in "biufc":
                 raise TypeError(f"expected numbers, the file holds {source.dtype}")
+            _torch_dtype(source, self._decode)
             return source
         except Exception as error:
             raise explained("open", self._name, error) from error
@@ -138,9 +139,7 @@ class Array:
         """Of what is read."""
         if self._dtype is not None:
             return self._dtype
-        source = self._source
-        read = source.value_dtype if self._decode else source.dtype.newbyteorder("=")
-        return torch.from_numpy(numpy.empty(0, read)).dtype
+        return _torch_dtype(self._source, self._decode)
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -160,12 +159,17 @@ class Array:
     @functools.cached_property
     def coordinates(self) -> dict[str, numpy.ndarray]:
         """The coordinates of each dim that has some; times as datetime64, or as
-        cftime's objects in calendars that NumPy does not know."""
+        cftime's objects in calendars that NumPy does not know. Missing ones are NaT
+        or None."""
         found = {}
         for name in self.dims or ():
-            source = self._source.beside(name)
-            if source is not None:
-                found[name] = _coordinate(source)
+            try:
+                source = self._source.beside(name)
+                if source is not None:
+                    found[name] = _coordinate(source)
+            except Exception as error:
+                what = f"{self._name}, coordinate {name}"
+                raise explained("read", what, error) from error
         return found
 
     def chunk_sizes(self, dim: int, pieces: int, index: object = ...) -> list[int]:
@@ -320,11 +324,22 @@ def _finish(read, spec, wanted, with_ghosts):
     return (tensor, read) if with_ghosts else tensor
 
 
-def _coordinate(source):
+def _torch_dtype(source, decode):
+    read = source.value_dtype if decode else source.dtype.newbyteorder("=")
+    try:
+        return torch.from_numpy(numpy.empty(0, read)).dtype
+    except TypeError:
+        raise TypeError(f"expected numbers of PyTorch's, got {read}") from None
+
+
+def _coordinate(source, objects=False):
     if isinstance(source, JoinedTimes):
-        return numpy.concatenate([_coordinate(part) for part in source.parts])
+        parts = [_coordinate(part, objects) for part in source.parts]
+        if len({part.dtype.kind for part in parts} & {"M", "O"}) > 1:
+            return _coordinate(source, objects=True)
+        return numpy.concatenate(parts)
     stored = source.read(tuple(slice(0, extent) for extent in source.shape))
-    found = cf.times(stored, source.attributes)
+    found = cf.times(stored, source.attributes, source.decoding, objects)
     return source.decoding(stored) if found is None else found
 
 

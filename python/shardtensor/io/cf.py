@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 
 import numpy
 
-_UNITS = {
-    "microsecond": 1, "millisecond": 1_000, "second": 1_000_000, "sec": 1_000_000,
-    "s": 1_000_000, "minute": 60_000_000, "min": 60_000_000, "hour": 3_600_000_000,
-    "hr": 3_600_000_000, "h": 3_600_000_000, "day": 86_400_000_000,
-    "d": 86_400_000_000,
-}  # fmt: skip
-_SINCE = re.compile(r"\s*(\w+)\s+since\s+(.+)", re.IGNORECASE)
-_DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?:[ T]+(\d+):(\d+)(?::(\d+)(?:\.(\d+))?)?)?")
+_SINCE = re.compile(r"\s*\w+\s+since\s+.+", re.IGNORECASE)
+_EPOCH = "microseconds since 1970-01-01"
+_GREGORIAN = numpy.datetime64("1582-10-15", "us")  # the first day of this calendar
 _STANDARD = ("standard", "gregorian", "proleptic_gregorian")
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
     """How stored numbers become values: value = number * scale + offset, NaN
-    where the number stands for a missing value."""
+    where the number stands for a missing value or is below `low` or above `high`."""
 
     scale: float | None
     offset: float | None
     missing: tuple[float, ...]
+    low: float | None
+    high: float | None
     dtype: numpy.dtype
     unsigned: bool = False
 
     def __call__(self, stored: numpy.ndarray) -> numpy.ndarray:
-        unsigned = self._unsigned(stored)
-        if unsigned is stored and not self._changes() and stored.dtype == self.dtype:
+        numbers = self._unsigned(stored)
+        if numbers is stored and not self._changes() and stored.dtype == self.dtype:
             return stored
-        values = unsigned.astype(self.dtype)
-        if self.scale is not None:
-            values *= self.scale
-        if self.offset is not None:
-            values += self.offset
-        for number in self.missing:
-            values[unsigned == number] = numpy.nan
+        values = self._unpacked(numbers.astype(self.dtype))
+        for chosen in self._missing(numbers):
+            values[chosen] = numpy.nan
         return values
+
+    def exact(self, stored: numpy.ndarray) -> numpy.ma.MaskedArray:
+        """Integers of 64 bits where nothing is scaled, else float64."""
+        numbers = self._unsigned(stored)
+        is_scaled = self.scale is not None or self.offset is not None
+        kind = "float64" if is_scaled or numbers.dtype.kind == "f" else "int64"
+        values = self._unpacked(numbers.astype(kind))
+        mask = numpy.isnan(values)
+        for chosen in self._missing(numbers):
+            mask |= chosen
+        return numpy.ma.array(values, mask=mask)
 
     def encode(self, values: numpy.ndarray, stored: numpy.dtype) -> numpy.ndarray:
         """The numbers to store for values: the inverse, rounded to whole numbers
@@ -64,65 +69,134 @@ class Decoding:
 
     def _unsigned(self, stored):
         if self.unsigned and stored.dtype.kind == "i":
-            return stored.view(f"u{stored.dtype.itemsize}")
+            return stored.view(f"{stored.dtype.byteorder}u{stored.dtype.itemsize}")
         return stored
 
+    def _unpacked(self, values):
+        if self.scale is not None:
+            values *= self.scale
+        if self.offset is not None:
+            values += self.offset
+        return values
+
+    def _missing(self, numbers):
+        """Which numbers stand for no value, reason by reason."""
+        yield from (numbers == number for number in self.missing)
+        if self.low is not None:
+            yield numbers < self.low
+        if self.high is not None:
+            yield numbers > self.high
+
     def _changes(self):
-        return self.scale is not None or self.offset is not None or bool(self.missing)
+        told = self.scale, self.offset, self.low, self.high
+        return any(each is not None for each in told) or bool(self.missing)
 
 
 def decoding(dtype: numpy.dtype, attributes: dict) -> Decoding:
     """By the attributes of a variable: float32 where it holds what is stored
     (16 bits and less, float32), else float64; as stored where there is nothing
     to do."""
-    scale, offset = attributes.get("scale_factor"), attributes.get("add_offset")
-    scale = None if scale == 1 else scale
-    offset = None if offset == 0 else offset
-    missing: list[float] = []
-    for key in ("_FillValue", "missing_value"):
-        value = attributes.get(key, [])
-        missing += value if isinstance(value, list) else [value]
-    missing = [number for number in missing if isinstance(number, int | float)]
-    unsigned = str(attributes.get("_Unsigned", "")).lower() == "true"
-    if unsigned and dtype.kind == "i":
-        mask = 256**dtype.itemsize
-        missing = [number % mask for number in missing]
     native = dtype.newbyteorder("=")
-    if native.kind == "f":
-        missing = [float(native.type(number)) for number in missing]
-    real = native
-    if dtype.kind in "iu" and (scale or offset or missing):
-        real = numpy.dtype("float32" if dtype.itemsize <= 2 else "float64")
-    elif unsigned and dtype.kind == "i":
-        real = numpy.dtype(f"u{dtype.itemsize}")
-    return Decoding(scale, offset, tuple(missing), real, unsigned)
+    unsigned = str(attributes.get("_Unsigned", "")).lower() == "true"
+    unsigned = unsigned and native.kind == "i"
+    stored = numpy.dtype(f"u{native.itemsize}") if unsigned else native
+    if native.kind not in "iufc":
+        return Decoding(None, None, (), None, None, native)
+    scale = _number(attributes, "scale_factor", 1)
+    offset = _number(attributes, "add_offset", 0)
+    missing = tuple(
+        _as_stored(number, stored)
+        for key in ("_FillValue", "missing_value")
+        for number in _numbers(attributes.get(key))
+    )
+    low, high = _valid(attributes, stored)
+    found = Decoding(scale, offset, missing, low, high, stored, unsigned)
+    if stored.kind not in "iu" or not found._changes():
+        return found
+    real = numpy.dtype("float32" if dtype.itemsize <= 2 else "float64")
+    return dataclasses.replace(found, dtype=real)
 
 
-def times(stored: numpy.ndarray, attributes: dict) -> numpy.ndarray | None:
-    """Numbers "days since ..." as datetime64, in calendars other than ours as
-    cftime's objects; None where they are no times."""
-    found = _SINCE.fullmatch(str(attributes.get("units", "")))
-    if found is None:
+def _number(attributes, key, neutral):
+    """None where it changes nothing."""
+    value = attributes.get(key, neutral)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key}: expected a number, got {value!r}") from None
+    return None if number == neutral else number
+
+
+def _numbers(value):
+    values = value if isinstance(value, list) else [value]
+    return [number for number in values if isinstance(number, int | float)]
+
+
+def _as_stored(number, stored):
+    """As the file has it: rounded to its floating-point numbers; integers that are
+    negative in the attribute are large ones of an unsigned variable."""
+    if stored.kind == "f" and abs(number) <= numpy.finfo(stored).max:
+        return float(stored.type(number))
+    if stored.kind in "iu" and number == number // 1:
+        number = int(number)
+    if stored.kind == "u" and number < 0:
+        return number % 256**stored.itemsize
+    return number
+
+
+def _valid(attributes, stored):
+    """The bounds of what is valid, of stored numbers. A bound that such a number
+    cannot be is none, as in netCDF4."""
+    told = _numbers(attributes.get("valid_range"))
+    if len(told) != 2:
+        told = [
+            next(iter(_numbers(attributes.get(key))), None)
+            for key in ("valid_min", "valid_max")
+        ]
+    if stored.kind == "c":
+        return None, None
+    return tuple(
+        _as_stored(bound, stored)
+        if bound is not None and (stored.kind == "f" or bound == bound // 1)
+        else None
+        for bound in told
+    )
+
+
+def times(
+    stored: numpy.ndarray, attributes: dict, decoding: Decoding, objects: bool = False
+) -> numpy.ndarray | None:
+    """Numbers "days since ..." as datetime64 (NaT where one is missing or too far
+    off); in calendars that NumPy does not know, before 1582 too, or where `objects`
+    are wanted, as cftime's (None where one is missing). None where they are no
+    times."""
+    units = str(attributes.get("units", ""))
+    if not _SINCE.fullmatch(units) or stored.dtype.kind not in "iuf":
         return None
-    calendar = str(attributes.get("calendar", "standard")).lower()
-    unit, since = found.groups()
-    date = _DATE.match(since.strip())
-    unit = unit.lower()
-    factor = _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
-    # Before 1582 "standard" means another calendar, too.
-    if calendar in _STANDARD and date and factor and int(date[1]) > 1582:
-        year, month, day, hour, minute, second, _ = date.groups()
-        start = numpy.datetime64(f"{int(year):04}-{int(month):02}-{int(day):02}", "us")
-        start += numpy.timedelta64(
-            (int(hour or 0) * 60 + int(minute or 0)) * 60 + int(second or 0), "s"
-        )
-        passed = numpy.round(stored.astype("float64") * factor).astype("int64")
-        return start + passed.astype("timedelta64[us]")
+    calendar = str(attributes.get("calendar") or "standard").lower()
     try:
         import cftime
     except ImportError as error:
-        raise ImportError(
-            f"times in the calendar {calendar!r} need cftime: "
-            "pip install 'shardtensor[io]'"
-        ) from error
-    return cftime.num2date(stored, str(attributes["units"]), calendar)
+        raise ImportError("times need cftime: pip install 'shardtensor[io]'") from error
+    numbers = decoding.exact(stored)
+    if calendar in _STANDARD and not objects:
+        found = _datetimes(numbers, units, calendar, cftime)
+        if calendar == "proleptic_gregorian" or not (found < _GREGORIAN).any():
+            return found
+    found = numpy.ma.getdata(cftime.num2date(numbers, units, calendar)).astype("O")
+    found[numpy.ma.getmaskarray(numbers)] = None
+    return found
+
+
+def _datetimes(numbers, units, calendar, cftime):
+    first, second = cftime.num2date([0, 1], units, calendar)
+    step = (second - first) // datetime.timedelta(microseconds=1)
+    start = int(cftime.date2num(first, _EPOCH, calendar))
+    values = numbers.filled(0)
+    passed = values.astype("longdouble") * step
+    beyond = abs(passed + start) >= numpy.longdouble(2**63 - 1)
+    if values.dtype.kind == "f":
+        values, step = numpy.rint(numpy.where(beyond, 0, passed)).astype("int64"), 1
+    found = (numpy.where(beyond, 0, values) * step + start).astype("datetime64[us]")
+    found[beyond | numbers.mask] = numpy.datetime64("NaT")
+    return found

@@ -81,51 +81,7 @@ def test_a_selection_says_which_dims_stay():
     assert rows == [range(0, 1), range(0, 5), range(1, 9, 2)] and kept == [1, 2]
 
 
-# ---- CF ---------------------------------------------------------------------
-
-
-def packed(path):
-    with netCDF4.Dataset(path, "w") as file:
-        file.createDimension("time", 3)
-        file.createDimension("x", 4)
-        time = file.createVariable("time", "f8", ("time",))
-        time[:] = [0, 1.5, 31]
-        time.units = "days since 2015-01-30 12:00:00"
-        t = file.createVariable("t", "i2", ("time", "x"), fill_value=-999)
-        t.set_auto_maskandscale(False)
-        t[:] = np.arange(12).reshape(3, 4)
-        t[1, 1] = -999
-        t.scale_factor, t.add_offset = 0.5, 270.0
-    expected = np.arange(12, dtype="float32").reshape(3, 4) * 0.5 + 270
-    expected[1, 1] = np.nan
-    return path, torch.tensor(expected)
-
-
-def test_scale_offset_missing_values_and_times(tmp_path):
-    path, expected = packed(tmp_path / "a.nc")
-    array = shardtensor.io.open(path)
-    assert array.dims == ("time", "x")
-    torch.testing.assert_close(array[...], expected, equal_nan=True)
-    stored = shardtensor.io.open(path, "t", decode=False)[...]
-    assert stored.dtype == torch.int16 and stored[1, 1] == -999
-    doubled = shardtensor.io.open(path, "t", dtype=torch.float64)[...]
-    torch.testing.assert_close(doubled, expected.double(), equal_nan=True)
-    assert list(array.coordinates["time"].astype(str)) == [
-        "2015-01-30T12:00:00.000000",
-        "2015-02-01T00:00:00.000000",
-        "2015-03-02T12:00:00.000000",
-    ]
-
-
-def test_times_of_other_calendars(tmp_path):
-    path, _ = packed(tmp_path / "a.nc")
-    with netCDF4.Dataset(path, "a") as file:
-        file["time"].calendar = "360_day"
-    times = shardtensor.io.open(path).coordinates["time"]
-    assert [t.isoformat() for t in times][1:] == [
-        "2015-02-02T00:00:00",
-        "2015-03-01T12:00:00",
-    ]
+# ---- many files -----------------------------------------------------------
 
 
 def test_real_fields(monkeypatch):

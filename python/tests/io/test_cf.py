@@ -1,0 +1,202 @@
+"""CF's scale, offset, missing values and times, as netCDF4 and cftime read them."""
+
+import warnings
+
+import cftime
+import netCDF4
+import numpy as np
+import pytest
+import torch
+
+import shardtensor
+
+
+def packed(path):
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", 3)
+        file.createDimension("x", 4)
+        time = file.createVariable("time", "f8", ("time",))
+        time[:] = [0, 1.5, 31]
+        time.units = "days since 2015-01-30 12:00:00"
+        t = file.createVariable("t", "i2", ("time", "x"), fill_value=-999)
+        t.set_auto_maskandscale(False)
+        t[:] = np.arange(12).reshape(3, 4)
+        t[1, 1] = -999
+        t.scale_factor, t.add_offset = 0.5, 270.0
+    expected = np.arange(12, dtype="float32").reshape(3, 4) * 0.5 + 270
+    expected[1, 1] = np.nan
+    return path, torch.tensor(expected)
+
+
+def test_scale_offset_missing_values_and_times(tmp_path):
+    path, expected = packed(tmp_path / "a.nc")
+    array = shardtensor.io.open(path)
+    assert array.dims == ("time", "x")
+    torch.testing.assert_close(array[...], expected, equal_nan=True)
+    stored = shardtensor.io.open(path, "t", decode=False)[...]
+    assert stored.dtype == torch.int16 and stored[1, 1] == -999
+    doubled = shardtensor.io.open(path, "t", dtype=torch.float64)[...]
+    torch.testing.assert_close(doubled, expected.double(), equal_nan=True)
+    assert list(array.coordinates["time"].astype(str)) == [
+        "2015-01-30T12:00:00.000000",
+        "2015-02-01T00:00:00.000000",
+        "2015-03-02T12:00:00.000000",
+    ]
+
+
+def test_times_of_other_calendars(tmp_path):
+    path, _ = packed(tmp_path / "a.nc")
+    with netCDF4.Dataset(path, "a") as file:
+        file["time"].calendar = "360_day"
+    times = shardtensor.io.open(path).coordinates["time"]
+    assert [t.isoformat() for t in times][1:] == [
+        "2015-02-02T00:00:00",
+        "2015-03-01T12:00:00",
+    ]
+
+
+NUMBERS = np.array([0, 1, -1, 100, -100, 20, -20])
+
+
+@pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "f4", "f8"])
+def test_what_is_missing_is_what_netcdf4_masks(tmp_path, kind):
+    dtype = np.dtype(kind)
+    numbers = abs(NUMBERS) if dtype.kind == "u" else NUMBERS
+
+    def told(value):
+        return np.array(value, dtype)
+
+    cases = [
+        {},
+        {"_FillValue": told(100)},
+        {"missing_value": told([20, 1])},
+        {"valid_range": told([0, 20])},
+        {"valid_min": told(1)},
+        {"valid_max": told(20), "_FillValue": told(0)},
+        {"valid_min": told(0), "valid_max": told(20), "missing_value": told(1)},
+        {"valid_range": told([1, 20]), "valid_min": told(100)},
+        {"valid_range": [0.5, 2.5], "scale_factor": 0.5},
+        {"valid_range": told([1, 2, 3])},
+        {"valid_max": 20.0, "scale_factor": 0.5, "add_offset": 10},
+        {"valid_min": "none", "missing_value": "none"},
+        {"scale_factor": 0.0, "add_offset": 5.0},
+    ]
+    if dtype.kind == "i":
+        cases += [
+            {"_Unsigned": "true"},
+            {"_Unsigned": "true", "_FillValue": told(-1)},
+            {"_Unsigned": "true", "_FillValue": told(1), "valid_range": told([0, -20])},
+        ]
+    for case in cases:
+        attributes = dict(case)
+        with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+            file.createDimension("x", len(numbers))
+            fill = attributes.pop("_FillValue", None)
+            t = file.createVariable("t", dtype, ("x",), fill_value=fill)
+            t.set_auto_maskandscale(False)
+            t[:] = numbers.astype(dtype)
+            t.setncatts(attributes)
+        with netCDF4.Dataset(tmp_path / "a.nc") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = file["t"][:]
+        found = shardtensor.io.open(tmp_path / "a.nc", "t")
+        assert found.dtype == found[...].dtype
+        if np.ma.is_masked(expected):
+            expected = np.ma.filled(expected.astype("f8"), np.nan)
+        close = torch.testing.assert_close
+        expected = torch.tensor(np.asarray(expected)).to(found.dtype)
+        close(found[...], expected, equal_nan=True, msg=lambda m, c=case: f"{c} {m}")
+        found.close()
+
+
+def test_a_scale_as_text(tmp_path):
+    path, expected = packed(tmp_path / "a.nc")
+    with netCDF4.Dataset(path, "a") as file:
+        file["t"].scale_factor = "0.5"
+    torch.testing.assert_close(shardtensor.io.open(path)[...], expected, equal_nan=True)
+    with netCDF4.Dataset(path, "a") as file:
+        file["t"].scale_factor = "half"
+    with pytest.raises(ValueError, match="a.nc.*scale_factor: expected a number, got"):
+        len(shardtensor.io.open(path))
+
+
+def time_file(path, units, calendar, numbers, kind, attributes):
+    told = dict(attributes)
+    fill = told.pop("_FillValue", None)
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("time", len(numbers))
+        time = file.createVariable("time", kind, ("time",), fill_value=fill)
+        time.set_auto_maskandscale(False)
+        time.units = units
+        if calendar:
+            time.calendar = calendar
+        time.setncatts(told)
+        time[:] = np.array(numbers, kind)
+        file.createVariable("x", "f4", ("time",))[:] = 0
+    with netCDF4.Dataset(path) as file:
+        return file["time"][:]
+
+
+def same_times(path, units, calendar="", numbers=(0, 1.25, 400.5), kind="f8", **told):
+    stored = time_file(path, units, calendar, numbers, kind, told)
+    expected = cftime.num2date(stored, units, calendar or "standard")
+    found = shardtensor.io.open(path, "x").coordinates["time"]
+    missing = np.ma.getmaskarray(stored)
+    for mine, theirs, is_missing in zip(found, expected, missing, strict=True):
+        if is_missing:
+            assert mine is None or np.isnat(mine), (units, calendar, found)
+        else:
+            text = str(mine).replace("T", " ")
+            assert text.startswith(str(theirs)), (units, calendar, mine, theirs)
+    return found.dtype.kind
+
+
+def test_times_are_those_of_cftime(tmp_path):
+    path, kinds = tmp_path / "a.nc", set()
+    for since in (
+        "2000-01-01", "1900-01-01 00:00:0.0", "1970-01-01T00:00:00Z", "1-1-1 00:00:00",
+        "2000-01-01 00:00:00 +2:00", "2000-01-01 00:00:00+02:00", "2000-1-1 12",
+        "2000-01-01 00:00:00 -0330", "2000-01-01 12:30:15.5", "1850-01-01",
+        "2000-01-01 06:00", "2000-01-01 00:00:00 UTC", "1583-01-01", "1582-10-04",
+        "1582-10-15",
+    ):  # fmt: skip
+        for unit in ("days", "Hours", "hr", "min", "secs", "milliseconds", "microsecs"):
+            for calendar in ("", "gregorian", "proleptic_gregorian", "julian"):
+                numbers = (0, 1.25, 400.5, 800000)
+                if not since.startswith("1-1-1"):
+                    numbers += (-200, -200000)
+                kind = same_times(path, f"{unit} since {since}", calendar, numbers)
+                kinds.add((calendar, kind))
+    assert ("", "M") in kinds and ("", "O") in kinds
+    assert ("proleptic_gregorian", "O") not in kinds
+    for calendar in ("noleap", "360_day", "all_leap", "366_day"):
+        same_times(path, "days since 2000-01-01", calendar, (0, 59, 60, 366.5))
+    same_times(path, "months since 2000-01-01", "360_day", (0, 1, 2))
+    same_times(path, "microseconds since 1970-01-01", "", (2**60 + 1, 5), "i8")
+
+
+def test_times_are_unpacked_and_missing_ones_are_none(tmp_path):
+    path, days = tmp_path / "a.nc", "days since 2000-01-01"
+    for calendar in ("", "noleap"):
+        same_times(path, days, calendar, (0, -1, 2), "i4", _FillValue=-1)
+        same_times(path, days, calendar, (0, -1, 2), "i1", _Unsigned="true")
+        same_times(path, days, calendar, (0, np.nan, 2), _FillValue=np.nan)
+        same_times(path, days, calendar, (0, 7, 2), missing_value=7.0)
+        packed = {"scale_factor": 0.5, "add_offset": 100.0}
+        same_times(path, days, calendar, (0, 10, 2), "i2", _FillValue=2, **packed)
+    time_file(path, days, "", (0, 1e30), "f8", {})
+    far = shardtensor.io.open(path, "x").coordinates["time"]
+    assert not np.isnat(far[0]) and np.isnat(far[1])
+    time_file(path, "fortnights since 2000-01-01", "", (0, 1), "f8", {})
+    with pytest.raises(
+        ValueError, match=r"cannot read .*a.nc.*coordinate time: .*unit"
+    ):
+        _ = shardtensor.io.open(path, "x").coordinates
+
+
+def test_times_of_several_files_are_of_one_kind(tmp_path):
+    for name, since in (("a", "1500-01-01"), ("b", "1900-01-01")):
+        time_file(tmp_path / f"{name}.nc", f"days since {since}", "", (0, 1), "f8", {})
+    times = shardtensor.io.open(str(tmp_path / "?.nc"), "x").coordinates["time"]
+    assert [t.year for t in times] == [1500, 1500, 1900, 1900]
+    assert all(isinstance(t, cftime.datetime) for t in times)
