@@ -7,9 +7,14 @@ import numpy
 
 from shardtensor.io.sources.source import Box, Source, choose_variable
 
+# What netCDF4 calls the scale of a dim that has no coordinates.
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+
 
 class Hdf5Source(Source):
     def __init__(self, dataset: h5py.Dataset):
+        if dataset.shape is None:
+            raise ValueError("it holds nothing (a null dataspace)")
         super().__init__(_attributes(dataset))
         self._dataset = dataset
         self.shape, self.dtype = dataset.shape, dataset.dtype
@@ -18,24 +23,27 @@ class Hdf5Source(Source):
         self.dims = names if names and all(names) else None
 
     def read(self, box: Box) -> numpy.ndarray:
-        return self._dataset[box]
+        return numpy.asarray(self._dataset[box])
 
     def close(self) -> None:
         self._dataset.file.close()
 
     def beside(self, name: str) -> Source | None:
         found = self._dataset.parent.get(name)
-        return Hdf5Source(found) if isinstance(found, h5py.Dataset) else None
+        if not isinstance(found, h5py.Dataset):
+            return None
+        source = Hdf5Source(found)
+        named = str(source.attributes.get("NAME"))
+        return None if named.startswith(_NO_VARIABLE) else source
 
 
 def _attributes(dataset):
-    """Without those that point to other objects."""
+    """Without those that point to other objects, or hold nothing."""
     found = {}
-    for key in dataset.attrs:
-        if dataset.attrs.get_id(key).dtype.kind != "O" or isinstance(
-            dataset.attrs[key], str
-        ):
-            found[key] = dataset.attrs[key]
+    for key, value in dataset.attrs.items():
+        is_object = dataset.attrs.get_id(key).dtype.kind == "O"
+        if isinstance(value, str) or not (is_object or isinstance(value, h5py.Empty)):
+            found[key] = value
     return found
 
 

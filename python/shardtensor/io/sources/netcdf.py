@@ -24,7 +24,9 @@ class NetcdfSource(Source):
         variable.set_auto_maskandscale(False)
         variable.set_auto_chartostring(False)
         self._file, self._name, self._variable = file, name, variable
-        self.shape, self.dtype = tuple(variable.shape), numpy.dtype(variable.dtype)
+        is_ragged = isinstance(variable.datatype, netCDF4.VLType)
+        self.dtype = numpy.dtype(object if is_ragged else variable.dtype)
+        self.shape = tuple(variable.shape)
         self.dims = tuple(variable.dimensions)
         chunking = variable.chunking()
         self.chunks = tuple(chunking) if isinstance(chunking, list) else None

@@ -12,6 +12,8 @@ import numpy
 
 
 class File:
+    _descriptor = -1  # until it is open, for what cannot be opened is closed, too
+
     def __init__(self, path: str):
         self._descriptor = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self._descriptor).st_size

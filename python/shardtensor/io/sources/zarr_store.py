@@ -23,7 +23,7 @@ class ZarrSource(Source):
         elif names is not None and array.fill_value is not None:
             # Programs that name dims keep CF's fill value here.
             attributes.setdefault("_FillValue", array.fill_value)
-        if isinstance(attributes.get("_FillValue"), str):
+        if isinstance(attributes.get("_FillValue"), str) and array.dtype.kind == "f":
             attributes["_FillValue"] = _decoded(attributes["_FillValue"])
         super().__init__(attributes)
         self._array, self._group = array, group
@@ -41,8 +41,17 @@ class ZarrSource(Source):
 
 
 def _decoded(text):
-    """xarray's form of a floating-point fill value in JSON."""
-    return float(numpy.frombuffer(base64.b64decode(text), "<f8")[0])
+    """A fill value in JSON: the name of a number ("NaN"), or xarray's form. Another
+    text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        (number,) = numpy.frombuffer(base64.b64decode(text, validate=True), "<f8")
+        return float(number)
+    except ValueError:
+        return text
 
 
 def _names(group):
