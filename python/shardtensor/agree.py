@@ -18,10 +18,13 @@ _KINDS = {
 }
 
 
-def agree(mesh: DeviceMesh, error: Exception | None, told: object = None) -> None:
+def agree(
+    mesh: DeviceMesh, error: Exception | None, told: object = None, title: str = ""
+) -> None:
     """Raises on every rank of the mesh what `error` is on one of them, the first
-    rank's where several have one; and where the ranks were not `told` the same.
-    Communication: one small gather, another one where something is wrong."""
+    rank's where several have one; and, by this `title`, where the ranks were not
+    `told` the same. Communication: one small gather, another one where something is
+    wrong."""
     group = whole_group(mesh)
     device = "cpu" if moves_on_host(mesh) else device_of(mesh)
     digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
@@ -35,13 +38,16 @@ def agree(mesh: DeviceMesh, error: Exception | None, told: object = None) -> Non
         return
     texts: list = [None] * ranks
     dist.all_gather_object(texts, _text(error, told), group)
-    _raise(texts, [bool(bad) for bad, _ in rows], error)
+    _raise(texts, [bool(bad) for bad, _ in rows], error, title)
 
 
-def gather(mesh: DeviceMesh, error: Exception | None, value: object) -> list:
+def gather(
+    mesh: DeviceMesh, error: Exception | None, value: object, title: str = ""
+) -> list:
     """Every rank's value, in the order of the mesh's ranks, or on every rank what
-    `error` is on one of them. Communication: that of agree, and one of objects."""
-    agree(mesh, error)
+    `error` is on one of them; other ranks may `agree` meanwhile, which is an error by
+    this `title`. Communication: that of agree, and one of objects."""
+    agree(mesh, error, title=title)
     group = whole_group(mesh)
     values: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group)
@@ -80,13 +86,14 @@ def _text(error, told):
     return (kinds or ["RuntimeError"])[0], str(error)
 
 
-def _raise(texts, failed, error):
+def _raise(texts, failed, error, title):
     if not any(failed):
         calls: dict[str, list[int]] = {}
         for rank, (_, text) in enumerate(texts):
             calls.setdefault(text, []).append(rank)
         lines = [f"mesh ranks {ranks}: {text}" for text, ranks in calls.items()]
-        raise ValueError("ranks were told different things\n" + "\n".join(lines))
+        problem = f"{title}ranks were told different things"
+        raise ValueError("\n".join([problem, *lines]))
     kind, text = texts[failed.index(True)]
     if not all(failed):
         ranks = [str(rank) for rank, bad in enumerate(failed) if bad]

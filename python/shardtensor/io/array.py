@@ -15,7 +15,7 @@ from shardtensor.create import scatter_tensor
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.halo import halo_exchange
 from shardtensor.io import boxes, cf
-from shardtensor.io.sources import Path, is_counted_together, open_source
+from shardtensor.io.sources import Path, Source, is_counted_together, open_source
 from shardtensor.io.sources.joined import JoinedTimes
 from shardtensor.placements import check_placements
 from shardtensor.shard_tensor import ShardTensor
@@ -101,30 +101,36 @@ class Array:
 
     def _count_together(self, mesh):
         """Where a shape is known after counting only, each rank counts a part."""
-        if self._rounds is not None or not is_counted_together(self.path):
-            return
         core_mesh(mesh)
+        if self._rounds is not None or not self._is_counted_together(mesh):
+            return
         group = whole_group(mesh)
         rounds: list[list] = []
-        source = None
+        source: Source | None = None
         while True:
             mine = problem = None
             try:
                 source = source or open_source(self.path, self.variable)
+                if rounds and not source.counted:
+                    source.found(rounds[-1])
                 if not source.counted:
                     mine = source.count(group.rank(), group.size())
             except Exception as error:  # noqa: BLE001  whatever it is, all must know
                 problem = explained("open", self._name, error)
-            told = gather(mesh, problem, (source is None or source.counted, mine))
+            found = source is None or source.counted, mine
+            told = gather(mesh, problem, found, title("open", self._name))
             if all(is_counted for is_counted, _ in told):
                 break
             rounds.append([counts for _, counts in told])
-            try:
-                source.found(rounds[-1])
-            except Exception as error:
-                raise explained("open", self._name, error) from error
         self.close()
         self._rounds, self._opened = rounds, source
+
+    def _is_counted_together(self, mesh):
+        try:
+            return is_counted_together(self.path)
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            # Whether the others count or not, they agree on something next.
+            agree(mesh, explained("open", self._name, error))
 
     @property
     def shape(self) -> torch.Size:
@@ -187,6 +193,8 @@ class Array:
             self.__dict__.pop("_opened").close()
 
     def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError(f"{self._name} has no dims, and so no length")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -230,16 +238,16 @@ class Array:
         self._count_together(mesh)
         told = spec = local = problem = None
         try:
-            told = self.shape, self.dtype, index, placements, halo
+            told = self.shape, self.dtype, index, self._source.whole
             rows, kept = boxes.selected(index, self.shape)
             spec = self._spec(rows, kept, mesh, placements, sizes)
-            told = *told[:3], repr(spec._core), halo
+            told = *told, repr(spec._core), halo
             wanted = boxes.widened(spec, 0 if halo is None else halo)
             if not self._source.whole:
                 local = self._load(boxes.within(rows, kept, wanted), kept)
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
             problem = explained("read", self._name, error)
-        agree(mesh, problem, told)
+        agree(mesh, problem, told, title("read", self._name))
         if self._source.whole:
             return self._scatter(rows, kept, spec, halo)
         return _finish(local.to(device_of(mesh)), spec, wanted, halo is not None)
@@ -310,8 +318,8 @@ class Array:
         try:
             told = self.shape, self.dtype, self.chunks
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
-            problem = error
-        agree(mesh, problem, told)
+            problem = explained("open", self._name, error)
+        agree(mesh, problem, told, title("open", self._name))
 
 
 def _finish(read, spec, wanted, with_ghosts):
@@ -352,7 +360,11 @@ def explained(verb: str, what: str, error: Exception) -> Exception:
     if "shardtensor.io: cannot" in text:
         return error
     kind = next((k for k in _OURS if isinstance(error, k)), OSError)
-    return kind(f"shardtensor.io: cannot {verb} {what}: {text}")
+    return kind(title(verb, what) + text)
+
+
+def title(verb: str, what: str) -> str:
+    return f"shardtensor.io: cannot {verb} {what}: "
 
 
 def print_box(box) -> str:

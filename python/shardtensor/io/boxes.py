@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Mapping, Sequence
 
 from shardtensor.spec import ShardTensorSpec
@@ -17,11 +18,12 @@ def selected(index: object, shape: Sequence[int]) -> tuple[list[range], list[int
     Ellipsis; None takes everything."""
     parts = list(index) if isinstance(index, tuple) else [index]
     parts = [slice(None) if part is None else part for part in parts]
-    if sum(part is Ellipsis for part in parts) > 1:
+    places = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if len(places) > 1:
         raise IndexError("an index has one Ellipsis at most")
-    if Ellipsis not in parts:
+    if not places:
         parts.append(Ellipsis)
-    at = parts.index(Ellipsis)
+    at = places[0] if places else len(parts) - 1
     missing = len(shape) - len(parts) + 1
     if missing < 0:
         raise IndexError(f"{len(parts) - 1} indices for {len(shape)} dims")
@@ -36,11 +38,14 @@ def _rows(part, extent):
         if part.step is not None and part.step < 1:
             raise IndexError(f"expected a step forward, got {part}")
         return range(*part.indices(extent))
-    if isinstance(part, bool) or not hasattr(part, "__index__"):
+    try:
+        row = None if isinstance(part, bool) else operator.index(part)
+    except TypeError:
+        row = None
+    if row is None:
         raise TypeError(
             f"expected numbers, slices and Ellipsis in an index, got {part!r}"
         )
-    row = part.__index__()
     if not -extent <= row < extent:
         raise IndexError(f"index {row} is out of range for extent {extent}")
     return range(row % extent, row % extent + 1)
@@ -117,8 +122,17 @@ def _widths(spec, halo):
         halo = {dim: halo for dim in range(spec.ndim) if spec.is_sharded(dim)}
     widths = {}
     for dim, width in halo.items():
-        before, after = (width, width) if isinstance(width, int) else width
-        if not -spec.ndim <= dim < spec.ndim or min(before, after) < 0:
+        sides = (width, width) if isinstance(width, int) else width
+        if (
+            not isinstance(sides, Sequence)
+            or len(sides) != 2
+            or not all(isinstance(each, int) for each in (dim, *sides))
+        ):
+            raise TypeError(
+                f"halo: expected a number of rows, or (before, after), got {width!r} "
+                f"for dim {dim!r}"
+            )
+        if not -spec.ndim <= dim < spec.ndim or min(sides) < 0:
             raise ValueError(f"halo: {width} rows of dim {dim} of {spec.ndim}")
-        widths[dim % spec.ndim] = before, after
+        widths[dim % spec.ndim] = tuple(sides)
     return widths

@@ -4,13 +4,14 @@ reads its piece of them."""
 from __future__ import annotations
 
 import concurrent.futures
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from shardtensor.agree import agree
 from shardtensor.device_mesh import core_mesh, device_of
@@ -46,45 +47,58 @@ class Dataset:
         sizes: Sizes | str | None = None,
         transform: Callable[[dict], object] | None = None,
     ):
+        core_mesh(mesh)
         self.mesh = mesh
-        self._placements = check_placements(placements, mesh.ndim)
         self._sizes = sizes
         self._transform = transform
-        self._arrays = {
-            name: value if isinstance(value, tuple) else (value, 0)
-            for name, value in arrays.items()
-        }
-        core_mesh(mesh)
+        try:
+            self._placements = check_placements(placements, mesh.ndim)
+            self._arrays = _with_shifts(arrays)
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            agree(mesh, error)
         for array, _ in self._arrays.values():
             array._count_together(mesh)
         self._length = self._count()
 
     def _count(self):
-        length = problem = None
+        length = told = problem = None
         try:
-            if any(p.is_shard(0) for p in self._placements):
+            cut = {p.dim for p in self._placements if p.is_shard()}
+            if any(cut & {0, -array.ndim} for array, _ in self._arrays.values()):
                 raise ValueError(
                     f"a batch is not cut along its samples: {self._placements}"
                 )
             length = min(len(array) - shift for array, shift in self._arrays.values())
             if min(shift for _, shift in self._arrays.values()) < 0 or length < 1:
                 raise ValueError("expected shifts of 0 or more that leave a sample")
+            told = (
+                self._placements,
+                self._sizes,
+                [
+                    (name, array.shape, array.dtype, shift)
+                    for name, (array, shift) in self._arrays.items()
+                ],
+            )
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
             problem = error
-        agree(self.mesh, problem, length)
+        agree(self.mesh, problem, told, "Dataset: ")
         return length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, sample: int) -> object:
-        if not -len(self) <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return self.batch([sample % len(self)])
+        return self.batch([sample])
 
     def batch(self, samples: Sequence[int]) -> object:
         """These samples, one after the other along dim 0. Communication: one small
         gather, so that what one rank cannot read is an error on all."""
+        if get_worker_info() is not None:
+            raise RuntimeError(
+                "Dataset: processes of torch's DataLoader are no ranks of the mesh; "
+                "expected num_workers=0, or shardtensor.io.DataLoader, whose thread "
+                "reads ahead"
+            )
         return self.finish(samples, self.load(samples))
 
     def load(
@@ -93,6 +107,7 @@ class Dataset:
         """This rank's pieces. No communication: a thread may do it."""
         try:
             loaded = {}
+            samples = self._rows_of(samples)
             for name, (array, shift) in self._arrays.items():
                 spec = self._spec(array, len(samples))
                 rows = self._rows(array, spec, [sample + shift for sample in samples])
@@ -104,13 +119,22 @@ class Dataset:
     def finish(self, samples: Sequence[int], loaded: dict | Exception) -> object:
         """What `load` has given, on all ranks or on none."""
         problem = loaded if isinstance(loaded, Exception) else None
-        agree(self.mesh, problem, tuple(samples))
+        told = None if problem else tuple(samples)
+        agree(self.mesh, problem, told, "Dataset: ")
         device = device_of(self.mesh)
         batch = {
             name: ShardTensor.from_spec(local.to(device, non_blocking=True), spec)
             for name, (spec, local) in loaded.items()
         }
         return self._transform(batch) if self._transform else batch
+
+    def _rows_of(self, samples):
+        if not len(samples):
+            raise ValueError("Dataset: a batch of no samples")
+        for sample in samples:
+            if not -len(self) <= operator.index(sample) < len(self):
+                raise IndexError(f"sample {sample} of {len(self)}")
+        return [operator.index(sample) % len(self) for sample in samples]
 
     def _spec(self, array, samples) -> ShardTensorSpec:
         sizes = self._sizes
@@ -138,6 +162,21 @@ class Dataset:
         return torch.cat([array[(slice(i, i + 1), *box)] for i in samples])
 
 
+def _with_shifts(arrays):
+    found = {
+        name: value if isinstance(value, tuple) else (value, 0)
+        for name, value in arrays.items()
+    }
+    for name, value in found.items():
+        if len(value) != 2 or not isinstance(value[0], Array):
+            raise TypeError(
+                f"Dataset: {name!r}: expected an Array or (Array, shift), got {value!r}"
+            )
+    if not found:
+        raise ValueError("Dataset: expected one array or more")
+    return found
+
+
 class DataLoader:
     """Batches of a Dataset, in the same order in every run; a thread reads the next
     ones meanwhile.
@@ -152,7 +191,8 @@ class DataLoader:
     and has its own order. `prefetch` batches are read ahead, by `pin_memory` into
     pinned memory, if there is an accelerator. A state that state_dict() gave in the
     middle of an epoch goes on with the batch after; on another number of ranks, too, if
-    the batches of all ranks together have as many samples."""
+    the batches of all ranks together have as many samples. Communication: one small
+    gather when it is made, and what the dataset does."""
 
     def __init__(
         self,
@@ -165,11 +205,6 @@ class DataLoader:
         prefetch: int = 2,
         pin_memory: bool = False,
     ):
-        if batch_size < 1 or prefetch < 0:
-            raise ValueError(
-                f"expected a batch_size of 1 or more and a prefetch of 0 or more, got "
-                f"{batch_size} and {prefetch}"
-            )
         replicas, place = 1, 0
         if data_mesh is not None:
             replicas, place = data_mesh.size(), data_mesh.get_local_rank()
@@ -178,17 +213,31 @@ class DataLoader:
         self._prefetch = prefetch
         self._pin_memory = pin_memory and torch.accelerator.is_available()
         self._together = batch_size * replicas
-        if len(dataset) < self._together:
-            raise ValueError(
-                f"{len(dataset)} samples are no batch of {batch_size} for each of "
-                f"{replicas} ranks"
-            )
+        self._agree(replicas, shuffle, seed)
         self._sampler = DistributedSampler(
             dataset, replicas, place, shuffle=shuffle, seed=seed, drop_last=True
         )
         self._epoch = 0
         self._done = 0  # batches of this epoch that the program has seen
         self._first = 0  # batch of the next pass, where a state goes on
+
+    def _agree(self, replicas, shuffle, seed):
+        size, prefetch, problem = self._batch_size, self._prefetch, None
+        try:
+            if size < 1 or prefetch < 0:
+                raise ValueError(
+                    f"expected a batch_size of 1 or more and a prefetch of 0 or more, "
+                    f"got {size} and {prefetch}"
+                )
+            if len(self._dataset) < size * replicas:
+                raise ValueError(
+                    f"{len(self._dataset)} samples are no batch of {size} for each of "
+                    f"{replicas} ranks"
+                )
+        except Exception as error:  # noqa: BLE001  whatever it is, all must know
+            problem = error
+        told = size, replicas, shuffle, seed
+        agree(self._dataset.mesh, problem, told, "DataLoader: ")
 
     def __len__(self) -> int:
         """Batches of an epoch; samples that make no batch for every rank are left

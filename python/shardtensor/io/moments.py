@@ -44,11 +44,15 @@ def statistics(
     terms."""
     mesh = default_mesh() if mesh is None else mesh
     position = core_mesh(mesh).position
+    if not isinstance(array, Array):
+        agree(mesh, TypeError(f"statistics: expected an Array, got {array!r}"))
     array._count_together(mesh)
     told = terms = problem = None
     try:
+        if array.dtype.is_complex:
+            raise TypeError(f"statistics: expected real numbers, got {array.dtype}")
         rows, kept = boxes.selected(index, array.shape)
-        keep = sorted(_dim(dim, len(kept)) for dim in keep)
+        keep = _kept(keep, len(kept))
         told = tuple(array.shape), index, keep
         dim = _widest(array, rows, kept, keep)
         terms = _empty([len(rows[kept[dim]]) for dim in keep])
@@ -56,14 +60,20 @@ def statistics(
             terms = _merge(terms, _terms(block, keep))
     except Exception as error:  # noqa: BLE001  whatever it is, all must know
         problem = error
-    agree(mesh, problem, told)
+    agree(mesh, problem, told, "statistics: ")
     return _finish(_merged(torch.stack(terms), mesh))
 
 
-def _dim(dim, ndim):
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"statistics: dim {dim} of an array of {ndim} dims")
-    return dim % ndim
+def _kept(keep, ndim):
+    if not isinstance(keep, Sequence):
+        raise TypeError(f"statistics: keep: expected dims, got {keep!r}")
+    for dim in keep:
+        if not -ndim <= dim < ndim:
+            raise IndexError(f"statistics: dim {dim} of an array of {ndim} dims")
+    dims = sorted(dim % ndim for dim in keep)
+    if len(set(dims)) < len(dims):
+        raise ValueError(f"statistics: keep: expected each dim once, got {keep}")
+    return dims
 
 
 def _widest(array, rows, kept, keep):
@@ -71,6 +81,8 @@ def _widest(array, rows, kept, keep):
     free = [dim for dim in range(len(kept)) if dim not in keep]
     if not free:
         raise ValueError("statistics: expected a dim that is not kept")
+    if not all(len(rows[kept[dim]]) for dim in free):
+        raise ValueError(f"statistics: nothing in shape {[len(rows[d]) for d in kept]}")
     chunks = array.chunks or [1] * array.ndim
     return max(free, key=lambda dim: len(rows[kept[dim]]) / chunks[kept[dim]])
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor.agree import agree
 from shardtensor.device_mesh import core_mesh, default_mesh
 from shardtensor.io import boxes
-from shardtensor.io.array import explained, print_box
+from shardtensor.io.array import explained, print_box, title
 from shardtensor.io.sources import format_of
 from shardtensor.shard_tensor import ShardTensor
 
@@ -37,16 +37,18 @@ def create(
     error is raised on all. Communication: one small gather."""
     mesh = default_mesh() if mesh is None else mesh
     core_mesh(mesh)
-    name, problem = os.fspath(path), None
+    told = problem = None
     try:
+        name = _path(path)
+        chunks = None if chunks is None else tuple(map(int, chunks))
+        told = variable, tuple(shape), dtype, chunks
         if mesh.get_coordinate() is not None and not any(mesh.get_coordinate()):
             numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
-            chunks = None if chunks is None else tuple(map(int, chunks))
             what = name, _in_file(name, variable), tuple(shape), numpy_dtype, chunks
             _writer(name).create(*what, dims, dict(attributes or {}), **options)
     except Exception as error:  # noqa: BLE001  whatever it is, all must know
-        problem = explained("create", _title(name, variable), error)
-    agree(mesh, problem, (variable, tuple(shape), dtype, chunks))
+        problem = explained("create", _title(path, variable), error)
+    agree(mesh, problem, told, title("create", _title(path, variable)))
 
 
 def write(
@@ -65,19 +67,23 @@ def write(
     where one process may write at a time (HDF5, NetCDF). Chunks that two ranks share
     are sent to one of them before. What goes wrong is one error on all ranks.
     Communication: small gathers; the rows of shared chunks."""
-    mesh, name = tensor.device_mesh, os.fspath(path)
+    if not isinstance(tensor, ShardTensor):
+        raise TypeError(f"write: expected a ShardTensor, got {type(tensor).__name__}")
+    mesh = tensor.device_mesh
+    if index is not None and options:
+        told = ", ".join(options)
+        agree(mesh, TypeError(f"write: {told} belong to a new variable"))
     if index is None:
         shape = tuple(tensor.shape)
         create(path, variable, shape, tensor.dtype, mesh, **options)
         index = ...
-    elif options:
-        raise TypeError(f"write: {', '.join(options)} belong to a new variable")
-    problem = where = None
+    problem = where = told = None
     try:
-        where = _Target(name, variable, index, tensor)
+        where = _Target(_path(path), variable, index, tensor)
+        told = index, where.rows, where.chunks, where.format.__name__
     except Exception as error:  # noqa: BLE001
-        problem = explained("write", _title(name, variable), error)
-    agree(mesh, problem, (index, where and (where.rows, where.chunks)))
+        problem = explained("write", _title(path, variable), error)
+    agree(mesh, problem, told, title("write", _title(path, variable)))
     pieces = _at_chunks(tensor, where)
     if where.format.IN_TURN:
         for position in range(mesh.size()):
@@ -134,13 +140,14 @@ def _write_piece(tensor, where, is_my_turn):
         wanted = boxes.own_rows(tensor._spec)
         if is_my_turn and _is_first(tensor) and all(map(len, wanted)):
             box = where.box(wanted)
-            values = tensor.to_local().cpu().contiguous().numpy()
+            local = tensor.to_local().resolve_conj().resolve_neg()
+            values = local.cpu().contiguous().numpy()
             shape = [len(range(*part.indices(part.stop))) for part in box]
             values = where.decoding.encode(values, where.dtype).reshape(shape)
             where.format.write_box(where.name, where.variable, box, values)
     except Exception as error:  # noqa: BLE001
-        title = _title(where.name, where.variable) + print_box(where.box(wanted))
-        problem = explained("write", title, error)
+        what = _title(where.name, where.variable) + print_box(where.box(wanted))
+        problem = explained("write", what, error)
     agree(tensor.device_mesh, problem)
 
 
@@ -170,5 +177,11 @@ def _in_file(name, variable):
     return variable
 
 
+def _path(path):
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"expected a path, got {path!r}")
+    return os.fspath(path)
+
+
 def _title(name, variable):
-    return name + (f" variable {variable}" if variable else "")
+    return str(name) + (f" variable {variable}" if variable else "")

@@ -41,7 +41,7 @@ def test_samples_are_cut_over_the_domain(mesh, tmp_path):
     with pytest.raises(IndexError, match="sample 10 of 10"):
         data[10]
     with pytest.raises(ValueError, match="not cut along its samples"):
-        Dataset({}, mesh, [Shard(0)])
+        Dataset({"x": data._arrays["x"]}, mesh, [Shard(0)])
 
 
 def seen(loader, mesh):

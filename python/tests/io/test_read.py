@@ -53,9 +53,14 @@ def test_indices_that_do_not_fit(tmp_path):
         (slice(None, None, -1), IndexError, "a step forward"),
         ("t", TypeError, "got 't'"),
         ([0, 1], TypeError, "expected numbers, slices"),
+        (np.array([0, 1]), TypeError, "expected numbers, slices"),
+        (torch.tensor([0, 1]), TypeError, "expected numbers, slices"),
     ):
         with pytest.raises(kind, match=text):
             array[index]
+    np.save(tmp_path / "b.npy", np.float32(1))
+    with pytest.raises(TypeError, match="b.npy has no dims, and so no length"):
+        len(shardtensor.io.open(tmp_path / "b.npy"))
 
 
 def test_chunks_go_to_one_rank_each():
@@ -359,7 +364,9 @@ def test_ranks_that_ask_for_different_things(mesh, tmp_path):
     path = tmp_path / f"{dist.get_rank()}.npy"
     np.save(path, files.numbers(6 + dist.get_rank(), 2))
     text = failing(shardtensor.io.open(path), mesh)
-    assert text.startswith("ValueError: ranks were told different things")
+    file = f"{tmp_path}/{dist.get_rank()}.npy"
+    title = f"ValueError: shardtensor.io: cannot read {file}: "
+    assert text.startswith(f"{title}ranks were told different things")
     assert "mesh ranks [0]: (torch.Size([6, 2])" in text
     same = shardtensor.io.open(path)
     with pytest.raises(ValueError, match="expected Shard and Replicate, got"):

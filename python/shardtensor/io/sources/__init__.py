@@ -30,6 +30,8 @@ Path = str | os.PathLike | Sequence[str | os.PathLike]
 def open_source(path: Path, variable: str | None) -> Source:
     """A file's variable; of several files (a list, or a pattern with * ? [) one
     after the other along the first dim."""
+    if not isinstance(variable, str | None):
+        raise TypeError(f"expected the name of a variable, got {variable!r}")
     paths = _paths(path)
     sources = [format_of(each).open_source(each, variable) for each in paths]
     is_one = isinstance(path, str | os.PathLike) and paths == [os.fspath(path)]
@@ -37,22 +39,28 @@ def open_source(path: Path, variable: str | None) -> Source:
 
 
 def _paths(path: Path) -> list[str]:
-    if not isinstance(path, str | os.PathLike):
-        paths = [os.fspath(each) for each in path]
-    elif os.path.exists(path) or not glob.has_magic(os.fspath(path)):
-        paths = [os.fspath(path)]
-    else:
-        paths = sorted(glob.glob(os.fspath(path)))
+    paths = _listed(path)
+    is_list = not isinstance(path, str | os.PathLike)
+    if not is_list and not os.path.exists(paths[0]) and glob.has_magic(paths[0]):
+        paths = sorted(glob.glob(paths[0]))
     if not paths:
         raise FileNotFoundError("no file has such a name")
     return paths
 
 
+def _listed(path):
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(paths, Sequence) or not all(
+        isinstance(each, str | os.PathLike) for each in paths
+    ):
+        raise TypeError(f"expected a path or a list of paths, got {path!r}")
+    return [os.fspath(each) for each in paths]
+
+
 def is_counted_together(path: Path) -> bool:
     """Whether ranks meet to learn shapes; known from the name, for on some ranks
     there may be no such file."""
-    first = path if isinstance(path, str | os.PathLike) else next(iter(path), "")
-    lower = os.fspath(first).lower()
+    lower = next(iter(_listed(path)), "").lower()
     return any(lower.endswith(_FORMATS[name][0]) for name in _COUNTED)
 
 
