@@ -130,13 +130,14 @@ def _terms(block, keep):
 
 
 def _merge(one, other):
-    """Chan's: nothing is lost where the mean is large."""
+    """Chan's: nothing is lost where the mean is large. An infinite one stays so."""
     count = one[0] + other[0]
     share = other[0] / count.clamp(min=1)
     apart = other[1] - one[1]
+    is_finite = one[1].isfinite() & other[1].isfinite()
     return (
         count,
-        one[1] + apart * share,
+        torch.where(is_finite, one[1] + apart * share, one[1] + other[1]),
         one[2] + other[2] + apart.square() * one[0] * share,
         torch.minimum(one[3], other[3]),
         torch.maximum(one[4], other[4]),

@@ -177,6 +177,23 @@ def test_statistics_in_one_pass(mesh, tmp_path, kind):
         statistics_of(array, mesh, keep=(3,))
 
 
+@ranks(1, 2, 3, 4)
+def test_infinities_are_those_of_one_device(mesh, tmp_path):
+    """Wherever they are cut, on ranks without rows, too."""
+    inf, path = torch.inf, tmp_path / f"{dist.get_rank()}.npy"
+    for values in ([1, inf, 2], [inf, inf, 1, inf], [-inf, 1], [-inf, 2, inf], [inf]):
+        np.save(path, np.array([values, [7] * len(values)]))
+        found = statistics_of(shardtensor.io.open(path), mesh, keep=(0,))
+        x = torch.tensor([values, [7] * len(values)], dtype=torch.float64)
+        for mine, expected in (
+            (found.mean, x.mean(1)),
+            (found.std, x.std(1, correction=0)),
+            (found.min, x.amin(1)),
+            (found.max, x.amax(1)),
+        ):
+            torch.testing.assert_close(mine, expected, equal_nan=True)
+
+
 @ranks(2, 3)
 def test_a_file_without_chunks_is_shared_evenly(mesh, tmp_path):
     """Whatever its dims; no rank reads it all."""
