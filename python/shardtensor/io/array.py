@@ -57,6 +57,8 @@ class Array:
         array[0, :10]                                     # a plain tensor
         array.read((0,), mesh, [Shard(0)])                # each rank its rows
 
+    It can be sent to other processes, which open the file for themselves.
+
     Thread safety / ordering: `read` and `open(mesh=...)` communicate, everything
     else is this rank's own."""
 
@@ -191,6 +193,13 @@ class Array:
         self.__dict__.pop("_source", None)
         if "_opened" in self.__dict__:
             self.__dict__.pop("_opened").close()
+
+    def __getstate__(self) -> dict:
+        """Without the file, which another process opens for itself."""
+        kept = dict(self.__dict__)
+        for name in ("_opened", "_source"):
+            kept.pop(name, None)
+        return kept
 
     def __len__(self) -> int:
         if not self.ndim:

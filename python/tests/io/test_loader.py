@@ -53,6 +53,16 @@ def seen(loader, mesh):
     return found
 
 
+@ranks(1, 2)
+def test_worker_processes_are_no_ranks(mesh, tmp_path):
+    data = dataset(mesh, tmp_path)
+    first = next(iter(torch.utils.data.DataLoader(data, batch_size=None)))
+    assert_close(first["x"], torch.tensor(VALUES[:1]))
+    workers = torch.utils.data.DataLoader(data, batch_size=None, num_workers=1)
+    with pytest.raises(RuntimeError, match="expected num_workers=0, or shardtensor.io"):
+        next(iter(workers))
+
+
 @ranks("2x2")
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_data_ranks_get_different_samples_in_one_order(mesh, tmp_path, prefetch):

@@ -2,6 +2,7 @@
 
 import builtins
 import os
+import pickle
 import sys
 
 import files
@@ -84,6 +85,26 @@ def test_chunks_go_to_one_rank_each():
 def test_a_selection_says_which_dims_stay():
     rows, kept = selected((0, ..., slice(1, 9, 2)), (4, 5, 10))
     assert rows == [range(0, 1), range(0, 5), range(1, 9, 2)] and kept == [1, 2]
+
+
+def as_files(folder, values):
+    for write in files.WRITERS.values():
+        yield write(folder, values)
+    np.savetxt(folder / "a.csv", values.reshape(len(values), -1), fmt="%d")
+    yield folder / "a.csv", None
+    yield folder / "?.npy", None
+
+
+def test_an_array_travels_to_other_processes(tmp_path):
+    """As one that opens its file there."""
+    values = files.numbers(7, 10, 5)
+    for path, variable in as_files(tmp_path, values):
+        array = shardtensor.io.open(str(path), variable)
+        rows = array[3]
+        text = pickle.dumps(array)
+        array.close()
+        assert len(text) < 1000
+        assert torch.equal(pickle.loads(text)[3], rows), path
 
 
 # ---- many files -----------------------------------------------------------
