@@ -31,6 +31,7 @@ set(public_headers
   shardtensor/halo/halo_exchange.h
   shardtensor/halo/halo_padding.h
   shardtensor/halo/stencil.h
+  shardtensor/layout/in_range.h
   shardtensor/layout/infer.h
   shardtensor/layout/interval.h
   shardtensor/layout/mesh.h

@@ -128,18 +128,14 @@ Mesh::Mesh(Options options)
       strides_(row_major_strides(options_.shape)) {}
 
 int64_t Mesh::coordinate(int64_t position, int64_t axis) const {
-  TORCH_CHECK_INDEX(
-      position >= 0 && position < ranks(),
-      "Mesh: position ",
-      position,
-      ", expected 0 <= position < ",
-      ranks());
-  return position / strides_.at(axis) % ranks(axis);
+  in_range("Mesh", "position", position, ranks());
+  in_range("Mesh", "axis", axis, axes());
+  return position / strides_[axis] % options_.shape[axis];
 }
 
 int64_t Mesh::with_coordinate(int64_t position, int64_t axis, int64_t to)
     const {
-  return position + (to - coordinate(position, axis)) * strides_.at(axis);
+  return position + (to - coordinate(position, axis)) * strides_[axis];
 }
 
 int64_t Mesh::piece(int64_t position, const std::vector<int64_t>& axes) const {
@@ -152,10 +148,12 @@ int64_t Mesh::piece(int64_t position, const std::vector<int64_t>& axes) const {
 
 const std::string& Mesh::axis_name(int64_t axis) const {
   static const std::string unnamed;
-  return options_.axis_names.empty() ? unnamed : options_.axis_names.at(axis);
+  in_range("Mesh", "axis", axis, axes());
+  return options_.axis_names.empty() ? unnamed : options_.axis_names[axis];
 }
 
 const std::string& Mesh::group(int64_t axis) const {
+  in_range("Mesh", "axis", axis, axes());
   TORCH_CHECK(
       !options_.axis_groups.empty(),
       "Mesh: no group for axis ",
@@ -163,7 +161,7 @@ const std::string& Mesh::group(int64_t axis) const {
       " of ",
       *this,
       ", expected a mesh with process groups");
-  return options_.axis_groups.at(axis);
+  return options_.axis_groups[axis];
 }
 
 MeshPtr make_mesh(Mesh::Options options) {

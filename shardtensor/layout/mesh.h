@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "shardtensor/layout/in_range.h"
+
 namespace shardtensor {
 
 class Mesh;
@@ -42,14 +44,15 @@ class Mesh {
   }
   /// The number of ranks along one axis.
   int64_t ranks(int64_t axis) const {
-    return options_.shape.at(axis);
+    return options_.shape[detail::in_range("Mesh", "axis", axis, axes())];
   }
   /// The number of ranks in the mesh.
   int64_t ranks() const {
     return static_cast<int64_t>(options_.ranks.size());
   }
   int64_t global_rank(int64_t position) const {
-    return options_.ranks.at(position);
+    return options_
+        .ranks[detail::in_range("Mesh", "position", position, ranks())];
   }
   int64_t position() const {
     return options_.position;

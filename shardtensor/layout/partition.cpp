@@ -85,12 +85,7 @@ std::vector<int64_t> Partition::sizes() const {
 }
 
 int64_t Partition::owner(int64_t row) const {
-  TORCH_CHECK_INDEX(
-      row >= 0 && row < extent(),
-      "Partition: row ",
-      row,
-      ", expected 0 <= row < ",
-      extent());
+  in_range("Partition", "row", row, extent());
   // The last piece that begins at or before the row: empty ones come earlier.
   const auto after =
       std::upper_bound(offsets_.begin(), offsets_.end(), row % period());

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <vector>
 
+#include "shardtensor/layout/in_range.h"
 #include "shardtensor/layout/interval.h"
 
 namespace shardtensor {
@@ -54,7 +55,8 @@ class Partition {
   }
   /// The rows of one repetition that piece owns.
   Interval interval(int64_t piece) const {
-    return {offsets_.at(piece), offsets_.at(piece + 1)};
+    detail::in_range("Partition", "piece", piece, pieces());
+    return {offsets_[piece], offsets_[piece + 1]};
   }
   /// The number of rows that piece owns in all repetitions.
   int64_t local_extent(int64_t piece) const {

@@ -232,7 +232,7 @@ int64_t ShardSpec::numel() const {
 }
 
 const Partition& ShardSpec::partition(int64_t dim) const {
-  const auto& partition = partitions_.at(dim);
+  const auto& partition = partitions_[checked(dim)];
   TORCH_CHECK_VALUE(
       partition,
       "ShardSpec: dim ",
@@ -283,11 +283,11 @@ bool ShardSpec::is_contiguous() const {
 }
 
 int64_t ShardSpec::piece(int64_t dim, int64_t position) const {
-  return mesh_->piece(position, axes_.at(dim));
+  return mesh_->piece(position, axes(dim));
 }
 
 Interval ShardSpec::interval(int64_t dim, int64_t position) const {
-  const auto& partition = partitions_.at(dim);
+  const auto& partition = partitions_[checked(dim)];
   return partition ? partition->interval(piece(dim, position))
                    : Interval{0, sizes_[dim]};
 }

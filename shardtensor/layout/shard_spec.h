@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "shardtensor/layout/in_range.h"
 #include "shardtensor/layout/interval.h"
 #include "shardtensor/layout/mesh.h"
 #include "shardtensor/layout/partition.h"
@@ -47,26 +48,27 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
     return sizes_;
   }
   int64_t size(int64_t dim) const {
-    return sizes_.at(dim);
+    return sizes_[checked(dim)];
   }
   int64_t numel() const;
   const std::vector<Placement>& placements() const {
     return placements_;
   }
   const Placement& placement(int64_t axis) const {
-    return placements_.at(axis);
+    return placements_[detail::in_range(
+        "ShardSpec", "axis", axis, static_cast<int64_t>(placements_.size()))];
   }
   const Partitions& partitions() const {
     return partitions_;
   }
   bool is_sharded(int64_t dim) const {
-    return partitions_.at(dim).has_value();
+    return partitions_[checked(dim)].has_value();
   }
   /// Raises when the dim is not sharded.
   const Partition& partition(int64_t dim) const;
   /// The mesh axes that shard this dim, in order.
   const std::vector<int64_t>& axes(int64_t dim) const {
-    return axes_.at(dim);
+    return axes_[checked(dim)];
   }
   /// The mesh axes with a Shard placement, in order.
   std::vector<int64_t> sharded_axes() const;
@@ -107,6 +109,10 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
   bool operator==(const ShardSpec& other) const;
 
  private:
+  int64_t checked(int64_t dim) const {
+    return detail::in_range("ShardSpec", "dim", dim, this->dim());
+  }
+
   MeshPtr mesh_;
   std::vector<int64_t> sizes_;
   std::vector<Placement> placements_;

@@ -92,6 +92,20 @@ TEST(Mesh, RanksOutsideTheMeshStandNowhere) {
       "Mesh: position 2, expected 0 <= position < 2");
 }
 
+TEST(Mesh, RefusesAxesAndPositionsOutside) {
+  const MeshPtr mesh = make_mesh(two_by_two());
+  const auto no_axis = "Mesh: axis 3, expected 0 <= axis < 2";
+  expect_error<c10::IndexError>([&] { mesh->ranks(3); }, no_axis);
+  expect_error<c10::IndexError>([&] { mesh->group(3); }, no_axis);
+  expect_error<c10::IndexError>([&] { mesh->axis_name(3); }, no_axis);
+  expect_error<c10::IndexError>([&] { mesh->coordinate(3); }, no_axis);
+  expect_error<c10::IndexError>(
+      [&] { mesh->with_coordinate(0, 3, 0); }, no_axis);
+  expect_error<c10::IndexError>(
+      [&] { mesh->global_rank(4); },
+      "Mesh: position 4, expected 0 <= position < 4");
+}
+
 TEST(Mesh, EqualMeshesAreOnePointer) {
   const int64_t before = interned_meshes();
   {

@@ -132,6 +132,14 @@ TEST(Partition, RefusesRowsOutside) {
         [&] { Partition({3, 2}).owner(row); },
         "Partition: row " + std::to_string(row) + ", expected 0 <= row < 5");
   }
+  const auto no_piece = "Partition: piece 2, expected 0 <= piece < 2";
+  expect_error<c10::IndexError>(
+      [] { Partition({3, 2}).interval(2); }, no_piece);
+  expect_error<c10::IndexError>(
+      [] { Partition({3, 2}).global_row(2, 0); }, no_piece);
+  expect_error<c10::IndexError>(
+      [] { Partition({3, 2}).local_extent(-1); },
+      "Partition: piece -1, expected 0 <= piece < 2");
 }
 
 } // namespace

@@ -262,6 +262,14 @@ TEST(ShardSpec, RefusesQuestionsOutOfRange) {
       "has no partition, expected a sharded dim");
   expect_error<c10::IndexError>(
       [&] { spec->box(2); }, "Mesh: position 2, expected 0 <= position < 2");
+  const auto no_dim = "ShardSpec: dim 5, expected 0 <= dim < 2";
+  expect_error<c10::IndexError>([&] { spec->size(5); }, no_dim);
+  expect_error<c10::IndexError>([&] { spec->is_sharded(5); }, no_dim);
+  expect_error<c10::IndexError>([&] { spec->partition(5); }, no_dim);
+  expect_error<c10::IndexError>([&] { spec->axes(5); }, no_dim);
+  expect_error<c10::IndexError>([&] { spec->interval(5); }, no_dim);
+  expect_error<c10::IndexError>(
+      [&] { spec->placement(1); }, "ShardSpec: axis 1, expected 0 <= axis < 1");
 }
 
 // ---- relatives of a spec ----------------------------------------------------
