@@ -122,8 +122,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         does: another split is redistributed first."""
         from torch.distributed.tensor import DTensor
 
-        even = make_spec(self.device_mesh, self.shape, self.placements)
-        local = _C.to_local(_C.redistribute(self, even._core))
+        even = make_spec(self.device_mesh, self.shape, self.placements)._core
+        # A DTensor hands each term the whole gradient, of an average, too.
+        grad = even.without_partial()
+        local = _C.to_local(_C.redistribute(self, even), grad)
         return DTensor.from_local(
             local,
             self.device_mesh,

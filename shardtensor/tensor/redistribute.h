@@ -11,8 +11,9 @@ namespace shardtensor::detail {
 /// Replicate axes are cut, an all-reduce per axis that goes from Partial to
 /// Replicate, and one exchange for everything else. Raises when the meshes or
 /// sizes differ, or when a Partial would have to be made from another
-/// reduction's Partial. `format`: the one that the whole tensor shows, in which
-/// its boxes travel; the same on all ranks.
+/// reduction's Partial, or an average, a maximum or a minimum from a Shard.
+/// `format`: the one that the whole tensor shows, in which its boxes travel;
+/// the same on all ranks.
 at::Tensor redistribute_local(
     const at::Tensor& local,
     const SpecPtr& from,

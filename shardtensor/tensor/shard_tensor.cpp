@@ -35,11 +35,33 @@ bool is_gradient_of_all(const at::Tensor& grad) {
       (is_shard_tensor(grad) || !grad.key_set().has_any(transforms));
 }
 
+/// The terms that make one element where they are averaged, else 1: a term has
+/// this part of the whole tensor's gradient.
+int64_t averaged_terms(const ShardSpec& spec) {
+  int64_t terms = 1;
+  for (const int64_t axis : spec.partial_axes()) {
+    const bool averages = spec.placement(axis).reduce == Reduce::Avg;
+    terms *= averages ? spec.mesh()->ranks(axis) : 1;
+  }
+  return terms;
+}
+
+/// Each Partial a sum.
+SpecPtr with_sums(const SpecPtr& spec) {
+  auto placements = spec->placements();
+  for (const int64_t axis : spec->partial_axes()) {
+    placements[axis] = Placement::partial();
+  }
+  return with_placements(spec, std::move(placements));
+}
+
 /// Backward of to_local: the ranks' gradients make one ShardTensor again, in
 /// the layout of the tensor they belong to.
 struct ToLocalBackward : Node {
-  ToLocalBackward(SpecPtr grad_spec, SpecPtr spec)
-      : grad_spec_(std::move(grad_spec)), spec_(std::move(spec)) {}
+  ToLocalBackward(const SpecPtr& grad_spec, const SpecPtr& spec)
+      : spec_(without_partial(spec)),
+        grad_spec_(grad_spec ? grad_spec : spec_),
+        terms_(grad_spec ? 1 : averaged_terms(*spec)) {}
   std::string name() const override {
     return "ShardTensorToLocalBackward";
   }
@@ -48,12 +70,14 @@ struct ToLocalBackward : Node {
       return {at::Tensor()};
     }
     // A recomputation may have kept sharded what was gathered before.
-    return {redistribute(
+    const auto grad = redistribute(
         is_shard_tensor(grads[0]) ? grads[0] : from_local(grads[0], grad_spec_),
-        spec_)};
+        spec_);
+    return {terms_ == 1 ? grad : grad * terms_};
   }
-  SpecPtr grad_spec_;
   SpecPtr spec_;
+  SpecPtr grad_spec_;
+  int64_t terms_;
 };
 
 struct FromLocalBackward : Node {
@@ -65,8 +89,17 @@ struct FromLocalBackward : Node {
     if (!is_gradient_of_all(grads[0])) {
       return {grads[0]};
     }
+    const auto& placements = spec_->placements();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        std::all_of(placements.begin(), placements.end(), is_linear),
+        "from_local: the terms of ",
+        to_string(*spec_),
+        " have no gradient, expected a sum or an average of terms");
     // Ranks use a term's gradient for different work: theirs sum again.
-    return {to_local(tangent_as(grads[0], without_partial(spec_)), spec_)};
+    const auto grad = to_local(
+        tangent_as(grads[0], without_partial(spec_)), with_sums(spec_));
+    const auto terms = averaged_terms(*spec_);
+    return {terms == 1 ? grad : grad / terms};
   }
   SpecPtr spec_; // of the wrapper
 };
@@ -197,8 +230,7 @@ at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
   auto result = impl->local().detach();
   share_version_counter(tensor, result);
   if (needs_node(tensor)) {
-    const auto own = without_partial(impl->spec());
-    connect<ToLocalBackward>(result, tensor, grad_spec ? grad_spec : own, own);
+    connect<ToLocalBackward>(result, tensor, grad_spec, impl->spec());
   }
   carry_tangent(result, tensor, [&](const auto& t) {
     return to_local(tangent_as(t, impl->spec()));

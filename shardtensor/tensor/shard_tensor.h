@@ -16,9 +16,11 @@ const SpecPtr& spec(const at::Tensor& tensor);
 /// A ShardTensor of spec's global sizes whose shard on this rank is `local`
 /// (no copy). Differentiable: the gradient of `local` is the local part of the
 /// wrapper's gradient, brought to spec's layout with each Partial axis made
-/// Replicate. It shows the strides of `format` (channels-last where it has the
-/// dims for it), however `local` lies. No communication. Raises when local's
-/// sizes are not spec's local sizes on this rank.
+/// Replicate, and divided by the number of terms where they are averaged. It
+/// shows the strides of `format` (channels-last where it has the dims for it),
+/// however `local` lies. No communication; that of redistribute in backward.
+/// Raises when local's sizes are not spec's local sizes on this rank, and in
+/// backward for the terms of a maximum, a minimum or a product.
 at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
@@ -34,17 +36,22 @@ at::Tensor from_local_strided(
 
 /// This rank's shard as a plain tensor (no copy, shared version counter).
 /// `grad_spec` says how the ranks' gradients of the result are to be read:
-/// by default as the tensor's own layout with each Partial made Replicate;
-/// give Partial on an axis where ranks use a replicated tensor for different
-/// work. No communication.
+/// by default as from_local gives them, in the tensor's own layout with each
+/// Partial made Replicate; give Partial on an axis where ranks use a replicated
+/// tensor for different work. No communication; that of redistribute in
+/// backward.
 at::Tensor to_local(
     const at::Tensor& tensor,
     const SpecPtr& grad_spec = nullptr);
 
 /// The same tensor in another layout and the same memory format. Differentiable
-/// to any order: the gradient travels back the same way. Communication: see
-/// redistribute_local; none when the layouts are equal (then the tensor itself
-/// is returned).
+/// to any order: the gradient travels back the same way. Communication: none
+/// when the layouts are equal (then the tensor itself is returned) or only
+/// Replicate axes are cut; an all-reduce for each axis that goes from Partial
+/// to Replicate, or from a maximum, a minimum or a product to Shard; one
+/// exchange for everything else together. Raises when meshes or sizes differ,
+/// and for a Partial from another Partial, an average, a maximum or a minimum
+/// from a Shard, and a product: go through Replicate.
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
 /// To with_placements(spec(tensor), placements, partitions).
 at::Tensor redistribute(

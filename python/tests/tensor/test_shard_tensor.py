@@ -206,6 +206,39 @@ def test_grad_placements_say_what_local_gradients_mean(mesh):
     assert y.grad.to_local().tolist() == [total] * 3
 
 
+@ranks(2, 3)
+def test_terms_of_an_average_have_their_part_of_its_gradient(mesh):
+    rank, count = mesh.get_rank(), mesh.size()
+    terms = [(numbered(3) + r).requires_grad_() for r in range(count)]
+    mean = torch.stack(terms).mean(0)
+    wanted = torch.autograd.grad(mean.pow(3).sum(), terms, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in wanted), terms)
+    x = (numbered(3) + rank).requires_grad_()
+    average = ShardTensor.from_local(x, mesh, [Partial("avg")])
+    once = (
+        ShardTensor.from_local(average.to_local() * 1, mesh, [Partial("avg")]),
+        average.to_dtensor(),
+    )
+    twice = (average, average.redistribute(placements=[Shard(0)]))
+    for y in (*twice, *once):
+        cubes = y.redistribute(placements=[Replicate()]).pow(3)
+        (g,) = torch.autograd.grad(
+            cubes.sum(), x, create_graph=any(y is t for t in twice), retain_graph=True
+        )
+        torch.testing.assert_close(g, wanted[rank])
+        if g.requires_grad:
+            (gg,) = torch.autograd.grad(g.square().sum(), x)
+            torch.testing.assert_close(gg, second[rank])
+
+
+@ranks(2)
+def test_terms_of_a_maximum_have_no_gradient(mesh):
+    x = numbered(3).requires_grad_()
+    y = ShardTensor.from_local(x, mesh, [Partial("max")])
+    with pytest.raises(NotImplementedError, match=r"the terms of .*Partial\(max\)"):
+        y.full_tensor().sum().backward()
+
+
 @ranks(1, 2, 3)
 def test_a_dtensor_comes_and_goes(mesh):
     x = numbered(6, 5)
