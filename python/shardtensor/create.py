@@ -33,8 +33,9 @@ def scatter_tensor(
     """What rank `global_src` holds, cut: each rank receives its shard only.
     Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
     checked against the tensor, `dtype` converts it. The result is a leaf.
-    Communication: one small broadcast, one message to each rank; an exchange where
-    `sizes` has a repeated cut."""
+    Raises alike on every rank for anything but a plain tensor. Communication: one
+    small broadcast, three integers from each rank to each, one message to each rank;
+    an exchange where `sizes` has a repeated cut."""
     placements = check_placements(placements, mesh.ndim)
     ranks = mesh.mesh.flatten().tolist()
     if global_src not in ranks:

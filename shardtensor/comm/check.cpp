@@ -211,7 +211,8 @@ void detail::agree_on_call(
   }
   std::optional<Collective> call;
   const auto error = error_of([&] { call = prepare(); });
-  compare(group, x.device(), call, error);
+  // An undefined x is an error, which is told from the host.
+  compare(group, x.defined() ? x.device() : at::kCPU, call, error);
 }
 
 void detail::check_same_call(

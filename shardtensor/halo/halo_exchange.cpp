@@ -124,6 +124,7 @@ at::Tensor halo_trim(
     const SpecPtr& like,
     const std::vector<Halo>& halos,
     Boundary boundary) {
+  TORCH_CHECK_VALUE(like, "halo_trim: no spec, expected one");
   const SpecPtr layout = stencil_layout(like, {});
   at::Tensor trimmed = local;
   if (layout->mesh()->contains_this_rank()) {

@@ -12,13 +12,15 @@ using namespace detail;
 namespace {
 
 std::vector<Placement> with_positive_dims(
+    const char* op,
     std::vector<Placement> placements,
     int64_t dims) {
   for (Placement& placement : placements) {
     if (placement.is_shard()) {
       TORCH_CHECK_INDEX(
           placement.dim >= -dims && placement.dim < dims,
-          "from_local: ",
+          op,
+          ": ",
           placement,
           " of a tensor with ",
           dims,
@@ -43,11 +45,13 @@ std::vector<int64_t> axes_of(
 }
 
 void check_placements(
+    const char* op,
     const Mesh& mesh,
     const std::vector<Placement>& placements) {
   TORCH_CHECK_VALUE(
       static_cast<int64_t>(placements.size()) == mesh.axes(),
-      "from_local: placements (",
+      op,
+      ": placements (",
       join(placements),
       ") for ",
       mesh,
@@ -64,7 +68,7 @@ void check_dims(const std::vector<std::vector<int64_t>>& local_sizes) {
   for (const int64_t one : dims) {
     TORCH_CHECK_VALUE(
         one == dims[0],
-        "from_local: the local tensors have different numbers of dims, by "
+        "infer_spec: the local tensors have different numbers of dims, by "
         "rank: [",
         join(dims),
         "]");
@@ -86,7 +90,7 @@ std::vector<int64_t> pieces_of(
     auto& piece = pieces[mesh.piece(static_cast<int64_t>(position), axes)];
     TORCH_CHECK_VALUE(
         piece.value_or(extents[position]) == extents[position],
-        "from_local: dim ",
+        "infer_spec: dim ",
         dim,
         " must have one extent on all ranks that hold the same piece, but by "
         "rank it is [",
@@ -109,14 +113,14 @@ SpecPtr infer_spec(
     const std::vector<std::vector<int64_t>>& local_sizes) {
   TORCH_CHECK_VALUE(
       static_cast<int64_t>(local_sizes.size()) == mesh->ranks(),
-      "from_local: the local sizes of ",
+      "infer_spec: the local sizes of ",
       local_sizes.size(),
       " ranks, expected those of all ",
       mesh->ranks());
-  check_placements(*mesh, placements);
+  check_placements("infer_spec", *mesh, placements);
   check_dims(local_sizes);
   const auto dims = static_cast<int64_t>(local_sizes[0].size());
-  const auto on_axes = with_positive_dims(placements, dims);
+  const auto on_axes = with_positive_dims("infer_spec", placements, dims);
   std::vector<int64_t> sizes;
   ShardSpec::Partitions partitions;
   for (int64_t dim = 0; dim < dims; ++dim) {
@@ -137,9 +141,9 @@ SpecPtr infer_spec_along_axes(
     const std::vector<Placement>& placements,
     const std::vector<int64_t>& local_sizes,
     const std::vector<std::vector<std::vector<int64_t>>>& along) {
-  check_placements(*mesh, placements);
+  check_placements("from_local", *mesh, placements);
   const auto dims = static_cast<int64_t>(local_sizes.size());
-  const auto on_axes = with_positive_dims(placements, dims);
+  const auto on_axes = with_positive_dims("from_local", placements, dims);
   auto sizes = local_sizes;
   ShardSpec::Partitions partitions(dims);
   for (int64_t dim = 0; dim < dims; ++dim) {
@@ -190,9 +194,9 @@ SpecPtr infer_even_spec(
     const MeshPtr& mesh,
     const std::vector<Placement>& placements,
     std::vector<int64_t> local_sizes) {
-  check_placements(*mesh, placements);
-  const auto on_axes =
-      with_positive_dims(placements, static_cast<int64_t>(local_sizes.size()));
+  check_placements("from_local", *mesh, placements);
+  const auto on_axes = with_positive_dims(
+      "from_local", placements, static_cast<int64_t>(local_sizes.size()));
   for (size_t axis = 0; axis < on_axes.size(); ++axis) {
     if (on_axes[axis].is_shard()) {
       local_sizes[on_axes[axis].dim] *= mesh->ranks(static_cast<int64_t>(axis));

@@ -21,6 +21,7 @@ constexpr int64_t kMaxDims = 30;
 constexpr int64_t kDims = 0;
 constexpr int64_t kHash = 1;
 constexpr int64_t kSizes = 2;
+constexpr int64_t kUndefined = -1; // dims of no tensor
 
 int64_t hash_of(const at::Tensor& local, std::vector<Placement> placements) {
   for (Placement& placement : placements) {
@@ -41,13 +42,13 @@ at::Tensor gather_rows_of_all(
   if (mesh.contains_this_rank()) {
     auto* const row =
         table.data_ptr<int64_t>() + mesh.position() * table.size(1);
-    row[kDims] = local.dim();
-    row[kHash] = hash_of(local, placements);
+    row[kDims] = local.defined() ? local.dim() : kUndefined;
+    row[kHash] = local.defined() ? hash_of(local, placements) : 0;
     const auto sizes = local.sizes().slice(0, std::min(local.dim(), kMaxDims));
     std::copy(sizes.begin(), sizes.end(), row + kSizes);
   }
   // A device would be waited for: only where the group has no other messages.
-  const bool on_host = mesh.ranks() == 1 ||
+  const bool on_host = mesh.ranks() == 1 || !local.defined() ||
       (mesh.contains_this_rank() && Group(mesh.group()).moves_host_tensors());
   return all_reduce(
              on_host ? table : table.to(local.device()),
@@ -63,16 +64,22 @@ SpecPtr infer_spec(
     const at::Tensor& local,
     const MeshPtr& mesh,
     const std::vector<Placement>& placements) {
-  const CommScope scope("from_local");
+  TORCH_CHECK_VALUE(mesh, "infer_spec: no mesh, expected one");
+  const CommScope scope("infer_spec");
   const auto table = gather_rows_of_all(local, *mesh, placements);
   std::vector<std::vector<int64_t>> local_sizes;
   bool same = true;
   for (int64_t position = 0; position < mesh->ranks(); ++position) {
     const auto* const row =
         table.const_data_ptr<int64_t>() + position * table.size(1);
+    TORCH_CHECK_TYPE(
+        row[kDims] != kUndefined,
+        "infer_spec: the tensor of position ",
+        position,
+        " is undefined");
     TORCH_CHECK_VALUE(
         row[kDims] <= kMaxDims,
-        "from_local: expected at most ",
+        "infer_spec: expected at most ",
         kMaxDims,
         " dims, got ",
         row[kDims]);
@@ -87,7 +94,7 @@ SpecPtr infer_spec(
   // Other numbers of dims are said by the planner, with all ranks' numbers.
   TORCH_CHECK_VALUE(
       same || !same_dims,
-      "from_local: the ranks differ in placements, dtype or device type; this "
+      "infer_spec: the ranks differ in placements, dtype or device type; this "
       "one has ",
       join(placements),
       ", ",

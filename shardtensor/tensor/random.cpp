@@ -16,6 +16,7 @@ at::Tensor empty(
     const char* op,
     const SpecPtr& spec,
     const at::TensorOptions& options) {
+  TORCH_CHECK_VALUE(spec, op, ": no spec, expected one");
   TORCH_CHECK_VALUE(
       !spec->has_partial(),
       op,

@@ -5,13 +5,17 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
+
+using namespace detail;
 namespace {
 
 Box from_zero(const Box& box) {
@@ -48,13 +52,11 @@ ExchangePlan plan_scatter(const ShardSpec& spec, int64_t source) {
   return plan;
 }
 
-} // namespace
-
-at::Tensor scatter(
+void check_scatter(
     const at::Tensor& tensor,
     int64_t source,
-    const SpecPtr& spec) {
-  const auto& mesh = *spec->mesh();
+    const ShardSpec& spec) {
+  const auto& mesh = *spec.mesh();
   TORCH_CHECK_VALUE(
       source >= 0 && source < mesh.ranks(),
       "scatter: the source position ",
@@ -62,22 +64,70 @@ at::Tensor scatter(
       " is outside ",
       mesh);
   TORCH_CHECK_VALUE(
-      !spec->has_partial(),
+      !spec.has_partial(),
       "scatter: expected Shard and Replicate placements, got ",
-      to_string(*spec));
-  const bool holds = mesh.position() == source;
+      to_string(spec));
+  TORCH_CHECK_TYPE(
+      tensor.defined(),
+      "scatter: got an undefined tensor, expected a plain one, on other ranks "
+      "than the source an empty one of its dtype and device");
+  TORCH_CHECK_TYPE(
+      !is_shard_tensor(tensor),
+      "scatter: expected a plain tensor, got a ShardTensor; use redistribute()");
   TORCH_CHECK_VALUE(
-      !holds || tensor.sizes() == at::IntArrayRef(spec->sizes()),
+      mesh.position() != source ||
+          tensor.sizes() == at::IntArrayRef(spec.sizes()),
       "scatter: the source's tensor has sizes ",
       tensor.sizes(),
       ", expected ",
-      at::IntArrayRef(spec->sizes()));
+      at::IntArrayRef(spec.sizes()));
+}
+
+/// Every rank raises what one of them would.
+void agree_on_scatter(
+    const at::Tensor& tensor,
+    int64_t source,
+    const ShardSpec& spec,
+    at::MemoryFormat format) {
+  const auto& mesh = *spec.mesh();
+  if (!mesh.contains_this_rank()) {
+    check_scatter(tensor, source, spec);
+    return;
+  }
+  agree_on_call(Group(mesh.group()), tensor, [&]() -> Collective {
+    check_scatter(tensor, source, spec);
+    const auto text = c10::str(
+        "scatter of a ",
+        tensor.scalar_type(),
+        " tensor from position ",
+        source,
+        " to ",
+        to_string(spec),
+        ", ",
+        format);
+    return {text, "", {}, {}};
+  });
+}
+
+} // namespace
+
+at::Tensor scatter(
+    const at::Tensor& tensor,
+    int64_t source,
+    const SpecPtr& spec,
+    at::MemoryFormat format) {
+  TORCH_CHECK_VALUE(spec, "scatter: no spec, expected one");
+  agree_on_scatter(tensor, source, *spec, format);
+  const auto& mesh = *spec->mesh();
   const at::NoGradGuard no_grad;
   const CommScope scope("scatter " + to_string(*spec));
-  const auto whole = holds ? tensor.detach() : at::empty({0}, tensor.options());
-  const auto boxes = detail::contiguous(spec); // one for each rank
+  const auto whole = mesh.position() == source
+      ? tensor.detach()
+      : at::empty({0}, tensor.options());
+  const auto boxes = contiguous(spec); // one for each rank
   const auto local = exchange(whole, plan_scatter(*boxes, source), mesh);
-  return redistribute(wrap(local, boxes), spec);
+  const auto strides = strides_of_format(format, spec->sizes());
+  return redistribute(wrap(local, boxes, strides), spec);
 }
 
 } // namespace shardtensor

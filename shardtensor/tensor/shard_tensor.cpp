@@ -202,6 +202,7 @@ at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
     at::MemoryFormat format) {
+  TORCH_CHECK_VALUE(spec, "from_local: no spec, expected one");
   return from_local_strided(
       local, spec, strides_of_format(format, spec->sizes()));
 }
@@ -239,6 +240,7 @@ at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
+  TORCH_CHECK_VALUE(to, "redistribute: no spec, expected one");
   const auto* impl = impl_of(tensor);
   const auto from = impl->spec();
   if (from == to) {
@@ -326,6 +328,7 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (is_shard_tensor(tensor)) {
     return tensor;
   }
+  TORCH_CHECK_VALUE(mesh, "promote: no mesh, expected one");
   if (is_dtensor(tensor)) {
     return from_dtensor(with_plain_layout(tensor), mesh);
   }

@@ -75,18 +75,18 @@ TEST(InferSpec, RefusesPiecesThatDoNotFitTogether) {
   const std::vector<Placement> rows{Placement::shard(0)};
   expect_error<c10::ValueError>(
       [&] { infer_spec(mesh, rows, {{2, 3}, {2, 4}}); },
-      "from_local: dim 1 must have one extent on all ranks that hold the same "
+      "infer_spec: dim 1 must have one extent on all ranks that hold the same "
       "piece, but by rank it is [3, 4]");
   expect_error<c10::ValueError>(
       [&] { infer_spec(mesh, rows, {{2, 3}, {2}}); },
-      "from_local: the local tensors have different numbers of dims, by rank: "
+      "infer_spec: the local tensors have different numbers of dims, by rank: "
       "[2, 1]");
   expect_error<c10::ValueError>(
       [&] { infer_spec(mesh, rows, {{2, 3}}); },
-      "from_local: the local sizes of 1 ranks, expected those of all 2");
+      "infer_spec: the local sizes of 1 ranks, expected those of all 2");
   expect_error<c10::IndexError>(
       [&] { infer_spec(mesh, {Placement::shard(2)}, {{2, 3}, {2, 3}}); },
-      "from_local: Shard(dim=2) of a tensor with 2 dims");
+      "infer_spec: Shard(dim=2) of a tensor with 2 dims");
   expect_error<c10::ValueError>(
       [&] { infer_spec_along_axes(mesh, rows, {2, 3}, {{{2, 3}}}); },
       "from_local: sharding_shapes[0]: expected 2 shapes along mesh dim 0, got "

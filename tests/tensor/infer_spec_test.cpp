@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "../comm/thread_ranks.h"
+#include "../layout/support.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
 namespace {
 
+using testing::expect_error;
 using testing::run_on_mesh;
 
 TEST(InferSpec, RanksTellEachOtherTheirSizes) {
@@ -49,6 +51,9 @@ TEST(InferSpec, EveryRankRaisesWhereTheyDiffer) {
             {rows}),
         c10::ValueError);
     EXPECT_THROW(infer_spec(x, mesh, {Placement::shard(2)}), c10::IndexError);
+    expect_error<c10::TypeError>(
+        [&] { infer_spec(rank == 1 ? at::Tensor() : x, mesh, {rows}); },
+        "infer_spec: the tensor of position 1 is undefined");
   });
 }
 

@@ -9,6 +9,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "../layout/support.h"
+#include "shardtensor/tensor/infer_spec.h"
+#include "shardtensor/tensor/random.h"
+#include "shardtensor/tensor/scatter.h"
 
 namespace shardtensor {
 namespace {
@@ -70,6 +73,27 @@ TEST(ShardTensor, HasNoMemoryToRead) {
   for (const auto& read : reads) {
     expect_error<c10::Error>(read, text);
   }
+}
+
+TEST(ShardTensor, SaysThatALayoutIsMissing) {
+  const auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  expect_error<c10::ValueError>(
+      [&] { from_local(at::rand({2, 2}), nullptr); },
+      "from_local: no spec, expected one");
+  expect_error<c10::ValueError>(
+      [&] { redistribute(tensor, SpecPtr()); },
+      "redistribute: no spec, expected one");
+  expect_error<c10::ValueError>(
+      [&] { scatter(at::rand({2, 2}), 0, nullptr); },
+      "scatter: no spec, expected one");
+  expect_error<c10::ValueError>(
+      [&] { shardtensor::rand(nullptr); }, "rand: no spec, expected one");
+  expect_error<c10::ValueError>(
+      [&] { promote(at::rand({2}), nullptr); },
+      "promote: no mesh, expected one");
+  expect_error<c10::ValueError>(
+      [&] { infer_spec(at::rand({2}), nullptr, {Placement::shard(0)}); },
+      "infer_spec: no mesh, expected one");
 }
 
 TEST(ShardTensor, FromLocalNamesTheSizesItExpects) {

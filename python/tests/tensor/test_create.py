@@ -83,11 +83,13 @@ def test_dims_that_are_merged_from_two(mesh):
 @ranks(2, 3)
 def test_scatter_refuses_alike_on_every_rank(mesh):
     mine = numbered(4, 2) if dist.get_rank() == 1 else None
+    sharded = scatter_tensor(mine, 1, mesh, [Shard(0)])
     outside = mesh.size()
     for message, args in [
         (f"global_src {outside} is not one of", (mine, outside, mesh, [Shard(0)])),
         ("global_shape says", (mine, 1, mesh, [Shard(0)], (5, 2))),
         ("got NoneType", (mine, 0, mesh, [Shard(0)])),
+        ("got ShardTensor", (sharded, 1, mesh, [Shard(0)])),
         ("each of the 1 mesh axes", (mine, 1, mesh, [Shard(0)] * 2)),
         ("expected Shard and Replicate", (mine, 1, mesh, [Partial()])),
     ]:
