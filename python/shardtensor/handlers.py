@@ -54,18 +54,21 @@ def register_dispatch_handler(cls, op: torch._ops.OpOverload, handler) -> None:
 
 
 def unregister_function_handler(cls, func: Callable) -> None:
+    """`func` goes its usual way again. ValueError where it has no handler."""
     if _by_function.pop(_key(func), None) is None:
         raise ValueError(f"there is no function handler for {func}")
     _install()
 
 
 def unregister_named_function_handler(cls, name: str) -> None:
+    """The same by name. ValueError where that has no handler."""
     if _by_name.pop(name, None) is None:
         raise ValueError(f"there is no function handler named {name!r}")
     _install()
 
 
 def unregister_dispatch_handler(cls, op: torch._ops.OpOverload) -> None:
+    """`op` has its usual rule again, also where it had no handler."""
     _stop_serving(op)
     _by_operator.pop(op, None)
 

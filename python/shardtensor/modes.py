@@ -17,6 +17,7 @@ def get_fallback_mode() -> str:
 
 
 def set_fallback_mode(mode: str) -> None:
+    """ "error", "warn" or "silent", see get_fallback_mode; else a ValueError."""
     _C.set_fallback_mode(mode)
 
 
@@ -33,6 +34,7 @@ def fallback_counts() -> dict[str, tuple[int, int]]:
 
 
 def reset_fallback_counts() -> None:
+    """Counts from nothing again; the warnings that were given stay given."""
     _C.reset_fallback_counts()
 
 
@@ -70,6 +72,9 @@ def get_gradient_policy() -> str:
 
 
 def set_gradient_policy(policy: str) -> None:
+    """ "immediate" (the default), "coalesced" or "deferred", see
+    get_gradient_policy; else a ValueError. Forward passes alone run under it. Set
+    alike on all ranks: it decides which messages a backward sends."""
     _C.set_gradient_policy(policy)
 
 
@@ -108,6 +113,8 @@ def get_attention_transport() -> str:
 
 
 def set_attention_transport(transport: str) -> None:
+    """One of get_attention_transport's, "auto" by default; else a ValueError. Set
+    alike on all ranks: it decides which messages attention sends."""
     _C.set_attention_transport(transport)
 
 
@@ -128,6 +135,8 @@ def get_point_transport() -> str:
 
 
 def set_point_transport(transport: str) -> None:
+    """ "auto" (the default), "ring" or "boxes"; else a ValueError. Set alike on all
+    ranks: it decides which messages a search sends."""
     _C.set_point_transport(transport)
 
 
@@ -169,6 +178,8 @@ def get_random_policy() -> str:
 
 
 def set_random_policy(policy: str) -> None:
+    """ "one_device" (the default) or "counter"; else a ValueError. Set alike on all
+    ranks, whose numbers would not fit together. No communication in either."""
     _C.set_random_policy(policy)
 
 
@@ -187,6 +198,7 @@ def get_check_mode() -> bool:
 
 
 def set_check_mode(on: bool) -> None:
+    """Off by default. Set alike on all ranks: it adds small collectives."""
     _C.set_check_mode(on)
 
 

@@ -65,20 +65,24 @@ class ShardTensorSpec:
 
     @property
     def mesh(self) -> DeviceMesh:
+        """The ranks that hold the pieces."""
         return device_mesh(self._core.mesh)
 
     device_mesh = mesh
 
     @property
     def placements(self) -> Placements:
+        """One for each mesh axis; dims are counted from the front."""
         return tuple(map(from_core, self._core.placements))
 
     @property
     def shape(self) -> torch.Size:
+        """The whole tensor's."""
         return torch.Size(self._core.sizes)
 
     @property
     def ndim(self) -> int:
+        """The number of the tensor's dims."""
         return len(self._core.sizes)
 
     @property
@@ -177,9 +181,12 @@ class ShardTensorSpec:
         return {dim: self._core.partition(dim).sizes for dim in dims}
 
     def is_sharded(self, dim: int | None = None) -> bool:
+        """Whether any mesh axis cuts the dim (any dim for None). IndexError where
+        there is no such dim; 0 is the first, negative ones are not counted."""
         return self._core.is_sharded() if dim is None else self._core.is_sharded(dim)
 
     def is_replicated(self) -> bool:
+        """Whether every rank holds the whole tensor: no Shard and no Partial."""
         return self._core.is_replicated()
 
     def partition(self, dim: int) -> _C.Partition:

@@ -184,10 +184,12 @@ class DistributedManager:
 
     @property
     def rank(self) -> int:
+        """This process among all of the job."""
         return self._launch.rank
 
     @property
     def world_size(self) -> int:
+        """How many processes the job has; 1 without a launcher."""
         return self._launch.world_size
 
     @property
@@ -197,10 +199,12 @@ class DistributedManager:
 
     @property
     def device(self) -> torch.device:
+        """Where this rank's tensors belong: one GPU per rank, else the host."""
         return self._device
 
     @property
     def cuda(self) -> bool:
+        """Whether that is a GPU."""
         return self._device.type == "cuda"
 
     @property
@@ -227,6 +231,7 @@ class DistributedManager:
 
     @property
     def broadcast_buffers(self) -> bool:
+        """For DDP's argument of this name; nothing here reads it. False at first."""
         return self._broadcast_buffers
 
     @broadcast_buffers.setter
@@ -235,6 +240,7 @@ class DistributedManager:
 
     @property
     def find_unused_parameters(self) -> bool:
+        """The same; setting it to True warns of what that costs."""
         return self._find_unused_parameters
 
     @find_unused_parameters.setter
