@@ -9,6 +9,8 @@ import pytest
 from programs import ROOT, blocks
 from ranks import ranks
 
+import shardtensor
+
 PRELOAD = ("torch._inductor.compile_fx",)
 
 DOCS = ROOT / "docs"
@@ -45,6 +47,20 @@ def test_python_code_about_domains(mesh, page):
     names = {"mesh": mesh}
     for source in blocks(DOCS / page, "python"):
         exec(compile(source, page, "exec"), names)
+
+
+@ranks(1, 2)
+def test_python_code_about_settings(mesh):
+    x = shardtensor.rand(5, device_mesh=mesh, requires_grad=True)
+    names = {"model": lambda x: x.square().sum(), "x": x}
+    before = shardtensor.get_random_policy()
+    try:
+        for page in ("random.md", "errors.md"):
+            for source in blocks(DOCS / page, "python"):
+                exec(compile(source, page, "exec"), names)
+    finally:
+        shardtensor.set_random_policy(before)
+    assert x.grad is not None
 
 
 @ranks(1, 3)
