@@ -26,7 +26,9 @@ class CompletingNode : public torch::autograd::Node {
   virtual torch::autograd::variable_list complete_from(
       torch::autograd::variable_list&& grads) = 0;
 
-  /// complete_gradients by this node's policy.
+  /// The complete gradients from this rank's terms, by this node's policy,
+  /// inside a backward whose current node's i-th edge leads to the parameter of
+  /// terms[i]. Undefined where the policy sums later.
   std::vector<at::Tensor> complete(
       const std::vector<at::Tensor>& terms,
       const MeshPtr& mesh,

@@ -300,13 +300,6 @@ std::vector<at::Tensor> shared_weights(
   return plain;
 }
 
-std::vector<at::Tensor> complete_gradients(
-    const std::vector<at::Tensor>& terms,
-    const MeshPtr& mesh,
-    const std::vector<int64_t>& axes) {
-  return complete_by(gradient_policy(), terms, mesh, axes);
-}
-
 variable_list CompletingNode::apply(variable_list&& grads) {
   auto result = complete_from(std::move(grads));
   note_that_terms_came(*this);

@@ -48,12 +48,4 @@ std::vector<at::Tensor> shared_weights(
     const MeshPtr& mesh,
     const std::vector<int64_t>& axes);
 
-/// The complete gradients from this rank's terms, inside a backward whose
-/// current node's i-th edge leads to the parameter of terms[i]. Undefined where
-/// the policy sums later.
-std::vector<at::Tensor> complete_gradients(
-    const std::vector<at::Tensor>& terms,
-    const MeshPtr& mesh,
-    const std::vector<int64_t>& axes);
-
 } // namespace shardtensor
