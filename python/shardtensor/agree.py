@@ -25,8 +25,19 @@ def agree(
     rank's where several have one; and, by this `title`, where the ranks were not
     `told` the same. Communication: one small gather, another one where something is
     wrong."""
-    group = whole_group(mesh)
     device = "cpu" if moves_on_host(mesh) else device_of(mesh)
+    _agree(whole_group(mesh), device, error, told, "mesh rank", title)
+
+
+def agree_everywhere(error: Exception | None, told: object = None) -> None:
+    """The same on all ranks of the job; without one `error` is raised."""
+    if dist.is_initialized():
+        _agree(dist.group.WORLD, _device_of(dist.group.WORLD), error, told, "rank", "")
+    elif error:
+        raise error
+
+
+def _agree(group, device, error, told, rank, title):
     digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
     number = 0 if error else int.from_bytes(digest, "little", signed=True)
     mine = torch.tensor([error is not None, number], device=device)
@@ -38,7 +49,7 @@ def agree(
         return
     texts: list = [None] * ranks
     dist.all_gather_object(texts, _text(error, told), group)
-    _raise(texts, [bool(bad) for bad, _ in rows], error, title)
+    _raise(texts, [bool(bad) for bad, _ in rows], error, rank, title)
 
 
 def gather(
@@ -86,16 +97,16 @@ def _text(error, told):
     return (kinds or ["RuntimeError"])[0], str(error)
 
 
-def _raise(texts, failed, error, title):
+def _raise(texts, failed, error, rank, title):
     if not any(failed):
         calls: dict[str, list[int]] = {}
-        for rank, (_, text) in enumerate(texts):
-            calls.setdefault(text, []).append(rank)
-        lines = [f"mesh ranks {ranks}: {text}" for text, ranks in calls.items()]
+        for i, (_, text) in enumerate(texts):
+            calls.setdefault(text, []).append(i)
+        lines = [f"{rank}s {ranks}: {text}" for text, ranks in calls.items()]
         problem = f"{title}ranks were told different things"
         raise ValueError("\n".join([problem, *lines]))
     kind, text = texts[failed.index(True)]
     if not all(failed):
-        ranks = [str(rank) for rank, bad in enumerate(failed) if bad]
-        text = f"{text} (on mesh rank {', '.join(ranks)})"
+        ranks = [str(i) for i, bad in enumerate(failed) if bad]
+        text = f"{text} (on {rank} {', '.join(ranks)})"
     raise _KINDS[kind](text) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from shardtensor.agree import agree_everywhere
 from shardtensor.checkpoint import files
 from shardtensor.checkpoint.export import export, full_tensors
-from shardtensor.checkpoint.state import Stager, is_wrapper, stateful
+from shardtensor.checkpoint.state import Staged, Stager, State
 
 __all__ = [
     "Stager",
@@ -45,10 +46,13 @@ def save(
 
     A checkpoint appears when it is complete: whenever the job is killed, those
     before it can be loaded. `keep` of them stay then, this one and those of the
-    highest steps."""
-    writer = _writer(folder, step, keep)
+    highest steps. `step`, `keep` and the keys are compared between ranks."""
+    told = "save", step, keep, sorted(state)
+    writer, items = _agreed(
+        lambda: (_writer(folder, step, keep), State(state).items()), told
+    )
     with _explained():
-        dcp.save(stateful(state), storage_writer=writer)
+        dcp.save(items, storage_writer=writer)
 
 
 def async_save(
@@ -58,12 +62,16 @@ def async_save(
     result() of what it returns waits for the end, and raises what went wrong. An
     earlier one is waited for: two would mix their messages. Communication: on a
     group of its own, of gloo."""
-    writer = _writer(folder, step, keep)
+    told = "async_save", step, keep, sorted(state)
+    writer, copied = _agreed(
+        lambda: (_writer(folder, step, keep), Stager().stage(State(state).items())),
+        told,
+    )
     wait(_under_way)
     running = dcp.async_save(
-        stateful(state),
+        copied,
         storage_writer=writer,
-        async_stager=Stager(),
+        async_stager=Staged(),
         process_group=_own_group(),
     )
     _under_way[:] = [running]
@@ -75,15 +83,16 @@ def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
     and returns its step; a number in `state` is replaced. Sizes and names must be
     those that were saved, layouts, wrappers, meshes and the number of ranks need
     not. A missing or damaged file is an error on all ranks that names it."""
-    found = _as_rank_0(steps(folder))
+    found = _steps_on_rank_0(folder, ("load", step, sorted(state)))
     if not found or step not in (None, *found):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(f"checkpoint: {wanted} in {folder}, there are {found}")
     step = found[-1] if step is None else step
-    wrapped = stateful(state)
+    reader = files.Reader(files.find(Path(folder), step))
+    wrapped, places = _agreed(lambda: _places(state, reader))
     with _explained():
-        dcp.load(wrapped, storage_reader=files.Reader(files.find(Path(folder), step)))
-    state.update({k: v for k, v in wrapped.items() if not is_wrapper(v)})
+        dcp.load(places, storage_reader=reader)
+    _agreed(lambda: wrapped.take(places))
     return step
 
 
@@ -100,12 +109,29 @@ def _writer(folder, step, keep):
     return files.Writer(files.folder_of(Path(folder), step), keep)
 
 
-def _as_rank_0(found):
+def _places(state, reader):
+    wrapped = State(state)
+    return wrapped, wrapped.places(reader.read_metadata())
+
+
+def _agreed(make: Callable, told: object = None):
+    """What make() returns, on all ranks or on none."""
+    made = error = None
+    try:
+        made = make()
+    except Exception as problem:  # noqa: BLE001  whatever it is, others wait
+        error = problem
+    agree_everywhere(error, told)
+    return made
+
+
+def _steps_on_rank_0(folder, told):
     """Other nodes may see another state of a shared disk."""
-    told = [found]
+    reads = not dist.is_initialized() or dist.get_rank() == 0
+    found = [_agreed(lambda: steps(folder) if reads else None, told)]
     if dist.is_initialized():
-        dist.broadcast_object_list(told, 0)
-    return told[0]
+        dist.broadcast_object_list(found, 0)
+    return found[0]
 
 
 @contextlib.contextmanager
@@ -117,23 +143,14 @@ def _explained():
     except CheckpointException as error:
         rank, failure = min(error.failures.items(), key=lambda item: item[0])
         inner = failure[0] if isinstance(failure, tuple) else failure
-        raise _kind(inner)(f"{_text(inner)} (on rank {rank})") from error
+        raise _kind(inner)(f"{inner} (on rank {rank})") from error
     except RuntimeError as error:  # of the process group: others are in the one above
         rank = dist.get_rank() if dist.is_initialized() else 0
         lost = f"checkpoint: rank {rank} does not reach the others: {error}"
         raise RuntimeError(lost) from error
 
 
-_OF_METADATA = "metadata is None; global metadata read failed: "  # DCP's words
-
-
-def _text(error):
-    return str(error).removeprefix(_OF_METADATA)
-
-
 def _kind(error):
-    if str(error).startswith(_OF_METADATA):
-        return OSError
     kinds = (kind for kind in (OSError, ValueError) if isinstance(error, kind))
     return next(kinds, RuntimeError)
 

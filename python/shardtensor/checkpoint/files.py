@@ -108,7 +108,14 @@ class Reader(FileSystemReader):
     """Compares each item's checksum, and names the file that is missing or
     damaged. What is wanted of a tensor goes to its place by piece, see reading.py."""
 
+    _metadata: Metadata | None = None
+
     def read_metadata(self) -> Metadata:  # without DCP's ways to other files
+        if self._metadata is None:
+            self._metadata = self._read_metadata()
+        return self._metadata
+
+    def _read_metadata(self):
         path = Path(self.path) / METADATA
         try:
             _check_seal(path)

@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.stateful import Stateful
 
 from shardtensor import _C
+from shardtensor.checkpoint.optimizers import OptimizerState, optimizer_state
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec
 
 
-def stateful(state: Mapping) -> dict:
+class State:
     """Modules and optimizers under the names that they have without DDP, FSDP and
     compile, so that one may load what another has saved."""
-    modules = [value for value in state.values() if isinstance(value, nn.Module)]
-    found = dict(state)
-    for key, value in state.items():
-        if isinstance(value, nn.Module):
-            found[key] = _ModuleState(value)
-        elif isinstance(value, torch.optim.Optimizer):
-            found[key] = _OptimizerState(_module_of(value, modules, key), value)
-    return found
+
+    def __init__(self, state: MutableMapping):
+        modules = [value for value in state.values() if isinstance(value, nn.Module)]
+        self._state = state
+        self._parts: dict[str, Stateful] = {}
+        for key, value in state.items():
+            if isinstance(value, nn.Module):
+                self._parts[key] = _ModuleState(value)
+            elif isinstance(value, torch.optim.Optimizer):
+                self._parts[key] = optimizer_state(key, value, modules)
+            elif isinstance(value, Stateful):
+                self._parts[key] = value
+
+    def items(self) -> dict:
+        """What is saved."""
+        found = {key: part.state_dict() for key, part in self._parts.items()}
+        return {**self._state, **found}
+
+    def places(self, metadata: Metadata) -> dict:
+        """What is filled from a checkpoint."""
+        return {**self._state, **{k: self._places(k, metadata) for k in self._parts}}
+
+    def _places(self, key, metadata):
+        part = self._parts[key]
+        if isinstance(part, OptimizerState):
+            return part.places(metadata)
+        return part.state_dict()
+
+    def take(self, filled: dict) -> None:
+        for key, value in filled.items():
+            if key in self._parts:
+                self._parts[key].load_state_dict(value)
+            else:
+                self._state[key] = value
 
 
 class _ModuleState:
@@ -37,33 +66,6 @@ class _ModuleState:
 
     def load_state_dict(self, state: dict) -> None:
         dcp_state.set_model_state_dict(self._module, state)
-
-
-class _OptimizerState:
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer):
-        self._module, self._optimizer = module, optimizer
-
-    def state_dict(self) -> dict:
-        return dcp_state.get_optimizer_state_dict(self._module, self._optimizer)
-
-    def load_state_dict(self, state: dict) -> None:
-        dcp_state.set_optimizer_state_dict(self._module, self._optimizer, state)
-
-
-def is_wrapper(value: object) -> bool:
-    return isinstance(value, _ModuleState | _OptimizerState)
-
-
-def _module_of(optimizer, modules, key):
-    """The parameters of an optimizer have no names of their own."""
-    wanted = {p for group in optimizer.param_groups for p in group["params"]}
-    for module in modules:
-        if wanted <= set(module.parameters()):
-            return module
-    raise ValueError(
-        f"checkpoint: no module beside the optimizer {key!r} has all its parameters; "
-        "save the module in the same call"
-    )
 
 
 class Stager(AsyncStager):
@@ -80,6 +82,13 @@ class Stager(AsyncStager):
 
     def close(self) -> None:
         """Nothing is kept."""
+
+
+class Staged(Stager):
+    """For what is a copy already."""
+
+    def stage(self, state_dict: dict) -> dict:
+        return state_dict
 
 
 def _copy(value):

@@ -255,12 +255,6 @@ def test_training_goes_on_in_another_wrapper_on_other_ranks(tmp_path, how, to):
             torch.testing.assert_close(torch.tensor(p), torch.tensor(q))
 
 
-def test_an_optimizer_is_saved_beside_its_module(tmp_path):
-    optimizer = torch.optim.SGD(net().parameters())
-    with pytest.raises(ValueError, match="beside the optimizer 'o' has all its"):
-        checkpoint.save({"o": optimizer, "m": net()}, tmp_path, 0)
-
-
 # ---- one file -----------------------------------------------------------------
 
 
@@ -425,6 +419,93 @@ def test_what_is_not_there_and_what_does_not_fit(mesh, tmp_path):
     for arguments in ((-1,), (1, 0)):
         with pytest.raises(ValueError, match="checkpoint: expected"):
             checkpoint.save({}, tmp_path, arguments[0], keep=(*arguments, None)[1])
+
+
+class Unsaved:
+    """Has state_dict() and load_state_dict(), which raise on the last rank."""
+
+    def state_dict(self):
+        if dist.get_rank():
+            raise AttributeError("no state here")
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        raise ArithmeticError(f"no {state} here")
+
+
+class Unloaded(Unsaved):
+    def state_dict(self):
+        return {"n": 1}
+
+
+@ranks(2)
+def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
+    last = dist.get_rank() == 1
+    x = shard(torch.ones(4), mesh, [Shard(0)])
+    alone = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    dtype = torch.complex64 if last else torch.float32
+    numbers = {"x": x, "z": torch.ones(2, dtype=dtype)}
+    save, beside = checkpoint.save, checkpoint.async_save
+    save({"x": x, "other": Unloaded()}, tmp_path, 0)
+    mine, told = " .on rank 1.$", "were told different things\n"
+    for call, kind, text in (
+        (lambda: save({"x": x}, tmp_path, -last), ValueError, "got -1" + mine),
+        (
+            lambda: save({"x": x}, tmp_path, 1, keep=1 - last),
+            ValueError,
+            "got 0" + mine,
+        ),
+        (
+            lambda: beside({"x": x}, tmp_path, 1, keep=1 - last),
+            ValueError,
+            "expected to keep 1 or more, got 0" + mine,
+        ),
+        (
+            lambda: save({"x": x, "y": alone if last else 1}, tmp_path, 1),
+            ValueError,
+            "no module beside the optimizer 'y'.*" + mine,
+        ),
+        (
+            lambda: save({"x": Unsaved()}, tmp_path, 1),
+            RuntimeError,
+            "no state here" + mine,
+        ),
+        (
+            lambda: beside({"x": Unsaved()}, tmp_path, 1),
+            RuntimeError,
+            "no state here" + mine,
+        ),
+        (
+            lambda: beside({"x": (n for n in "x") if last else 1}, tmp_path, 1),
+            TypeError,
+            "cannot pickle 'generator' object" + mine,
+        ),
+        (lambda: save({"x": x}, tmp_path, 1 + last), ValueError, told + "ranks .0.: "),
+        (lambda: save({"x" + "y" * last: x}, tmp_path, 1), ValueError, told),
+        (lambda: checkpoint.load({"x": x}, tmp_path, int(last)), ValueError, told),
+        (
+            lambda: checkpoint.load({"x": x, "other": Unsaved()}, tmp_path),
+            RuntimeError,
+            "no state here" + mine,
+        ),
+        (
+            lambda: checkpoint.load({"x": x, "other": Unloaded()}, tmp_path),
+            RuntimeError,
+            "no {'n': 1} here",
+        ),
+        (
+            lambda: checkpoint.export(numbers, tmp_path / "a"),
+            TypeError,
+            "z is of torch.complex64, .*" + mine,
+        ),
+        (lambda: checkpoint.export({"x": x[last:]}, tmp_path / "a"), ValueError, told),
+    ):
+        with pytest.raises(kind, match=text) as caught:
+            call()
+        texts = [None, None]
+        dist.all_gather_object(texts, (caught.typename, str(caught.value)))
+        assert texts[0] == texts[1]
+    assert checkpoint.steps(tmp_path) == [0]
 
 
 @ranks(1, 2)

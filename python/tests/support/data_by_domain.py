@@ -7,17 +7,21 @@ from torch.distributed.tensor import DTensor, Shard
 
 import shardtensor
 
-MESHES = {
+MESHES = {  # of four ranks
     "1x4": ((1, 4), ("data", "domain")),
     "2x2": ((2, 2), ("data", "domain")),
     "4x1": ((4, 1), ("data", "domain")),
     "2x1x2": ((2, 1, 2), ("data", "h", "w")),
     "1x2x2": ((1, 2, 2), ("data", "h", "w")),
 }
+FEWER = {
+    "1x2": ((1, 2), ("data", "domain")),
+    "1x3": ((1, 3), ("data", "domain")),
+}
 
 
 def make(name):
-    shape, names = MESHES[name]
+    shape, names = (MESHES | FEWER)[name]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     return mesh, names[1:], mesh[names[1:]]
 

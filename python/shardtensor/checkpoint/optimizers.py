@@ -1,0 +1,174 @@
+"""What optimizers keep, by the names of their module's parameters: the items that
+torch.distributed.checkpoint.state_dict makes, without the step that it takes with an
+optimizer that has taken none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+
+def optimizer_state(
+    key: str, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
+) -> OptimizerState:
+    """Of the optimizer that stands under `key` beside one of these modules."""
+    module = _module_of(optimizer, modules, key)
+    if FullyShardedDataParallel.fsdp_modules(module):
+        return _FlatState(key, module, optimizer)
+    return OptimizerState(key, module, optimizer)
+
+
+class OptimizerState:
+    def __init__(self, key: str, module: nn.Module, optimizer: torch.optim.Optimizer):
+        self._key, self._module, self._optimizer = key, module, optimizer
+        self._names = _names(module)
+
+    def state_dict(self) -> dict:
+        """As it is: parameters that took no step have no state."""
+        return {"state": self._own_state(), "param_groups": self._groups()}
+
+    def places(self, metadata: Metadata) -> dict:
+        """Where the state that a checkpoint has goes: this optimizer's own tensors,
+        new ones where it has none."""
+        own, params = self._own_state(), {self._names[p]: p for p in self._own_params()}
+        found: dict = {}
+        for item, path in (metadata.planner_data or {}).items():
+            if path[:2] != (self._key, "state") or path[2] not in params:
+                continue
+            _, _, name, *rest = path
+            stored, held = metadata.state_dict_metadata[item], own.get(name, {})
+            place = _place(stored, params[name], _at(held, rest))
+            _put(found.setdefault(name, {}), rest, place)
+        state = {name: _with_lists(values) for name, values in found.items()}
+        return {"state": state, "param_groups": self._groups()}
+
+    def load_state_dict(self, state: dict) -> None:
+        numbers = {self._names[p]: i for i, p in enumerate(_params(self._optimizer))}
+        found = state.get("state", {})
+        _owner(self._optimizer).state.clear()  # of parameters without a state there
+        self._optimizer.load_state_dict(
+            {
+                "state": {numbers[name]: values for name, values in found.items()},
+                "param_groups": list(self._groups_from(state["param_groups"], numbers)),
+            }
+        )
+
+    def _own_params(self):
+        return list(_params(_owner(self._optimizer)))
+
+    def _own_state(self):
+        names = [self._names[p] for p in self._own_params()]
+        packed = _owner(self._optimizer).state_dict()["state"]
+        return {names[number]: values for number, values in packed.items() if values}
+
+    def _groups(self):
+        return [
+            {**group, "params": [self._names[p] for p in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+
+    def _groups_from(self, stored, numbers) -> Iterator[dict]:
+        """What the checkpoint says of the groups of this optimizer."""
+        of_name = {name: group for group in stored for name in group["params"]}
+        for index, group in enumerate(self._groups()):
+            params = group["params"]
+            found = of_name.get(params[0]) if params else stored[index]
+            if found is None:
+                raise ValueError(
+                    f"checkpoint: no group of parameters in {self._key!r} has "
+                    f"{params[0]}, expected one of {sorted(of_name)}"
+                )
+            yield {**found, "params": [numbers[name] for name in params]}
+
+
+class _FlatState(OptimizerState):
+    """Parameters of FullyShardedDataParallel have no names and shapes of their own:
+    PyTorch knows them."""
+
+    def state_dict(self) -> dict:
+        return dcp_state.get_optimizer_state_dict(self._module, self._optimizer)
+
+    def places(self, metadata: Metadata) -> dict:
+        return self.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        dcp_state.set_optimizer_state_dict(self._module, self._optimizer, state)
+
+
+def _module_of(optimizer, modules, key):
+    """The parameters of an optimizer have no names of their own."""
+    wanted = set(_params(optimizer))
+    for module in modules:
+        if wanted <= set(module.parameters()):
+            return module
+    raise ValueError(
+        f"checkpoint: no module beside the optimizer {key!r} has all its parameters; "
+        "save the module in the same call"
+    )
+
+
+def _names(module):
+    """Without those of wrappers."""
+    return {
+        param: next(iter(dcp_state._get_fqns(module, name)))
+        for name, param in module.named_parameters()
+    }
+
+
+def _params(optimizer):
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
+def _owner(optimizer):
+    """Who keeps the state of this rank's parameters: a ZeroRedundancyOptimizer has
+    an optimizer for that."""
+    if not hasattr(optimizer, "consolidate_state_dict"):
+        return optimizer
+    optimizer._check_overlap_initialized()
+    return optimizer.optim
+
+
+# ---- places -------------------------------------------------------------------
+
+
+def _place(stored, param, held):
+    """For an item: a tensor that is filled, or what another value replaces."""
+    if not isinstance(stored, TensorStorageMetadata):
+        return held
+    size, dtype = stored.size, stored.properties.dtype
+    if isinstance(held, torch.Tensor) and (held.shape, held.dtype) == (size, dtype):
+        return held
+    if not size:  # a number of steps
+        return torch.zeros(size, dtype=dtype)
+    if size == param.shape:
+        return torch.zeros_like(param.detach(), dtype=dtype)
+    return param.detach().new_zeros(size, dtype=dtype)
+
+
+def _at(values, path):
+    for step in path:
+        try:
+            values = values[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values
+
+
+def _put(values, path, value):
+    for step in path[:-1]:
+        values = values.setdefault(step, {})
+    values[path[-1]] = value
+
+
+def _with_lists(values):
+    """Dicts by position become lists."""
+    if not isinstance(values, Mapping):
+        return values
+    made = {key: _with_lists(inner) for key, inner in values.items()}
+    positions = made and all(isinstance(key, int) for key in made)
+    return [made[i] for i in sorted(made)] if positions else made
