@@ -80,10 +80,11 @@ def parallelize(
     _enter_around_forward(module, modes)
     if data == "ddp":
         return _Ddp(module, process_group=whole_group(samples), **options)
-    if data == "fsdp":
-        _shard(module, _flat(samples), units, options)
-    if data == "hsdp":
-        _shard(module, _copies_by_shards(samples), units, options)
+    if data in ("fsdp", "hsdp"):
+        over = _flat(samples) if data == "fsdp" else _copies_by_shards(samples)
+        _shard(module, over, units, options)
+        if over != mesh[tuple(domain)]:
+            _note_cut(module, over)
     return module
 
 
@@ -168,6 +169,13 @@ def _shard(module, mesh, units, options):
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
+
+
+def _note_cut(module, mesh):
+    from shardtensor.dtensor import note_cut_by_fsdp
+
+    cut = [p for p in module.parameters() if hasattr(p, "placements")]
+    note_cut_by_fsdp(mesh, cut)
 
 
 def _children(module):

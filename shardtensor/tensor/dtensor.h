@@ -30,7 +30,8 @@ class DTensorBridge {
   virtual ~DTensorBridge() = default;
   virtual bool is_dtensor(const at::Tensor& tensor) const = 0;
   /// The DTensor itself where a ShardSpec can say how it lies; else brought to
-  /// Replicate by PyTorch: the pending norm of a DTensor, say. Differentiable.
+  /// Replicate by PyTorch: the pending norm of a DTensor, say; or the whole as
+  /// a plain tensor, where FSDP has cut it. Differentiable.
   virtual at::Tensor plain_layout(const at::Tensor& dtensor) const = 0;
   /// This rank's piece, the memory itself, and the layout.
   virtual std::pair<at::Tensor, DTensorLayoutPtr> open(
@@ -49,7 +50,8 @@ bool is_dtensor(const at::Tensor& tensor);
 /// Communication: a process group is made where the mesh was never used.
 MeshPtr joint_mesh(const char* op, const MeshPtr& one, const MeshPtr& other);
 
-/// A DTensor in a layout that the functions below take: see DTensorBridge.
+/// A DTensor in a layout that the functions below take, or a plain tensor: see
+/// DTensorBridge.
 at::Tensor with_plain_layout(const at::Tensor& dtensor);
 
 /// The layout of a DTensor on its own mesh. No communication.

@@ -330,7 +330,9 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
   }
   TORCH_CHECK_VALUE(mesh, "promote: no mesh, expected one");
   if (is_dtensor(tensor)) {
-    return from_dtensor(with_plain_layout(tensor), mesh);
+    const auto readable = with_plain_layout(tensor);
+    return is_dtensor(readable) ? from_dtensor(readable, mesh)
+                                : promote(readable, mesh);
   }
   // Not a TypeError, see check_promotion.
   TORCH_CHECK_NOT_IMPLEMENTED(

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from data_by_domain import MESHES, make, over_data, part, whole
-from ranks import ranks, shard
+from ranks import assert_close, ranks, shard
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.functional import conv2d
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -98,6 +99,47 @@ def test_steps_are_those_of_one_device(mesh, name, data, accumulate):
     steps(model, parts, optimizers[1], mean_square, accumulate, no_sync)
     assert_same(model, reference)
     check_replicas(model, mesh)
+
+
+class Tied(nn.Module):
+    """The root reads its child's weight, which FSDP has cut then."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Conv2d(2, 5, 1, bias=False)
+        self.middle = nn.Conv2d(5, 5, 3, padding=1)
+
+    def forward(self, x):
+        y = self.middle(self.encode(x)).tanh()
+        weight = self.encode.weight
+        return conv2d(y, weight.transpose(0, 1) / (1 + weight.square().sum()))
+
+
+@ranks(4)
+@pytest.mark.parametrize("data", ["fsdp", "hsdp"])
+def test_parameters_that_fsdp_has_cut_are_gathered(mesh, data):
+    """Also those of a penalty, outside of forward."""
+    for name in MESHES:
+        mesh, axes, domain = make(name)
+        torch.manual_seed(5)
+        reference = Tied().double()
+        model = parallelize(copy.deepcopy(reference), mesh, data, axes)
+        batches = [torch.randn(4, 2, 9, 6).double() for _ in range(4)]
+        parts = [part(x, mesh, domain) for x in batches]
+        for each, given in ((reference, batches), (model, parts)):
+            optimizer = torch.optim.AdamW(each.parameters(), 0.05)
+
+            def penalized(y, each=each):
+                squares = [p.square().sum() for p in each.parameters()]
+                return y.square().mean() + 0.1 * sum(squares)
+
+            steps(each, given, optimizer, penalized, accumulate=2)
+        assert_same(model, reference)
+        check_replicas(model, mesh)
+        with torch.no_grad():
+            mine = batches[0].chunk(mesh.size(0))[mesh.get_local_rank(0)]
+            expected = reference(mine)
+            assert_close(model(parts[0]), expected, rtol=1e-9, atol=1e-9)
 
 
 @ranks(1, 2, 3)

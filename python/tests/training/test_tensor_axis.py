@@ -142,3 +142,24 @@ def test_tensor_axes_that_cannot_be(mesh):
         parallelize(model, mesh, None, tensor="tensor")
     with pytest.raises(ValueError, match='data: .* is a DTensor, of which "ddp"'):
         parallelize(model, mesh, "ddp", tensor="tensor")
+
+
+class Shared(nn.Module):
+    """The root reads the weight of a child that is cut over samples and tensor axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = block()
+
+    def forward(self, x):
+        return self.block(x) @ self.block.up.weight.t()
+
+
+@ranks(4)
+def test_a_unit_outside_of_which_its_parameters_are_read(mesh):
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=AXES)
+    model = Shared()
+    model.block = cut_along(mesh["tensor"])
+    model = parallelize(model, mesh, "fsdp", tensor="tensor")
+    with pytest.raises(NotImplementedError, match=r"along \['tensor'\], too, meets a"):
+        model(part(batches()[0], mesh))
