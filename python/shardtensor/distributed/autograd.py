@@ -13,15 +13,25 @@ backward, and not in torch.compile.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from shardtensor import _ops
+from shardtensor import _C, _ops
 from shardtensor.agree import agree_on_call
 
 _HALVES = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32)
+_REDUCTIONS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "avg"),
+    (dist.ReduceOp.PRODUCT, "product"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+)
 
 
 def all_gather_v(
@@ -33,10 +43,11 @@ def all_gather_v(
 ) -> torch.Tensor:
     """All pieces joined, on every rank. The gradient of a rank's piece is the
     sum over all ranks."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        return _alone("all_gather_v", tensor, dim, sizes)
-    return _ops.all_gather_v(tensor, dim, _numbers(sizes), name)
+    with _told_to_all("all_gather_v", tensor, group) as (ranks, name):
+        sizes = _numbers("sizes", sizes)
+        if ranks == 1:
+            return _alone("all_gather_v", tensor, dim, sizes)
+    return _ops.all_gather_v(tensor, dim, sizes, name)
 
 
 def gather_v(
@@ -48,10 +59,11 @@ def gather_v(
 ) -> torch.Tensor:
     """All pieces joined on `dst`, zeros of that shape elsewhere. All ranks call
     backward; only dst's gradient counts."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        return _alone("gather_v", tensor, dim, sizes, dst)
-    return _ops.gather_v(tensor, dim, _numbers(sizes), dst, name)
+    with _told_to_all("gather_v", tensor, group) as (ranks, name):
+        sizes = _numbers("sizes", sizes)
+        if ranks == 1:
+            return _alone("gather_v", tensor, dim, sizes, dst)
+    return _ops.gather_v(tensor, dim, sizes, dst, name)
 
 
 def scatter_v(
@@ -64,10 +76,11 @@ def scatter_v(
     """This rank's piece of src's tensor. Others pass a tensor of the same dtype,
     device and shape but for `dim`; its gradient is zero, src's is joined from
     all ranks."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        return _alone("scatter_v", tensor, dim, sizes, src)
-    return _ops.scatter_v(tensor, dim, _numbers(sizes), src, name)
+    with _told_to_all("scatter_v", tensor, group) as (ranks, name):
+        sizes = _numbers("sizes", sizes)
+        if ranks == 1:
+            return _alone("scatter_v", tensor, dim, sizes, src)
+    return _ops.scatter_v(tensor, dim, sizes, src, name)
 
 
 def indexed_all_to_all_v(
@@ -81,14 +94,16 @@ def indexed_all_to_all_v(
     """Rank i gets this rank's rows `indices[i]` of `dim`; what arrives is joined
     in rank order. `sizes[i][j]` is how many rows i sends to j. The gradients of
     a row that went several ways are summed."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        (index,) = indices
-        kept = _alone("indexed_all_to_all_v", index, 0, sizes[0])
-        return tensor.index_select(dim, kept.long())
-    rank = dist.get_rank(group)
-    received = [int(n) for row in sizes for n in row[rank : rank + 1]]
-    return _ops.indexed_all_to_all_v(tensor, dim, list(indices), received, name)
+    with _told_to_all("indexed_all_to_all_v", tensor, group) as (ranks, name):
+        rows = _rows(indices)
+        table = [_numbers("sizes", row) for row in sizes]
+        if ranks == 1:
+            (index,) = rows
+            kept = _alone("indexed_all_to_all_v", index, 0, table[0])
+            return tensor.index_select(dim, kept.long())
+        rank = dist.get_rank(group)
+        received = [n for row in table for n in row[rank : rank + 1]]
+    return _ops.indexed_all_to_all_v(tensor, dim, rows, received, name)
 
 
 def reduce_scatter_v(
@@ -99,10 +114,11 @@ def reduce_scatter_v(
 ) -> torch.Tensor:
     """This rank's piece of the sum of every rank's tensor. all_gather_v's
     adjoint."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        return _alone("reduce_scatter_v", tensor, dim, sizes)
-    return _ops.reduce_scatter_v(tensor, dim, _numbers(sizes), name)
+    with _told_to_all("reduce_scatter_v", tensor, group) as (ranks, name):
+        sizes = _numbers("sizes", sizes)
+        if ranks == 1:
+            return _alone("reduce_scatter_v", tensor, dim, sizes)
+    return _ops.reduce_scatter_v(tensor, dim, sizes, name)
 
 
 def all_to_all_v(
@@ -114,27 +130,29 @@ def all_to_all_v(
 ) -> torch.Tensor:
     """Sends `in_splits[i]` rows to each rank i, in rank order, and joins the
     `out_splits[i]` that come from each."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        _alone("all_to_all_v", tensor, dim, in_splits)
-        return _alone("all_to_all_v", tensor, dim, out_splits)
-    sent, received = _numbers(in_splits), _numbers(out_splits)
+    with _told_to_all("all_to_all_v", tensor, group) as (ranks, name):
+        sent = _numbers("in_splits", in_splits)
+        received = _numbers("out_splits", out_splits)
+        if ranks == 1:
+            _alone("all_to_all_v", tensor, dim, sent)
+            return _alone("all_to_all_v", tensor, dim, received)
     return _ops.all_to_all_v(tensor, dim, sent, received, name)
 
 
 def all_reduce(
     tensor: torch.Tensor,
-    op: str = "sum",
+    op: str | dist.ReduceOp.RedOpType = "sum",
     use_fp32: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """The "sum", "avg", "product", "max" or "min" of every rank's tensor, a new
-    one; the first two have a derivative, the sum of all ranks' gradients, or
-    their average. Without `use_fp32` sums of fp16 and bf16 travel, and are
-    added, as they are."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        return tensor
+    """The "sum", "avg", "product", "max" or "min" (or dist.ReduceOp's) of every
+    rank's tensor, a new one; the first two have a derivative, the sum of all ranks'
+    gradients, or their average. Without `use_fp32` sums of fp16 and bf16 travel,
+    and are added, as they are."""
+    with _told_to_all("all_reduce", tensor, group) as (ranks, name):
+        op = reduction(op)
+        if ranks == 1:
+            return tensor
     wide = use_fp32 and tensor.dtype in _HALVES
     told = f"all_reduce ({op}) of a {tensor.dtype} tensor {[*tensor.shape]}"
     agree_on_call(group or dist.group.WORLD, told + " in fp32" * wide, x=tensor)
@@ -157,10 +175,10 @@ def broadcast(
 ) -> torch.Tensor:
     """src's tensor on every rank. Others pass one of the same shape, dtype and
     device; its gradient is zero, src's is the sum of all."""
-    ranks, name = _place(group)
-    if ranks == 1:
-        _check_only_rank("broadcast", src)
-        return tensor
+    with _told_to_all("broadcast", tensor, group) as (ranks, name):
+        if ranks == 1:
+            _check_only_rank("broadcast", src)
+            return tensor
     return _ops.broadcast(tensor, src, name)
 
 
@@ -175,17 +193,97 @@ def _place(group):
     return group.size(), group.group_name
 
 
-def _numbers(sizes):
-    return [int(size) for size in sizes]
+@contextlib.contextmanager
+def _told_to_all(op, tensor, group):
+    """(ranks, the group's name) for what Python finds wrong in a call, which the
+    operator would compare otherwise: an error on all ranks."""
+    compiling = torch.compiler.is_compiling()
+    try:
+        if not compiling:
+            _check(tensor, group)
+        yield _place(group)
+    except (TypeError, ValueError, IndexError) as problem:
+        kind = next(
+            k for k in (IndexError, TypeError, ValueError) if isinstance(problem, k)
+        )
+        told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
+        place = _place_of_messages(tensor, group)
+        if place is None or compiling:
+            raise told from None
+        agree_on_call(_group_or_world(group), op, told, place)
+
+
+def _check(tensor, group):
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"expected a ProcessGroup or None, got {group!r}")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a tensor, got {tensor!r}")
+    if not _is_local(tensor):
+        kind = f"{tensor.layout} tensor on {tensor.device}"
+        raise TypeError(
+            f"expected a local strided tensor, got a {type(tensor).__name__}, a {kind}"
+        )
+
+
+def _is_local(tensor):
+    strided = tensor.layout == torch.strided and not tensor.is_meta
+    return strided and not (_C.is_shard_tensor(tensor) or hasattr(tensor, "placements"))
+
+
+def _group_or_world(group):
+    return group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+
+
+def _place_of_messages(tensor, group):
+    """A tensor where the other ranks have theirs; None for one rank."""
+    if not dist.is_initialized() or _group_or_world(group).size() == 1:
+        return None
+    if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+        return torch.empty(0, device=tensor.device)
+    accelerator = torch.accelerator.is_available()
+    likely = torch.accelerator.current_accelerator() if accelerator else "cpu"
+    kinds = {device.type for device in _group_or_world(group)._device_types}
+    return torch.empty(
+        0, device=likely if torch.device(likely).type in kinds else "cpu"
+    )
+
+
+def _numbers(what, sizes):
+    try:
+        return [_number(size) for size in sizes]
+    except TypeError:
+        raise TypeError(f"{what}: expected integers, got {sizes!r}") from None
+
+
+def _number(size):
+    return int(size) if torch.compiler.is_compiling() else operator.index(size)
+
+
+def _rows(indices):
+    for index in indices:
+        if not isinstance(index, torch.Tensor) or index.dtype not in _INTEGERS:
+            raise TypeError(f"indices: expected tensors of integers, got {index!r}")
+    return list(indices)
+
+
+def reduction(op: str | dist.ReduceOp.RedOpType) -> str:
+    """With the library's name."""
+    if isinstance(op, str) or torch.compiler.is_compiling():
+        return op
+    for known, name in _REDUCTIONS:
+        if op == known:
+            return name
+    names = [name for _, name in _REDUCTIONS]
+    raise ValueError(f"op: expected one of {names}, got {op}")
 
 
 def _alone(op, tensor, dim, sizes, rank=0):
     """The only rank's tensor, which must have the only size."""
     _check_only_rank(op, rank)
-    if _numbers(sizes) != [tensor.shape[dim]]:
+    if sizes != [tensor.shape[dim]]:
         raise ValueError(
             f"{op}: the tensor has shape {tuple(tensor.shape)}, expected "
-            f"{_numbers(sizes)} rows in dim {dim} on one rank"
+            f"{sizes} rows in dim {dim} on one rank"
         )
     return tensor
 

@@ -77,6 +77,7 @@ def fused_all_reduce(
         if buffer_dtype is None and not torch.compiler.is_compiling():
             buffer_dtype = _C.fused_dtype(found)
         told = _told(reduce + ", async" * async_op, leaves, buffer_dtype)
+        place = _place(found, device)
     except (TypeError, ValueError) as error:
         problem = error
     if ranks > 1:
@@ -85,7 +86,6 @@ def fused_all_reduce(
         raise problem
     if ranks == 1 or not found:
         return (result, FusedWork()) if async_op else result
-    place = found[0].device if device is None else torch.device(device)
     if async_op:
         return result, _start(found, op, group, buffer_dtype, place)
     reduced = _ops.fused_all_reduce(
@@ -94,6 +94,17 @@ def fused_all_reduce(
     for leaf, value in zip(found, reduced, strict=True):
         leaf.copy_(value)
     return result
+
+
+def _place(leaves, device):
+    try:
+        first = leaves[0].device if leaves else torch.device("cpu")
+        place = first if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"fused_all_reduce: device: {error}") from None
+    if place.type == "meta" and not torch.compiler.is_compiling():
+        raise ValueError("fused_all_reduce: device: expected one with memory, got meta")
+    return place
 
 
 def _start(leaves, op, group, dtype, device):

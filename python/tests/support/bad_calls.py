@@ -1,11 +1,14 @@
 """Calls of collectives that do not fit on one rank, or to those of the others: one
 error on every rank, before anything is sent. Under gloo and under MPI."""
 
+import itertools
 import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
+import shardtensor
 from shardtensor import _ops
 from shardtensor import distributed as st
 from shardtensor.distributed.mappings import (
@@ -269,11 +272,82 @@ def bad_calls(rank, ranks, bad):
     )
 
 
+def bad_arguments(rank, ranks, bad):
+    """The same for what is no argument of such a call at all."""
+    mine, even = rank == bad, [1] * ranks
+    index, table = [torch.tensor([0])] * ranks, [[1] * ranks] * ranks
+    x = _ones(1, 2)
+    mesh = init_device_mesh("cpu", (ranks,))
+    cut = shardtensor.distribute_tensor(x, mesh, [shardtensor.Replicate()])
+
+    for wrong in (3, None, [[1.0]], x.to("meta"), x.to_sparse(), cut):
+        yield (
+            f"all_gather_v: of {type(wrong)}",
+            lambda wrong=wrong: st.all_gather_v(wrong if mine else x, even),
+            (TypeError, f"(on rank {bad} of group"),
+        )
+    for wrong in (None, ["a"] * ranks, [1.5] * ranks, 1):
+        yield (
+            f"all_gather_v: sizes {wrong}",
+            lambda wrong=wrong: st.all_gather_v(x, wrong if mine else even),
+            (TypeError, f"all_gather_v: sizes: expected integers, got {wrong!r} (on"),
+        )
+    yield (
+        "all_gather_v: no group",
+        lambda: st.all_gather_v(x, even, group="world" if mine else None),
+        (TypeError, "all_gather_v: expected a ProcessGroup or None, got 'world' (on"),
+    )
+    for name, rows in (("gather_v", 1), ("scatter_v", ranks)):
+        yield (
+            f"{name}: None",
+            lambda n=name, r=rows: getattr(st, n)(None if mine else _ones(r), even),
+            (TypeError, f"{name}: expected a tensor, got None (on rank {bad} of"),
+        )
+    yield (
+        "all_to_all_v: halves of rows",
+        lambda: st.all_to_all_v(_ones(ranks), even, [0.5] * ranks if mine else even),
+        (TypeError, "all_to_all_v: out_splits: expected integers, got [0.5"),
+    )
+    for name in ("all_reduce", "broadcast"):
+        yield (
+            f"{name}: None",
+            lambda name=name: getattr(st, name)(None if mine else x),
+            (TypeError, f"{name}: expected a tensor, got None (on rank {bad} of"),
+        )
+    yield (
+        "all_reduce: what there is not",
+        lambda: st.all_reduce(x, dist.ReduceOp.BOR if mine else "sum"),
+        (ValueError, "all_reduce: op: expected one of ['sum', 'avg', 'product', 'max'"),
+    )
+    for wrong in (None, [[0]] * ranks, [torch.tensor([0.0])] * ranks):
+        yield (
+            f"indexed_all_to_all_v: indices {wrong}",
+            lambda wrong=wrong: st.indexed_all_to_all_v(
+                x, wrong if mine else index, table
+            ),
+            (TypeError, "indexed_all_to_all_v: "),
+        )
+    yield (
+        "indexed_all_to_all_v: no table",
+        lambda: st.indexed_all_to_all_v(x, index, None if mine else table),
+        (TypeError, "indexed_all_to_all_v: "),
+    )
+    for wrong in ("meta", "nowhere"):
+        yield (
+            f"fused_all_reduce: on {wrong}",
+            lambda wrong=wrong: st.fused_all_reduce(
+                [x], device=wrong if mine else None
+            ),
+            (ValueError, "fused_all_reduce: device: "),
+        )
+
+
 def check_bad_calls():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     wrong = []
     for bad in (0, ranks - 1):
-        for what, call, (kind, text) in bad_calls(rank, ranks, bad):
+        calls = bad_calls(rank, ranks, bad), bad_arguments(rank, ranks, bad)
+        for what, call, (kind, text) in itertools.chain(*calls):
             start = time.monotonic()
             told = _error_of(call)
             seconds = time.monotonic() - start
@@ -284,7 +358,7 @@ def check_bad_calls():
                 wrong.append((what, bad, seconds, everyones))
     assert not wrong, wrong
     # Everybody is still in step.
-    assert st.all_reduce(torch.ones(1)).item() == ranks
+    assert st.all_reduce(torch.ones(1), dist.ReduceOp.SUM).item() == ranks
 
 
 def _error_of(call):
