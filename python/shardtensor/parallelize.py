@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
+from shardtensor.agree import agree
 from shardtensor.constants import hold_in_checkpoints, new_tensors_on
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
 from shardtensor.modes import gradient_policy
@@ -65,9 +66,7 @@ def parallelize(
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
     tensor = (tensor,) if isinstance(tensor, str) else tuple(tensor or ())
-    _check_axes(mesh, data, domain, tensor)
-    if data == "ddp" and tensor:
-        _check_plain(module)
+    _agree_on(module, mesh, data, domain, tensor)
     core_mesh(mesh)
     samples = _without(mesh, tensor)
     if data != "ddp" or tensor:  # DDP broadcasts by itself, over its own ranks
@@ -86,6 +85,20 @@ def parallelize(
         if over != mesh[tuple(domain)]:
             _note_cut(module, over)
     return module
+
+
+def _agree_on(module, mesh, data, domain, tensor):
+    """All ranks get the same, or raise the same."""
+    error = None
+    try:
+        _check_axes(mesh, data, domain, tensor)
+        if data == "ddp" and tensor:
+            _check_plain(module)
+    except ValueError as problem:
+        error = problem
+    state = [*module.named_parameters(), *module.named_buffers()]
+    told = [f"{name} {x.dtype} {[*x.shape]}" for name, x in state]
+    agree(mesh, error, (data, tuple(domain), tensor, told))
 
 
 def _check_axes(mesh, data, domain, tensor):

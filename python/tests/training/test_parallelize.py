@@ -390,3 +390,31 @@ def test_axes_and_wrappers_that_are_not_there(mesh):
         parallelize(net(), mesh, "zero", ("domain_w",))
     with pytest.raises(ValueError, match=r"the axes \['domain_h'\] have other samples"):
         parallelize(net(), mesh, None, ("domain_w",))
+
+
+@ranks("2x2")
+def test_what_one_rank_is_told_otherwise(mesh):
+    last = dist.get_rank() == 3
+    axes = ("domain_w",)
+    other = nn.Linear(2, 3 if last else 2)
+    for call, text in (
+        (
+            lambda: parallelize(net(), mesh, "zero" if last else "ddp", axes),
+            "'zero' .on",
+        ),
+        (
+            lambda: parallelize(net(), mesh, "ddp", ("x",) if last else axes),
+            "'x',. .on",
+        ),
+        (
+            lambda: parallelize(net(), mesh, "fsdp" if last else "ddp", axes),
+            "ranks .3.:",
+        ),
+        (lambda: parallelize(other, mesh, "ddp", axes), r"weight torch.float32 .3, 2."),
+        (
+            lambda: parallelize(other, mesh, "fsdp", axes),
+            r"weight torch.float32 .3, 2.",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
