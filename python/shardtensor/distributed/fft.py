@@ -24,6 +24,8 @@ class DistributedRFFT2:
         n // 2 + 1 entries along `dim[1]`. Differentiable to any order; s, dim and
         norm are torch.fft.rfft2's."""
         rows, columns = _two_dims("DistributedRFFT2", x, s, dim)
+        if x.is_complex():
+            raise TypeError(f"DistributedRFFT2: expected real numbers, got {x.dtype}")
         x = _along_both(torch.fft.fft, x, s, (rows, columns), norm)
         return x.narrow(columns, 0, x.shape[columns] // 2 + 1)
 

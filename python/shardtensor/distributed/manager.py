@@ -517,6 +517,10 @@ def _join(launch, backend=None, pg_options=None):
 def _default_options(backend):
     if backend != "nccl":
         return None
+    if not dist.is_nccl_available():
+        raise ValueError(
+            "backend: nccl, which this PyTorch was built without; expected gloo or mpi"
+        )
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = _C.time_limit()
     return options

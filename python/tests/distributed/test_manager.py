@@ -207,6 +207,13 @@ def adopted():
     return DistributedManager()
 
 
+def test_nccl_that_pytorch_does_not_have_is_an_error(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(ValueError, match="backend: nccl, which this PyTorch was built"):
+        DistributedManager.setup(rank=0, world_size=1, port="0", backend="nccl")
+    assert not dist.is_initialized()
+
+
 @ranks(1, 2, 4)
 def test_it_is_one_object_that_adopts_an_existing_group(mesh):
     manager = adopted()

@@ -52,11 +52,13 @@ def test_strips_of_the_transform_and_its_inverse(mesh, norm, s):
 
 
 @ranks(2)
-def test_bad_dims_are_errors(mesh):
+def test_what_is_no_plane_of_real_numbers_is_an_error(mesh):
     DistributedManager.initialize()
     DistributedManager.create_process_subgroup("spatial_parallel", mesh.size())
     x = torch.randn(4, 4)
     with pytest.raises(IndexError, match="dim 2 of 2 dims"):
         DistributedRFFT2.apply(x, (None, None), (0, 2))
+    with pytest.raises(TypeError, match="expected real numbers, got torch.complex64"):
+        DistributedRFFT2.apply(x.to(torch.complex64))
     with pytest.raises(ValueError, match="two dims, got"):
         DistributedIRFFT2.apply(x, (None, None), (1, -1))
