@@ -12,6 +12,7 @@
 #include <ATen/ops/stack.h>
 
 #include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
@@ -193,6 +194,32 @@ SpecPtr beside(const SpecPtr& rows, const Tensor& x) {
   return with_dims(rows, std::move(sizes), from);
 }
 
+/// Of all ranks' `local`, which are told on one rank: all ranks compare.
+Tensor tensor_of_rows(
+    const char* op,
+    const char* each,
+    const Tensor& local,
+    const SpecPtr& rows) {
+  agree_on_call(Group(rows->mesh()->group()), local, [&]() -> Collective {
+    TORCH_CHECK_TYPE(
+        !is_shard_tensor(local),
+        op,
+        ": expected a plain tensor, got a ShardTensor");
+    const auto own = rows->interval(0).extent();
+    TORCH_CHECK_VALUE(
+        local.dim() > 0 && local.size(0) == own,
+        op,
+        ": expected a row for each own ",
+        each,
+        ", (",
+        own,
+        ", ...), got ",
+        local.sizes());
+    return {text_of_rows(op, local, 0), "", {}, {}};
+  });
+  return from_local(local, beside(rows, local));
+}
+
 // ---- the halo of features ---------------------------------------------------
 
 /// The way back of rows that came while something else ran.
@@ -278,11 +305,12 @@ Tensor ShardGraph::own_rows(const Tensor& x) const {
 }
 
 Tensor ShardGraph::node_tensor(const Tensor& local) const {
-  return from_local(local, beside(targets_, local));
+  return tensor_of_rows("ShardGraph.node_tensor", "node", local, targets_);
 }
 
 Tensor ShardGraph::edge_tensor(const Tensor& local) const {
-  return from_local(local, beside(spec(edge_permutation_), local));
+  return tensor_of_rows(
+      "ShardGraph.edge_tensor", "edge", local, spec(edge_permutation_));
 }
 
 Tensor ShardGraph::halo(const Tensor& x) const {

@@ -264,3 +264,25 @@ def test_what_is_no_graph_is_the_same_error_everywhere(mesh):
         graph.halo(shard(torch.ones(NODES + 1, 2), mesh, [Shard(0)]))
     with pytest.raises(ValueError, match="expected one of owners, points"):
         partition_nodes(mesh)
+
+
+@ranks(2, 3)
+def test_rows_that_one_rank_has_otherwise_are_the_same_error_everywhere(mesh):
+    nodes = partition_nodes(mesh, owners=torch.arange(NODES) % mesh.size())
+    graph = ShardGraph(torch.randint(NODES, (2, EDGES)), nodes)
+    first = mesh.get_local_rank() == 0
+    for make, each, rows in (
+        (graph.node_tensor, "node", len(graph.nodes.to_local())),
+        (graph.edge_tensor, "edge", len(graph.edge_permutation.to_local())),
+    ):
+        good = torch.ones(rows, 2)
+        for bad, kind, told in (
+            (torch.ones(rows + 1, 2), ValueError, rf"own {each}, \(\d+, \.\.\.\), got"),
+            (torch.tensor(1.0), ValueError, rf"own {each}, .* got \[\]"),
+            (torch.ones(rows, 3), ValueError, r"the same call:(.|\n)*\[\*, 3\]"),
+            (good.double(), ValueError, "the same call:(.|\n)*Double"),
+            (graph.nodes, TypeError, "expected a plain tensor, got a ShardTensor"),
+        ):
+            with pytest.raises(kind, match=told):
+                make(bad if first else good)
+        assert make(good).shape[1:] == (2,)
