@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/rules/points/finite.h"
 
 namespace shardtensor::detail {
 namespace {

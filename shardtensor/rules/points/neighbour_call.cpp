@@ -6,12 +6,12 @@
 #include <utility>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/finite.h"
 #include "shardtensor/rules/points/nearest_op.h"
 #include "shardtensor/rules/points/rows_of_cloud.h"
 
@@ -101,23 +101,6 @@ void check_max_points(const char* op, int64_t max_points) {
       ": max_points is ",
       max_points,
       ", expected at least 1");
-}
-
-void check_finite(
-    const char* op,
-    const Tensor& points,
-    const Tensor& queries,
-    const std::string& group) {
-  const auto finite =
-      at::isfinite(points).all().logical_and(at::isfinite(queries).all());
-  auto failed = finite.logical_not().to(at::kInt);
-  if (!group.empty()) {
-    failed = all_reduce(failed, Reduce::Max, group);
-  }
-  TORCH_CHECK_VALUE(
-      failed.item<int64_t>() == 0,
-      op,
-      ": expected finite coordinates, got NaN or infinite ones");
 }
 
 void check_finite(const LocalCall& call) {

@@ -66,12 +66,6 @@ void check_max_points(const char* op, int64_t max_points);
 /// Raises where a coordinate is not finite, on every rank if on one.
 /// Communication: one all-reduce of a number.
 void check_finite(const LocalCall& call);
-/// Of plain tensors, on the ranks of a group; "": on this one.
-void check_finite(
-    const char* op,
-    const at::Tensor& points,
-    const at::Tensor& queries,
-    const std::string& group);
 
 /// After check_finite. Communication: that of both, and of find_neighbours.
 Neighbours search(const LocalCall& call, const Wanted& wanted);

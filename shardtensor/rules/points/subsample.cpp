@@ -4,13 +4,13 @@
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/finite.h"
 #include "shardtensor/rules/points/unique_rows.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -58,12 +58,6 @@ void check_subsample(
 /// On the host of each rank.
 Tensor on_all_ranks(const Tensor& x) {
   return is_shard_tensor(x) ? full_tensor(x) : x;
-}
-
-void check_all_finite(const Tensor& points) {
-  TORCH_CHECK_VALUE(
-      on_all_ranks(at::isfinite(points).all()).item<bool>(),
-      "grid_subsample: expected finite coordinates, got NaN or infinite ones");
 }
 
 /// Each point's cube, row-major among those between the outermost points.
@@ -119,7 +113,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> grid_subsample(
     cloud = cut_rows(promote_operand(points, mesh, kSubsampleOp));
     given = promote_operand(given, mesh, kSubsampleOp);
   }
-  check_all_finite(cloud.detach());
+  check_finite(kSubsampleOp, cloud);
   const auto cubes = unique_rows(cube_keys(cloud.detach(), size));
   const auto ones = at::ones_like(cubes.inverse).unsqueeze(1);
   const auto counts = sum_by_cube(ones, cubes);

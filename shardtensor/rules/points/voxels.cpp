@@ -14,6 +14,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/rules/points/finite.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -312,6 +313,7 @@ Tensor voxelize(
   check_box(kVoxelizeOp, points, low, high, shape);
   check_values(points, values, reduce);
   const auto [cloud, given] = cut_alike(points, values);
+  check_finite(kVoxelizeOp, cloud);
   const auto places = places_in(cloud, low, high, shape);
   const auto inside = places.inside.unsqueeze(-1);
   auto result =
@@ -335,6 +337,7 @@ Tensor devoxelize(
   const int64_t channels = points.dim() - 2;
   const auto shape = voxels.sizes().slice(channels + 1);
   check_box(kDevoxelizeOp, points, low, high, shape);
+  check_finite(kDevoxelizeOp, points);
   std::vector<Reads> reads;
   for (int64_t dim = 0; dim < points.size(-1); ++dim) {
     const auto place = along(points, dim, low, high, shape);

@@ -10,14 +10,15 @@ namespace shardtensor {
 // Between points ([B,] N, D) and the voxels of a box from `low` to `high` (D
 // each), which has shape[d] of them along dim d: voxel i is [i, i + 1) * (high
 // - low) / shape + low. Plain tensors or ShardTensors on one mesh; floating
-// point. Made of operators that ShardTensor has, so differentiable to any
-// order. Thread safety / ordering: as in collectives.h.
+// point. Coordinates must be finite, which is not looked at while a compiler
+// traces; communication: one number. Made of operators that ShardTensor has, so
+// differentiable to any order. Thread safety / ordering: as in collectives.h.
 
 /// The mean ("mean") or sum ("sum") of the values ([B,] N, C) of the points in
 /// each voxel: ([B,] C, *shape), zero where there are none. Points outside the
-/// box count nowhere, those with NaN neither. Differentiable in the values. The
-/// result's first dim of space is cut by the axes that cut the points' rows,
-/// evenly. Communication: each value once, to the rank that has its voxel.
+/// box count nowhere. Differentiable in the values. The result's first dim of
+/// space is cut by the axes that cut the points' rows, evenly. Communication:
+/// each value once, to the rank that has its voxel.
 ///
 /// Example: points 0.1, 0.2 and 0.9 with values 1, 3 and 5, the box from 0 to
 /// 1, shape {2}: {2, 5}, as sum {4, 5}.
