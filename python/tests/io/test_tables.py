@@ -56,11 +56,21 @@ def test_rows_of_text(mesh, kind, tmp_path, monkeypatch):
         assert torch.equal(alone[5:9], torch.from_numpy(values[5:9]))
 
 
-def test_numbers_are_those_of_numpy(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.5,-2e-3\r\nnan,inf\r\n+7,0.1\r\n",
+        "1,2\n3,4\n9223372036854775807,-9223372036854775808\n",
+        "# a head\n1,2 # first\n3,4# 5,6\n#7,8\n9,10\t#\n",
+    ],
+)
+def test_numbers_are_those_of_numpy(text, encoding, tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("1.5,-2e-3\r\nnan,inf\r\n+7,0.1\r\n")
-    expected = np.genfromtxt(path, delimiter=",")
+    path.write_text(text, encoding)
     found = shardtensor.io.open(path)[...]
+    kind = found.numpy().dtype
+    expected = np.loadtxt(path, kind, delimiter=",", encoding=encoding)
     torch.testing.assert_close(found, torch.from_numpy(expected), equal_nan=True)
 
 
@@ -126,6 +136,11 @@ def test_tables_that_are_none_are_an_error_on_both_ranks(mesh, tmp_path):
         ("1 2\nsix seven\n3 4\n", "a line after the first row is no row of numbers"),
         ("1 2\n3 4x\n", "4x"),
         ("1.5 2\n3 -\n", "-"),
+        (
+            "1 2\n3 9223372036854775808",
+            "9223372036854775808 .* int64, in the line '3 92",
+        ),
+        ("-9223372036854775809 2", "-9223372036854775809 is beyond int64"),
     ):
         path = tmp_path / "a.txt"
         if dist.get_rank() == 0:

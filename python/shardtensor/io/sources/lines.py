@@ -5,6 +5,8 @@ then on a rank reads the blocks that hold its rows."""
 from __future__ import annotations
 
 import bisect
+import codecs
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +19,12 @@ BLOCK = 1 << 20  # bytes of whole lines that are counted together
 _NEWLINE = 10
 _IS_SPACE = numpy.zeros(256, bool)
 _IS_SPACE[list(b" \t\r\n\v\f")] = True
+_COMMENT = re.compile(rb"#[^\n]*")
+
+
+def without_comments(text: bytes) -> bytes:
+    """Without what stands behind # in a line."""
+    return _COMMENT.sub(b"", text)
 
 
 class Lines:
@@ -24,6 +32,7 @@ class Lines:
 
     def __init__(self, text: bytes, space: bytes = b""):
         """`space`: characters that count as space beside the usual ones."""
+        text = text.removeprefix(codecs.BOM_UTF8)
         if text and not text.endswith(b"\n"):
             text += b"\n"
         self.text = numpy.frombuffer(text, numpy.uint8)
@@ -77,7 +86,24 @@ class Lines:
         if len(found) != len(lines) * width:
             # Slowly, for this names what is no number.
             found = numpy.array(text.split(), dtype)
-        return found.reshape(len(lines), width)
+        found = found.reshape(len(lines), width)
+        if found.dtype.kind == "i":
+            self._check_bounds(found, text, lines)
+        return found
+
+    def _check_bounds(self, found, text, lines):
+        """What is beyond a dtype has been parsed as its last number."""
+        limits = numpy.iinfo(found.dtype)
+        last = numpy.argwhere((found == limits.min) | (found == limits.max))
+        words = text.split() if len(last) else []
+        for row, column in last.tolist():
+            word = words[row * found.shape[1] + column].decode()
+            if int(word) != found[row, column]:
+                line = slice(self.begins[lines[row]], self.ends[lines[row]])
+                told = self.text[line][:80].tobytes().decode("latin-1").strip()
+                raise ValueError(
+                    f"the number {word} is beyond {found.dtype}, in the line {told!r}"
+                )
 
     def _after(self, character):
         """Where the character stands before, in the same word, or here."""

@@ -1,12 +1,18 @@
 """Tables of numbers as text, edge lists among them: a row in each line, numbers apart
-by commas, semicolons or space. A head of names, comments (# or %) and empty lines are
-left out. Integers where every number is one."""
+by commas, semicolons or space. A head of names, what stands behind #, lines that
+begin with % and empty ones are left out. Integers where every number is one."""
 
 from __future__ import annotations
 
 import numpy
 
-from shardtensor.io.sources.lines import LineFile, Lines, LineSource, joined
+from shardtensor.io.sources.lines import (
+    LineFile,
+    Lines,
+    LineSource,
+    joined,
+    without_comments,
+)
 from shardtensor.io.sources.source import Source
 from shardtensor.io.sources.stored_bytes import File
 
@@ -30,14 +36,14 @@ class TableFile(LineFile):
     EXTRA = ("other after", "min", "max", "integers")
 
     def lines(self, text: bytes) -> Lines:
-        return Lines(text, space=b",;")
+        return Lines(without_comments(text), space=b",;")
 
     def kinds(self, lines: Lines) -> numpy.ndarray:
         first = lines.first_characters()
         is_row = _NUMBER_BEGINS[first]
         for name in (b"nan", b"NaN", b"inf", b"Inf"):
             is_row |= lines.starts_with(name)
-        left_out = (lines.counts == 0) | (first == ord("#")) | (first == ord("%"))
+        left_out = (lines.counts == 0) | (first == ord("%"))
         return numpy.where(is_row, _ROW, numpy.where(left_out, -1, _OTHER))
 
     def extra(self, lines: Lines, kinds: numpy.ndarray) -> list[int]:
