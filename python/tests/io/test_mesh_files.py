@@ -91,6 +91,34 @@ def test_facets_are_read_by_piece_points_are_not(name, tmp_path):
     assert torch.equal(points[...], torch.from_numpy(mesh.points))
 
 
+def test_facets_may_be_written_in_capitals(tmp_path):
+    path = written("stl, text", tmp_path)
+    normals = "cell_data/facet_normals/triangle"
+    wanted = {
+        name: shardtensor.io.open(path, name)[...] for name in ("corners", normals)
+    }
+    path.write_text("\ufeff" + path.read_text().upper(), "utf-8")
+    for name, values in wanted.items():
+        assert len(values) > 0
+        assert torch.equal(shardtensor.io.open(path, name)[...], values)
+
+
+def test_a_surface_is_empty_only_where_no_text_tells_of_facets(tmp_path):
+    path = written("stl, text", tmp_path)
+    text = path.read_text()
+    in_one_line = " ".join(text.split())
+    path.write_text("solid vertex facet\n\nendsolid vertex\n")
+    assert len(shardtensor.io.open(path, "corners")) == 0
+    for bad, told in (
+        (in_one_line, "each vertex on a line of its own, got 192 on 0 lines"),
+        (in_one_line + "\n" + text, "got 384 on 192 lines"),
+        ("solid\nfaces\nendsolid\n", "1 line tells of something else"),
+    ):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match=told):
+            len(shardtensor.io.open(path, "corners"))
+
+
 def test_wedges_have_meshios_order(tmp_path, monkeypatch):
     points = np.random.default_rng(0).random((7, 3))
     wedges = [("wedge", np.array([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]]))]

@@ -3,6 +3,9 @@ point is a question to all of them: `points` and cells are not read by piece."""
 
 from __future__ import annotations
 
+import codecs
+import re
+
 import numpy
 
 from shardtensor.io.sources.lines import LineFile, Lines, LineSource, joined
@@ -10,6 +13,8 @@ from shardtensor.io.sources.source import Box, Source, rows_of_box
 from shardtensor.io.sources.stored_bytes import File
 
 CORNERS, NORMALS = "corners", "cell_data/facet_normals/triangle"
+_AROUND = (b"solid", b"endsolid", b"outer", b"endloop", b"endfacet")
+_VERTEX = re.compile(rb"\bvertex(?:[ \t]+[-+.\de]+){3}")
 _HEAD = 84
 _FACET = numpy.dtype(
     [("normal", "<f4", (3,)), ("corners", "<f4", (3, 3)), ("attributes", "<u2")]
@@ -25,7 +30,8 @@ def open_facets(file: File, variable: str) -> Source:
 def _is_text(file: File) -> bool:
     """Binary files may begin with "solid", too; no text has bytes of zero."""
     head = file.read_up_to(0, 512)
-    return head.lstrip().startswith(b"solid") and b"\0" not in head
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip()[:5]
+    return begin.lower() == b"solid" and b"\0" not in head
 
 
 class BinaryFacets(Source):
@@ -51,13 +57,22 @@ class BinaryFacets(Source):
 
 
 class FacetLines(LineFile):
-    KINDS = ("facet", "vertex")
+    KINDS = ("facet", "vertex", "other")
+    EXTRA = ("vertices",)  # on lines of their own or not
+
+    def lines(self, text: bytes) -> Lines:
+        return Lines(text.lower())
 
     def kinds(self, lines: Lines) -> numpy.ndarray:
-        found = numpy.full(len(lines.ends), -1)
-        for index, kind in enumerate(self.KINDS):
-            found[lines.starts_with(kind.encode())] = index
+        found = numpy.where(lines.counts > 0, self.KINDS.index("other"), -1)
+        for word in _AROUND:
+            found[lines.starts_with(word)] = -1
+        for kind in ("facet", "vertex"):
+            found[lines.starts_with(kind.encode())] = self.KINDS.index(kind)
         return found
+
+    def extra(self, lines: Lines, kinds: numpy.ndarray) -> list[int]:
+        return [len(_VERTEX.findall(lines.text.tobytes()))]
 
 
 class TextFacets(LineSource):
@@ -66,10 +81,21 @@ class TextFacets(LineSource):
         self._variable = variable
 
     def resolve(self) -> None:
-        facets, vertices = (self._lines.total(kind) for kind in FacetLines.KINDS)
+        facets, vertices, others = map(self._lines.total, FacetLines.KINDS)
+        told = int(self._lines.table["vertices"].sum())
+        if told > vertices:
+            raise ValueError(
+                f"expected each vertex on a line of its own, got {told} on "
+                f"{vertices} lines"
+            )
         if vertices != 3 * facets:
             raise ValueError(
                 f"{facets} facets have {vertices} corners, expected {3 * facets}"
+            )
+        if facets == 0 and others > 0:
+            tell = "line tells" if others == 1 else "lines tell"
+            raise ValueError(
+                f"there is no facet, and {others} {tell} of something else"
             )
         self.dtype = numpy.dtype(numpy.float64)
         self.shape = (facets, 3, 3) if self._variable == CORNERS else (facets, 3)
