@@ -164,6 +164,37 @@ def test_what_lines_say_that_differ_is_meshios(tmp_path):
     assert triangles[...].tolist() == [[0, 1, 2]]
 
 
+def test_corners_that_count_from_the_last_point(tmp_path, monkeypatch):
+    """Relative ones name the points before their line."""
+    from shardtensor.io.sources import lines
+
+    monkeypatch.setattr(lines, "BLOCK", 30)
+    path = tmp_path / "a.obj"
+    first = "v 0 0 0\nv 1 0 0\nv 1 1 0\nf -3 -2 -1\nf 1 -2/-1 3/1/1\n"
+    last = "v 0 1 0\nf -4 -1 -2 # four\nf -1 -2 -3 -4\n"
+    path.write_text(first + last)
+    found = shardtensor.io.open(path, "cells/triangle")
+    assert found[...].tolist() == [[0, 1, 2], [0, 1, 2], [0, 3, 2]]
+    assert found[2:].tolist() == [[0, 3, 2]]
+    assert shardtensor.io.open(path, "cells/quad")[...].tolist() == [[3, 2, 1, 0]]
+
+
+TOLD = {"99999999999999999999": "beyond int64|expected numbers"}
+
+
+@pytest.mark.parametrize("corner", ["0", "5", "-4", "-1000", "99999999999999999999"])
+@pytest.mark.parametrize("other", ["", "f 1 2 3 4 1\n"])
+def test_corners_that_are_no_point(corner, other, tmp_path):
+    path = tmp_path / "a.obj"
+    points = "v 0 0 0\nv 1 0 0\nv 1 1 0\n"
+    path.write_text(f"{points}f 1 2 3\nf 1 {corner} 2\nv 0 0 1\nf 1 2 4\n{other}")
+    found = shardtensor.io.open(path, "cells/triangle")
+    with pytest.raises(
+        (TypeError, ValueError), match=TOLD.get(corner, f"corner is {corner},")
+    ):
+        found[...]
+
+
 # ---- several ranks ----------------------------------------------------------
 
 

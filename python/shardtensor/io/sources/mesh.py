@@ -28,6 +28,8 @@ class MeshSource(Source):
     @functools.cached_property
     def _values(self) -> numpy.ndarray:
         variables = _variables(_read(self._path))
+        if _ending(self._path) == "obj":
+            obj.check_whole(variables)
         return variables[choose_variable(self._variable, list(variables))]
 
     def count(self, part: int, parts: int) -> tuple | None:
@@ -43,7 +45,7 @@ class MeshSource(Source):
 
 def open_source(path: str, variable: str | None) -> Source:
     whole = functools.partial(MeshSource, path, variable)
-    ending = path.lower().rsplit(".", 1)[-1]
+    ending = _ending(path)
     file = File(path)
     if ending == "obj":
         return obj.ObjSource(file, variable, whole)
@@ -56,6 +58,10 @@ def open_source(path: str, variable: str | None) -> Source:
         return _chosen(mesh, variable)
     except Unsupported:
         return whole()
+
+
+def _ending(path):
+    return path.lower().rsplit(".", 1)[-1]
 
 
 def _chosen(mesh: VtkMesh, variable):

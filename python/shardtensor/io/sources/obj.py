@@ -3,11 +3,17 @@ points, groups of cells. Other faces are not read by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
-from shardtensor.io.sources.lines import LineFile, Lines, LineSource, joined
+from shardtensor.io.sources.lines import (
+    LineFile,
+    Lines,
+    LineSource,
+    joined,
+    without_comments,
+)
 from shardtensor.io.sources.source import Box, Source, choose_variable
 from shardtensor.io.sources.stored_bytes import File
 
@@ -21,6 +27,9 @@ class ObjFile(LineFile):
     EXTRA = tuple(
         f"{end} {kind}" for kind in ("v", "vn", "vt") for end in ("min", "max")
     )
+
+    def lines(self, text: bytes) -> Lines:
+        return Lines(without_comments(text))
 
     def kinds(self, lines: Lines) -> numpy.ndarray:
         found = numpy.full(len(lines.ends), -1)
@@ -49,6 +58,29 @@ class ObjFile(LineFile):
             *self.table[f"max {kind}"][has_any].tolist(),
         }
         return widths.pop() if len(widths) == 1 else None
+
+
+def check_corners(told: numpy.ndarray, corners: numpy.ndarray, points: int) -> None:
+    """`told`: as the file names the corners."""
+    wrong = told[(corners < 0) | (corners >= points)]
+    if len(wrong):
+        raise ValueError(
+            f"a face's corner is {wrong[0]}, expected one of 1 to {points}, or of "
+            f"-1 down to the first point before the face"
+        )
+
+
+def check_whole(variables: Mapping[str, numpy.ndarray]) -> None:
+    """Of meshio, to which a corner that counts from the last point is an index."""
+    points = len(variables["points"])
+    for name, corners in variables.items():
+        if name.startswith("cells/") and corners.dtype != object:
+            if len(relative := corners[corners < -1]):
+                raise ValueError(
+                    f"a face's corner is {relative[0] + 1}, expected none that counts "
+                    f"from the last point beside faces that are not read by piece"
+                )
+            check_corners(corners + 1, corners, points)
 
 
 class ObjSource(LineSource):
@@ -106,7 +138,11 @@ class ObjSource(LineSource):
         if self._name in _POINTS:
             return lines.numbers(wanted, self.dtype, 1, self.shape[1])
         if self._name.startswith("cells/"):
-            corners = lines.numbers(wanted, self.dtype, 1, self.shape[1], up_to=b"/")
-            return corners - 1
+            told = lines.numbers(wanted, self.dtype, 1, self.shape[1], up_to=b"/")
+            here = numpy.cumsum(kinds == ObjFile.KINDS.index("v"))[wanted]
+            before = self._lines.before("v", block) + here[:, None]
+            corners = numpy.where(told < 0, before + told, told - 1)
+            check_corners(told, corners, self._lines.total("v"))
+            return corners
         groups = numpy.cumsum(kinds == ObjFile.KINDS.index("g"))
         return groups[wanted] + self._lines.before("g", block) - 1
