@@ -147,8 +147,19 @@ def _owners_by_metis(edge_index, nodes, mesh):
             "partition_nodes: a partition of edge_index needs pymetis: "
             "pip install shardtensor[metis]"
         ) from error
-    if nodes is None:
-        raise ValueError("partition_nodes: expected the number of nodes, got None")
+    if not isinstance(nodes, int) or nodes < 0:
+        raise ValueError(
+            f"partition_nodes: expected the number of nodes, got nodes={nodes!r}"
+        )
+    if (
+        edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype != torch.int64
+    ):
+        raise ValueError(
+            "partition_nodes: expected edge_index (2, E) of int64, got "
+            f"{tuple(edge_index.shape)} of {edge_index.dtype}"
+        )
     whole = edge_index.full_tensor() if _is_sharded(edge_index) else edge_index
     _check_edges(whole, nodes)
     first = int(mesh.mesh.flatten()[0])

@@ -220,6 +220,14 @@ def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
     try:
         with pytest.raises(RuntimeError, match=r"out of memory"):
             partition_nodes(mesh, edge_index=edges, nodes=NODES)
+        told = r"edge_index \(2, E\) of int64, got"
+        for wrong in (edges.double(), edges[[0, 1, 0]], edges[0], edges.int()):
+            cut = shard(wrong, mesh, [Shard(wrong.dim() - 1)])
+            with pytest.raises(ValueError, match=told):
+                partition_nodes(mesh, edge_index=cut, nodes=NODES)
+        for bad in (-1, None, 9.0):
+            with pytest.raises(ValueError, match=f"number of nodes, got nodes={bad}"):
+                partition_nodes(mesh, edge_index=edges, nodes=bad)
         for bad in (NODES, -1):
             wrong = edges.clone()
             wrong[1, 1] = bad
