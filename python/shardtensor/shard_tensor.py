@@ -374,13 +374,14 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         return torch.tensor(data, **kwargs)
 
     def tolist(self):
-        return self.item() if self.dim() == 0 else _refuse(self, "tolist")
+        return self.item() if self.dim() == 0 else _whole(self, "tolist").tolist()
 
-    def numpy(self, *_, **__):
-        _refuse(self, "numpy")
+    def numpy(self, **kwargs):
+        """Where every rank has the whole: its memory, as of a plain tensor."""
+        return _whole(self, "numpy").numpy(**kwargs)
 
-    def __array__(self, *_, **__):
-        _refuse(self, "conversion to a numpy array")
+    def __array__(self, *args, **kwargs):
+        return _whole(self, "conversion to a numpy array").__array__(*args, **kwargs)
 
     def data_ptr(self):
         _refuse(self, "data_ptr")
@@ -408,6 +409,13 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     def as_strided_(self, *_, **__):
         _refuse(self, "as_strided_")
+
+
+def _whole(tensor: ShardTensor, what: str) -> torch.Tensor:
+    """The plain tensor of one that is Replicate on all axes."""
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        _refuse(tensor, what)
+    return tensor.to_local()
 
 
 def _refuse(tensor: ShardTensor, what: str):

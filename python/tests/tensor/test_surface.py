@@ -135,6 +135,29 @@ def test_what_one_piece_cannot_answer_names_the_way_out(mesh):
             what()
 
 
+@ranks(1, 3, "2x2")
+def test_what_every_rank_has_whole_becomes_numbers(mesh):
+    whole = numbered(4, 2)
+    x = shard(whole, mesh, [Replicate()] * mesh.ndim)
+    assert x.tolist() == whole.tolist()
+    for array in (x.numpy(), np.asarray(x), np.array(x, dtype="f4")):
+        assert np.array_equal(array, whole.numpy())
+    x.numpy()[0, 0] = 7.0  # the same memory
+    assert x[0, 0].item() == 7.0
+    x.requires_grad_()
+    for ask in (lambda: x.numpy(), lambda: np.asarray(x)):
+        with pytest.raises(RuntimeError, match=r"requires grad.*detach\(\)"):
+            ask()
+    assert np.array_equal(x.detach().numpy(), x.full_tensor().detach().numpy())
+    with shardtensor.new_tensors_on(mesh):
+        made = torch.zeros(2, 3)
+    made.numpy()[0] += 1.0
+    assert made.tolist() == [[1.0] * 3, [0.0] * 3]
+    term = from_spec(whole[0], shard(whole, mesh, [Shard(0)] * mesh.ndim).sum(0)._spec)
+    with pytest.raises(NotImplementedError, match=r"Partial.*full_tensor\(\)"):
+        term.numpy()
+
+
 @ranks(1, 2)
 def test_operators_without_a_meaning_on_pieces_say_why(mesh):
     x = shard(numbered(4, 2), mesh, [Shard(0)])
