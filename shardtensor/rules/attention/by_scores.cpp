@@ -63,7 +63,9 @@ Tensor attention_weights(
         promote(sees.logical_not(), spec(scores)->mesh()), kUnseen);
   }
   const auto sees_nothing = scores.detach().isneginf().all(-1, true);
-  return at::softmax(scores, -1).masked_fill(sees_nothing, 0);
+  // Before, too: no NaN, which 0 times a gradient would stay.
+  return at::softmax(scores.masked_fill(sees_nothing, 0), -1)
+      .masked_fill(sees_nothing, 0);
 }
 
 Tensor attention_by_scores(

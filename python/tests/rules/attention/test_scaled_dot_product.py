@@ -138,6 +138,15 @@ def test_masks(mesh, transport):
     check(mesh, attend, *x, sharded(mask, placements_of(mesh, 3)), second_order=True)
 
 
+@ranks(2)
+def test_queries_that_see_nothing_have_second_derivatives(mesh):
+    mask = torch.zeros(5, ROWS, dtype=torch.float64)
+    mask[1] = -torch.inf
+    x = [sharded(t, [Shard(2)]) for t in operands(5, ROWS)]
+    for hidden in (mask, mask == 0):
+        check(mesh, lambda *x: attend(*x, hidden), *x, second_order=True)  # noqa: B023
+
+
 def masks_that_hide_by_numbers():
     """What public code adds where a query sees no key, for some queries all keys."""
     lowest = torch.finfo(torch.float32).min
