@@ -178,9 +178,6 @@ class Planner {
       return AttentionTransport::Ring;
     }
     const auto query = query_layout();
-    const auto partitions = key_partitions(*query);
-    const auto key =
-        make_spec(key_->mesh(), key_->sizes(), key_placements_, partitions);
     AttentionSizes sizes;
     sizes.ranks = 1;
     for (const int64_t axis : ring_) {
@@ -193,9 +190,10 @@ class Planner {
     }
     sizes.key_heads = std::max<int64_t>(sizes.heads / group_, 1);
     sizes.queries = query->size(rows_);
-    sizes.keys = key->size(rows_);
+    sizes.keys = key_->size(rows_);
     sizes.most_queries = most(*query, rows_);
-    sizes.most_keys = most(*key, rows_);
+    sizes.most_keys =
+        most(rows_of_fewer(*key_, axes_of(key_placements_, rows_)));
     sizes.features = query->size(rows_ + 1);
     sizes.value_features = value.size(rows_ + 1);
     sizes.bytes = bytes;
@@ -205,10 +203,9 @@ class Planner {
   }
   /// The extent of the largest piece.
   static int64_t most(const ShardSpec& spec, int64_t dim) {
-    if (!spec.is_sharded(dim)) {
-      return spec.size(dim);
-    }
-    const auto& partition = spec.partition(dim);
+    return spec.is_sharded(dim) ? most(spec.partition(dim)) : spec.size(dim);
+  }
+  static int64_t most(const Partition& partition) {
     const auto sizes = partition.sizes();
     return partition.repeat() * *std::max_element(sizes.begin(), sizes.end());
   }

@@ -196,6 +196,18 @@ def test_groups_of_heads(mesh):
             )
 
 
+@ranks("2x2")
+def test_pieces_that_split_groups_of_heads(mesh):
+    layout = [Shard(1), Shard(2)]
+    for heads, key_heads, sizes in ((4, 1, None), (4, 2, {1: [1, 3]})):
+        q, k, v = operands(5, ROWS, heads=heads, key_heads=key_heads)
+        keys = [sharded(t, [Replicate(), Shard(2)]) for t in (k, v)]
+        x = sharded(q, layout, sizes)
+        for transport in ("auto", "ring", "all_gather", "all_to_all", "grid"):
+            with shardtensor.attention_transport(transport):
+                check(mesh, lambda *x: attend(*x, enable_gqa=True), x, *keys)
+
+
 @ranks(2, "2x2")
 def test_dims_and_scale(mesh):
     for shape in ((6, 4), (3, 6, 4), (2, 3, 2, 6, 4)):
