@@ -73,6 +73,9 @@ bool takes_tensors(const AttentionOperands& operands) {
 bool takes_batches(const AttentionOperands& operands, bool enable_gqa) {
   const auto& [query, key, value, mask] = operands;
   const int64_t dims = query.dim();
+  if (enable_gqa && dims < 3) {
+    return false;
+  }
   for (int64_t dim = 0; dim < dims - 2; ++dim) {
     if (enable_gqa && dim == dims - 3) {
       const bool groups = key.size(dim) > 0 &&
@@ -112,7 +115,7 @@ bool takes_mask(const AttentionOperands& operands, bool causal) {
   }
   auto sizes = query.sizes().vec();
   for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
-    sizes[dim] = std::max({sizes[dim], key.size(dim), value.size(dim)});
+    sizes[dim] = std::max(sizes[dim], key.size(dim));
   }
   sizes.back() = key.size(-2);
   return at::is_expandable_to(mask.sizes(), sizes);

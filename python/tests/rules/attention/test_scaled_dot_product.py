@@ -397,13 +397,20 @@ def test_a_rank_without_batches_in_a_ring(mesh):
         (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(4, 5)}),
         (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(5, 5, dtype=torch.int64)}),
         (((2, 3, 5, 4),) * 3, {"dropout_p": 1.5}),
+        (
+            ((1, 3, 5, 4), (1, 3, 5, 4), (3, 3, 5, 4)),
+            {"attn_mask": torch.zeros(3, 1, 5, 5)},
+        ),
+        (((4, 5, 4),) * 3, {"attn_mask": torch.zeros(2, 4, 5, 5)}),
+        (((5, 4),) * 3, {"enable_gqa": True}),
+        (((2, 3, 5, 4),) * 3, {"attn_mask": torch.zeros(5, 5, dtype=torch.float64)}),
     ],
 )
 def test_errors_are_pytorchs(mesh, shapes, options):
     x = [torch.randn(shape) for shape in shapes]
-    with pytest.raises(RuntimeError) as expected:
+    with pytest.raises((RuntimeError, IndexError)) as expected:
         F.scaled_dot_product_attention(*x, **options)
-    parts = [shard(t, mesh, [Shard(2)]) for t in x]
+    parts = [shard(t, mesh, [Shard(t.dim() - 2)]) for t in x]
     with pytest.raises(type(expected.value)):
         F.scaled_dot_product_attention(*parts, **options)
 
