@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, _ops
+from shardtensor.agree import agree_on_call
 
 _DIRECTIONS = {"forward": 1, "backward": -1}
 
@@ -109,18 +110,18 @@ def ring_tour(
 ) -> None:
     """visit(owner, piece) with every rank's `block`, a local tensor: the own one
     first, then those of the ranks before, nearest first, each while the next is
-    on its way. `shapes` are those of all ranks' blocks, where they differ. Not
-    differentiable. Communication: one message to and from each other rank."""
-    rank = mesh.get_local_rank(mesh_dim)
+    on its way. `shapes` are those of all ranks' blocks, where they differ. What
+    visit raises on one rank is an error on all, after the messages. Not
+    differentiable. Communication: one message to and from each other rank, and
+    three integers from each rank to each before and after."""
+    group, rank = mesh.get_group(mesh_dim), mesh.get_local_rank(mesh_dim)
+    sizes = _agreed_sizes("ring_tour", block, shapes, group)
+
+    def meet(owner, piece):
+        visit(owner, piece)
+
     with torch.no_grad():
-        _C.ring_tour(
-            block,
-            _shapes(block, shapes, mesh.size(mesh_dim)),
-            mesh.get_group(mesh_dim).group_name,
-            lambda: visit(rank, block.detach()),
-            visit,
-            None,
-        )
+        _tour(block, sizes, group, lambda: visit(rank, block.detach()), meet)
 
 
 def ring_sum(
@@ -135,9 +136,9 @@ def ring_sum(
     the order of ring_tour. Differentiable once, also where fn is: backward is
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
-    gradient."""
-    sizes = _shapes(block, shapes, mesh.size(mesh_dim))
-    group = mesh.get_group(mesh_dim).group_name
+    gradient. Communication and errors: as ring_tour."""
+    group = mesh.get_group(mesh_dim)
+    sizes = _agreed_sizes("ring_sum", block, shapes, group)
     return _RingSum.apply(fn, sizes, group, block, *own)
 
 
@@ -152,7 +153,7 @@ class _RingSum(torch.autograd.Function):
             term = fn(piece, *own)
             terms[:] = [terms[0] + term] if terms else [term]
 
-        _C.ring_tour(block, sizes, group, lambda: visit(None, block), visit, None)
+        _tour(block, sizes, group, lambda: visit(None, block), visit)
         return terms[0]
 
     @staticmethod
@@ -172,7 +173,7 @@ class _RingSum(torch.autograd.Function):
                     total += part
             return torch.zeros_like(piece) if grads[0] is None else grads[0]
 
-        _C.ring_tour(
+        _tour(
             block,
             sizes,
             group,
@@ -183,8 +184,64 @@ class _RingSum(torch.autograd.Function):
         return None, None, None, *sums
 
 
-def _shapes(block, shapes, ranks):
-    return [list(block.shape)] * ranks if shapes is None else [list(s) for s in shapes]
+def _tour(block, sizes, group, own, other, returned=None):
+    """_C.ring_tour. After an error nothing is called, but messages go on, so that
+    it can be raised on all ranks."""
+    errors = []
+
+    def unless_failed(call, otherwise=lambda *_: None):
+        def checked(*args):
+            if not errors:
+                try:
+                    return call(*args)
+                except Exception as error:  # noqa: BLE001
+                    errors.append(error)
+            return otherwise(*args)
+
+        return checked
+
+    _C.ring_tour(
+        block,
+        sizes,
+        group.group_name,
+        unless_failed(own),
+        unless_failed(other, lambda _, piece: torch.zeros_like(piece)),
+        unless_failed(returned) if returned else None,
+    )
+    try:
+        agree_on_call(group, "the end of ring_tour", *errors, x=block)
+    except Exception as error:
+        raise (errors or [error])[0] from None
+
+
+def _agreed_sizes(name, block, shapes, group):
+    """Those of all ranks' blocks, which every rank knows alike."""
+    told, problem, sizes = "", None, []
+    try:
+        sizes = _sizes(name, block, shapes, group)
+        told = f"{name} of {block.dtype} blocks of sizes {sizes}"
+    except (TypeError, ValueError) as error:
+        problem = error
+    agree_on_call(group, told, problem, block)
+    return sizes
+
+
+def _sizes(name, block, shapes, group):
+    own = list(block.shape)
+    if shapes is None:
+        return [own] * group.size()
+    sizes = [list(shape) for shape in shapes]
+    if len(sizes) != group.size():
+        raise ValueError(
+            f"{name}: expected the shapes of {group.size()} blocks, one for each rank, "
+            f"got {len(sizes)}"
+        )
+    if sizes[group.rank()] != own:
+        raise ValueError(
+            f"{name}: the block of this rank has shape {own}, expected "
+            f"{sizes[group.rank()]}, as `shapes` say"
+        )
+    return sizes
 
 
 def _check_choice(name, value, expected):

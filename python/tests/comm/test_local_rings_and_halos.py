@@ -113,13 +113,30 @@ def test_a_ring_sum_is_that_of_all_pieces_together(mesh):
     torch.testing.assert_close(own.grad, whole[1].grad.split(rows)[rank])
 
 
-@ranks(2)
-def test_what_a_visit_raises_comes_after_the_messages(mesh):
-    def refuse(owner, block):
-        raise LookupError("no such block")
+@ranks(1, 2, 3)
+def test_what_a_visit_raises_is_an_error_on_all_ranks(mesh):
+    rank, last = mesh.get_local_rank(), mesh.size() - 1
 
-    with pytest.raises(LookupError, match="no such block"):
+    def refuse(owner, block):
+        if rank == last:
+            raise TypeError("no such block")
+
+    with pytest.raises(TypeError, match="no such block"):
         ring_tour(torch.ones(3), refuse, mesh)
+
+    class Refusing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, block):
+            return block.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            refuse(None, grad)
+            return grad
+
+    out = ring_sum(Refusing.apply, torch.ones(3, requires_grad=True), mesh=mesh)
+    with pytest.raises(TypeError, match="no such block"):
+        out.sum().backward()
     ring_tour(torch.ones(3), lambda owner, block: None, mesh)
 
 

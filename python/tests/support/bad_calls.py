@@ -17,12 +17,17 @@ from shardtensor.distributed.mappings import (
     scatter_to_parallel_region,
 )
 from shardtensor.distributed.utils import distributed_transpose
+from shardtensor.ring import ring_sum, ring_tour
 
 SOON = 5.0  # seconds; groups wait for a minute
 
 
 def _ones(*shape, dtype=torch.float32):
     return torch.ones(*shape, dtype=dtype)
+
+
+def _pass(owner, block):
+    pass
 
 
 def bad_calls(rank, ranks, bad):
@@ -35,6 +40,8 @@ def bad_calls(rank, ranks, bad):
     wide = torch.float64 if mine else torch.float32
     index = [torch.tensor([0])] * ranks
     table = [[1] * ranks] * ranks
+    mesh = init_device_mesh("cpu", (ranks,))
+    shapes = [(2,)] * ranks
     differ = ValueError, "do not make the same call"
 
     def square(n, dtype=torch.float32):
@@ -253,6 +260,34 @@ def bad_calls(rank, ranks, bad):
     yield (
         "ring_step: another step",
         lambda: _ops.ring_step(_ones(2), 1 - 2 * mine, [2], name),
+        differ,
+    )
+    yield (
+        "ring_tour: another shape",
+        lambda: ring_tour(_ones(2 + mine), _pass, mesh),
+        differ,
+    )
+    yield (
+        "ring_tour: another dtype",
+        lambda: ring_tour(_ones(2, dtype=wide), _pass, mesh),
+        (ValueError, f"rank {bad}: ring_tour of torch.float64 blocks of sizes [[2],"),
+    )
+    yield (
+        "ring_tour: too few shapes",
+        lambda: ring_tour(_ones(2), _pass, mesh, 0, shapes[mine:]),
+        (ValueError, f"expected the shapes of {ranks} blocks, one for each rank, got"),
+    )
+    yield (
+        "ring_tour: another shape than promised",
+        lambda: ring_tour(_ones(2 + mine), _pass, mesh, 0, shapes),
+        (
+            ValueError,
+            "the block of this rank has shape [3], expected [2], as `shapes` say",
+        ),
+    )
+    yield (
+        "ring_sum: another shape",
+        lambda: ring_sum(torch.sum, _ones(2 + mine), mesh=mesh),
         differ,
     )
     yield (
