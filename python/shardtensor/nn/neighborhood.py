@@ -34,14 +34,21 @@ def neighborhood_attention(
         query,
         key,
         value,
-        kernel_size,
-        _values(dilation),
-        _values(stride),
-        [is_causal] if isinstance(is_causal, bool) else list(is_causal),
+        _values("kernel_size", int, kernel_size),
+        _values("dilation", int, dilation, 1),
+        _values("stride", int, stride, 1),
+        _values("is_causal", bool, is_causal, False),
         scale,
     )
 
 
-def _values(given):
-    """None stands for 1, as NATTEN has it."""
-    return 1 if given is None else given
+def _values(name, kind, given, default=None):
+    """A list. None stands for the default, where there is one, as NATTEN has it."""
+    given = default if given is None else given
+    values = list(given) if isinstance(given, Sequence) else [given]
+    if not all(isinstance(value, kind) for value in values):
+        kinds = f"{kind.__name__}s"
+        raise ValueError(
+            f"neighborhood_attention: expected {name} of {kinds}, got {given!r}"
+        )
+    return values

@@ -262,6 +262,10 @@ def test_rows_that_no_window_names_stay(mesh):
         ((3, 1, 4), "stride from 1 to the kernel_size, 3, got 4"),
         (((3, 3),), "kernel_size of 1 or 1 values, got 2"),
         ((3, 1, 1, (True, False)), "is_causal of 1 or 1 values, got 2"),
+        ((3.5,), "expected kernel_size of ints, got 3.5"),
+        ((None,), "expected kernel_size of ints, got None"),
+        ((3, (1.0,)), r"expected dilation of ints, got \(1.0,\)"),
+        ((3, 1, 1, 1), "expected is_causal of bools, got 1"),
     ],
 )
 def test_parameters_out_of_range(mesh, parameters, message):
@@ -269,6 +273,13 @@ def test_parameters_out_of_range(mesh, parameters, message):
     for x in (whole, [shard(t, mesh, [Shard(1)]) for t in whole]):
         with pytest.raises(ValueError, match=message):
             neighborhood_attention(*x, *parameters)
+
+
+def test_none_is_the_default():
+    x = operands(8)
+    assert_close(
+        neighborhood_attention(*x, 3, None, None, None), neighborhood_attention(*x, 3)
+    )
 
 
 @ranks(1, 2)
