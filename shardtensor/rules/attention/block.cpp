@@ -16,7 +16,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/rules/attention/device_kernels.h"
-#include "shardtensor/rules/attention/hidden_rows.h"
 #include "shardtensor/rules/attention/shared_heads.h"
 
 namespace shardtensor::detail {
@@ -36,6 +35,14 @@ Tensor added_mask(const Tensor& mask, at::ScalarType dtype) {
 /// -inf where a query sees no key: the scores say exp(-inf - 0) = 0 then.
 Tensor finite(const Tensor& log_sum) {
   return log_sum.masked_fill(log_sum.isneginf(), 0);
+}
+
+/// For a kernel, that finds no weight in rows which are not its own.
+Tensor log_sum_for_kernel(const Tensor& log_sum, const BlockOptions& options) {
+  constexpr double kLarge = 1e30;
+  const auto& others = options.hidden.queries;
+  return others.defined() ? finite(log_sum).index_fill_(2, others, kLarge)
+                          : finite(log_sum);
 }
 
 // ---- PyTorch's kernel of the CPU --------------------------------------------
@@ -78,7 +85,7 @@ BlockGradients flash_backward(
           key,
           value,
           all.output,
-          finite(all.log_sum),
+          log_sum_for_kernel(all.log_sum, options),
           0,
           options.causal,
           optional,
@@ -97,8 +104,7 @@ int64_t rows_of_chunk(const Tensor& query, const Tensor& key) {
 }
 
 Tensor rows_of_mask(const Tensor& mask, int64_t begin, int64_t rows) {
-  return mask.dim() < 2 || mask.size(-2) == 1 ? mask
-                                              : mask.narrow(-2, begin, rows);
+  return mask.size(2) == 1 ? mask : mask.narrow(2, begin, rows);
 }
 
 Tensor scores_of(
@@ -111,6 +117,9 @@ Tensor scores_of(
     scores.add_(added_mask(
         rows_of_mask(options.mask, first_row, query.size(2)),
         scores.scalar_type()));
+  }
+  if (options.hidden.origin.defined()) {
+    scores.sub_(rows_of_mask(options.hidden.origin, first_row, query.size(2)));
   }
   if (options.causal) {
     const auto sees =
@@ -190,8 +199,9 @@ BlockGradients backward_by_scores(
     };
     const auto q = part(query);
     const auto g = part(grad);
+    // Rounding, coarse next to large numbers, may differ from forward's.
     const auto weights =
-        (scores_of(q, k, first, options) - part(log_sum)).exp_();
+        (scores_of(q, k, first, options) - part(log_sum)).clamp_max_(0).exp_();
     const auto mean = (g * part(all.output)).sum(-1, /*keepdim=*/true);
     const auto dweights = kept(at::matmul(g, v.mT()), first, options);
     const auto dscores = weights * (dweights - mean);
@@ -218,23 +228,67 @@ BlockOptions with_added_mask(const BlockOptions& options, const Tensor& query) {
       added_mask(options.mask, query.scalar_type())};
 }
 
-Attended attend_to_block(
+// ---- rows that hide all keys ------------------------------------------------
+
+/// The options of these queries.
+BlockOptions options_of_rows(const BlockOptions& options, const Tensor& rows) {
+  const auto part = [&](const Tensor& x) {
+    return x.size(2) == 1 ? x : x.index_select(2, rows);
+  };
+  return {
+      options.causal,
+      options.scale,
+      part(options.mask),
+      std::nullopt,
+      {part(options.hidden.origin), {}}};
+}
+
+/// What a kernel gave, but for the rows that it cannot do.
+Attended with_hidden_rows(
+    Attended result,
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
     const BlockOptions& options) {
-  if (options.dropout) {
-    return attend_by_scores(query, key, value, options);
+  const auto& rows = options.hidden.queries;
+  if (rows.defined()) {
+    const auto part = attend_by_scores(
+        query.index_select(2, rows),
+        key,
+        value,
+        options_of_rows(options, rows));
+    result.output.index_copy_(2, rows, part.output);
+    result.log_sum.index_copy_(2, rows, part.log_sum);
   }
-  if (flash_takes(query, key, value)) {
-    return flash(query, key, value, options);
+  return result;
+}
+
+BlockGradients with_hidden_rows(
+    BlockGradients result,
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Attended& all,
+    const BlockOptions& options) {
+  const auto& rows = options.hidden.queries;
+  if (rows.defined()) {
+    const auto of_rows = [&](const Tensor& x) {
+      return x.index_select(2, rows);
+    };
+    const auto part = backward_by_scores(
+        of_rows(grad),
+        of_rows(query),
+        key,
+        value,
+        {of_rows(all.output), of_rows(all.log_sum)},
+        /*wants_mask=*/false,
+        options_of_rows(options, rows));
+    result.query.index_add_(2, rows, part.query);
+    result.key.add_(part.key);
+    result.value.add_(part.value);
   }
-  const auto added = with_added_mask(options, query);
-  const auto kernel =
-      choose_kernel(query, key, value, added, /*for_backward=*/false);
-  return kernel == at::SDPBackend::math
-      ? attend_by_scores(query, key, value, options)
-      : attend_with(kernel, query, key, value, added);
+  return result;
 }
 
 } // namespace
@@ -244,12 +298,21 @@ Attended attend(
     const Tensor& key,
     const Tensor& value,
     const BlockOptions& options) {
-  auto result = attend_to_block(query, key, value, options);
-  if (options.hidden.defined()) {
-    result.log_sum =
-        with_weights(result.log_sum, options.mask, options.hidden, key.size(2));
+  const auto with_hidden = [&](Attended by_kernel) {
+    return with_hidden_rows(std::move(by_kernel), query, key, value, options);
+  };
+  if (options.dropout) {
+    return attend_by_scores(query, key, value, options);
   }
-  return result;
+  if (flash_takes(query, key, value)) {
+    return with_hidden(flash(query, key, value, options));
+  }
+  const auto added = with_added_mask(options, query);
+  const auto kernel =
+      choose_kernel(query, key, value, added, /*for_backward=*/false);
+  return kernel == at::SDPBackend::math
+      ? attend_by_scores(query, key, value, options)
+      : with_hidden(attend_with(kernel, query, key, value, added));
 }
 
 BlockGradients attend_backward(
@@ -260,12 +323,16 @@ BlockGradients attend_backward(
     const Attended& all,
     bool wants_mask,
     const BlockOptions& options) {
+  const auto with_hidden = [&](BlockGradients by_kernel) {
+    return with_hidden_rows(
+        std::move(by_kernel), grad, query, key, value, all, options);
+  };
   if (wants_mask || options.dropout) {
     return backward_by_scores(
         grad, query, key, value, all, wants_mask, options);
   }
   if (flash_takes(query, key, value)) {
-    return flash_backward(grad, query, key, value, all, options);
+    return with_hidden(flash_backward(grad, query, key, value, all, options));
   }
   const auto added = with_added_mask(options, query);
   const auto kernel =
@@ -274,14 +341,14 @@ BlockGradients attend_backward(
     return backward_by_scores(
         grad, query, key, value, all, wants_mask, options);
   }
-  return attend_backward_with(
+  return with_hidden(attend_backward_with(
       kernel,
       grad,
       query,
       key,
       value,
-      {all.output, finite(all.log_sum)},
-      added);
+      {all.output, log_sum_for_kernel(all.log_sum, options)},
+      added));
 }
 
 } // namespace shardtensor::detail

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/rules/attention/dropout.h"
+#include "shardtensor/rules/attention/hidden_rows.h"
 #include "shardtensor/rules/attention/merge.h"
 
 namespace shardtensor::detail {
@@ -27,11 +28,12 @@ struct BlockOptions {
   /// to (batch, heads, queries, keys). May be undefined.
   at::Tensor mask;
   std::optional<BlockDropout> dropout = std::nullopt;
-  /// Those of the mask, see Note [Rows that hide all keys]. May be undefined.
-  at::Tensor hidden = {};
+  /// Those of the whole mask, see Note [Rows that hide all keys].
+  HiddenRows hidden = {};
 };
 
-/// The log_sum in fp32, or fp64 for fp64.
+/// The log_sum in fp32, or fp64 for fp64; where the mask hides all keys,
+/// counted from its largest value.
 Attended attend(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -46,8 +48,7 @@ struct BlockGradients {
 };
 
 /// What the block contributes to the gradients. `all` is the attention to the
-/// keys of all blocks, `grad` its output's gradient; where the mask hides all
-/// keys they are those of for_backward.
+/// keys of all blocks, `grad` its output's gradient.
 BlockGradients attend_backward(
     const at::Tensor& grad,
     const at::Tensor& query,

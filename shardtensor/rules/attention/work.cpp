@@ -1,7 +1,6 @@
 #include "shardtensor/rules/attention/work.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -18,7 +17,6 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/ring.h"
 #include "shardtensor/rules/attention/block.h"
-#include "shardtensor/rules/attention/hidden_rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -46,10 +44,13 @@ Tensor mask_of(const Tensor& mask, const Product& product) {
 /// A mask, and where it hides all keys. Both may be undefined.
 struct Mask {
   Tensor added;
-  Tensor hidden;
+  HiddenRows hidden;
 
+  /// That of some batches or heads.
   Mask part(int64_t dim, const Interval& own) const {
-    return {mask_part(added, dim, own), mask_part(hidden, dim, own)};
+    return {
+        mask_part(added, dim, own),
+        {mask_part(hidden.origin, dim, own), hidden.queries}};
   }
 };
 
@@ -119,7 +120,7 @@ BlockOptions options_of(
     const AttentionWork& work) {
   BlockOptions options{
       product.causal, work.scale, mask_of(mask.added, product)};
-  options.hidden = mask_of(mask.hidden, product);
+  options.hidden = mask.hidden; // a product with a mask has all queries
   if (work.dropout) {
     options.dropout = {work.dropout, product.rows, product.columns};
   }
@@ -483,7 +484,7 @@ Keys meet_all_backward(
 // ---- the same work on every rank --------------------------------------------
 
 Mask seen_by(const Tensor& query, const Tensor& mask) {
-  return {mask, hidden_rows(mask, query.scalar_type())};
+  return {mask, hidden_rows(mask, query)};
 }
 
 /// The work on rows in zigzag.
@@ -545,10 +546,6 @@ AttentionGradients attend_all_backward(
         seen_by(query, mask),
         at::zeros_like(query, options),
         Tensor()};
-    if (queries.mask.hidden.defined()) {
-      std::tie(queries.grad, queries.all.log_sum) =
-          for_backward(grad, all.log_sum, queries.mask.hidden);
-    }
     if (wants_mask) {
       queries.mask_grad = at::zeros_like(mask, options);
     }

@@ -36,7 +36,7 @@ Attended in_parts(
   int64_t first = 0;
   for (const int64_t rows : parts) {
     BlockOptions options{false, kScale, mask.narrow(3, first, rows)};
-    options.hidden = hidden_rows(mask, q.scalar_type());
+    options.hidden = hidden_rows(mask, q);
     merge(
         all,
         attend(q, k.narrow(2, first, rows), v.narrow(2, first, rows), options));
@@ -91,15 +91,20 @@ TEST_P(MergeOfParts, SeesKeysAlikeThatALargeNumberHides) {
   }
 }
 
-TEST(HiddenRows, AreThoseWhoseScoresRoundAway) {
-  const auto mask =
-      at::tensor({-1e9, -2e9, -1e4, -1e9, kUnseen, kUnseen}).view({1, 1, 3, 2});
-  const auto narrow = hidden_rows(mask.to(at::kFloat), at::kFloat).flatten();
-  EXPECT_EQ(narrow[0].item<float>(), -1e9f);
-  EXPECT_TRUE(narrow.narrow(0, 1, 2).isposinf().all().item<bool>());
-  EXPECT_FALSE(hidden_rows(mask, at::kDouble).defined());
-  EXPECT_FALSE(hidden_rows(mask.gt(0), at::kFloat).defined());
-  EXPECT_FALSE(hidden_rows(at::Tensor(), at::kFloat).defined());
+TEST(HiddenRows, AreThoseWhoseKeysAreAllHiddenByNumbers) {
+  const auto mask = at::tensor({-1e9, -2e9, -1e2, -1e9, kUnseen, kUnseen})
+                        .view({1, 1, 3, 2})
+                        .to(at::kFloat);
+  const auto query = at::zeros({1, 1, 3, 4});
+  const auto rows = hidden_rows(mask, query);
+  EXPECT_TRUE(rows.origin.flatten().equal(at::tensor({-1e9F, 0.F, 0.F})));
+  EXPECT_TRUE(rows.queries.equal(at::tensor({0}, at::kLong)));
+  const auto of_keys = hidden_rows(mask.narrow(2, 0, 1), query);
+  EXPECT_TRUE(of_keys.queries.equal(at::arange(3, at::kLong)));
+  const auto seen = mask.clamp_min(-1e3);
+  for (const auto& other : {seen, mask.gt(0), at::Tensor()}) {
+    EXPECT_FALSE(hidden_rows(other, query).queries.defined());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Features, MergeOfParts, ::testing::Values(4, 3));

@@ -178,6 +178,27 @@ def test_masks_that_hide_all_keys_by_numbers(mesh, transport, features):
             check(mesh, attend, *half, in_half(mask), rtol=3e-2, atol=3e-2)
 
 
+@ranks(2, 3)
+def test_hidden_rows_keep_what_rounding_leaves_of_scores(mesh):
+    """Next to -1e8 scores are multiples of 8, next to -1e9 of 64."""
+    mask = torch.zeros(2, 1, 6, 6)
+    for hidden, size in ((-1e8, 4.0), (-1e8, 40.0), (-1e9, 150.0), (-1e9, 1e3)):
+        mask[:, :, 5] = hidden
+        mask[0, :, 2] = hidden  # of one batch
+        q, k, v = (torch.randn(2, 2, 6, 4) for _ in range(3))
+        x = [t.requires_grad_() for t in (q * size, k, v)]
+        for dim in (0, 1, 2):
+            parts = [sharded(t, placements_of(mesh, dim)) for t in x]
+            for seen in (5, 6):  # padding is in no loss, or is
+                check(
+                    mesh,
+                    lambda *x: attend(*x, mask)[:, :, :seen],  # noqa: B023
+                    *parts,
+                    rtol=1e-4,
+                    atol=1e-5 * size,
+                )
+
+
 def in_half(x):
     return x.detach().bfloat16().requires_grad_(x.requires_grad)
 
