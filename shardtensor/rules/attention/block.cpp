@@ -32,6 +32,13 @@ Tensor added_mask(const Tensor& mask, at::ScalarType dtype) {
       .masked_fill_(mask.logical_not(), kUnseen);
 }
 
+/// In fp32 for half precision, where it is: that holds more.
+Tensor mask_of_flash(const Tensor& mask, at::ScalarType type) {
+  return mask.defined() && mask.scalar_type() == at::toOpMathType(type)
+      ? mask
+      : added_mask(mask, type);
+}
+
 /// -inf where a query sees no key: the scores say exp(-inf - 0) = 0 then.
 Tensor finite(const Tensor& log_sum) {
   return log_sum.masked_fill(log_sum.isneginf(), 0);
@@ -57,7 +64,7 @@ Attended flash(
     const Tensor& key,
     const Tensor& value,
     const BlockOptions& options) {
-  const auto mask = added_mask(options.mask, query.scalar_type());
+  const auto mask = mask_of_flash(options.mask, query.scalar_type());
   const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
   auto [output, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
       query, key, value, 0, options.causal, optional, options.scale);
@@ -76,7 +83,7 @@ BlockGradients flash_backward(
     const Tensor& value,
     const Attended& all,
     const BlockOptions& options) {
-  const auto mask = added_mask(options.mask, query.scalar_type());
+  const auto mask = mask_of_flash(options.mask, query.scalar_type());
   const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
   const auto [dquery, dkey, dvalue] =
       at::_scaled_dot_product_flash_attention_for_cpu_backward(

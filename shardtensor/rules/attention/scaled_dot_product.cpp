@@ -101,14 +101,15 @@ bool takes_dropout(double probability) {
        random_policy() == RandomPolicy::Counter);
 }
 
-/// The mask doesn't make the scores larger.
+/// The mask is of PyTorch's types and doesn't make the scores larger.
 bool takes_mask(const AttentionOperands& operands, bool causal) {
   const auto& [query, key, value, mask] = operands;
   if (!mask.defined()) {
     return true;
   }
-  const bool fits_type = mask.scalar_type() == at::kBool ||
-      mask.scalar_type() == query.scalar_type();
+  const auto type = mask.scalar_type();
+  const bool fits_type =
+      type == at::kBool || type == at::kFloat || type == query.scalar_type();
   if (causal || !fits_type || mask.dim() > query.dim() ||
       mask.device() != query.device()) {
     return false;

@@ -147,6 +147,24 @@ def test_queries_that_see_nothing_have_second_derivatives(mesh):
         check(mesh, lambda *x: attend(*x, hidden), *x, second_order=True)  # noqa: B023
 
 
+@ranks(2)
+def test_a_mask_may_be_in_fp32(mesh):
+    for dtype, features in itertools.product((torch.bfloat16, torch.float64), (4, 3)):
+        mask = torch.randn(BATCH, 1, 5, ROWS) * 4
+        mask[0, 0, 1], mask[0, 0, 2], mask[1, 0, :, 3] = -1e9, -torch.inf, -torch.inf
+        x = [t.detach().to(dtype) for t in operands(5, ROWS, features=features)]
+        x = [sharded(t.requires_grad_(), [Shard(2)]) for t in x]
+        for learned in (False, True):
+            given = mask.clone().requires_grad_(learned)
+            out = check(mesh, attend, *x, given, rtol=2e-2, atol=2e-2)
+            assert lies_as(out, x[0])
+        mask[0, 0, 1] = 0  # in fp64 scores are seen next to -1e9
+        q, k, v = (t.tensor.detach() for t in x)
+        exact = attend(*(t.double() for t in (q, k, v)), mask.double())
+        parts = [shard(t, mesh, [Shard(2)]) for t in (q, k, v)]
+        assert_close(attend(*parts, mask).double(), exact, rtol=1e-2, atol=2e-3)
+
+
 def masks_that_hide_by_numbers():
     """What public code adds where a query sees no key, for some queries all keys."""
     lowest = torch.finfo(torch.float32).min
