@@ -3,11 +3,11 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/rules/attention/merge.h"
@@ -19,6 +19,17 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kElementsAtATime = int64_t{1} << 22; // of copied keys
+
+/// A plain tensor, also under torch.func, whose factories give wrapped ones.
+template <class Number>
+Tensor table(
+    std::vector<Number>& numbers,
+    at::IntArrayRef sizes,
+    at::Device device) {
+  const auto type = c10::CppTypeToScalarType<Number>::value;
+  return at::from_blob(numbers.data(), sizes, type)
+      .to(device, type, false, true);
+}
 
 /// For queries [begin, end) of the piece, its cells in row-major order, the
 /// cells of their keys, (queries, window), and where a causal window ends
@@ -65,10 +76,9 @@ Windows find_windows(
     cells.insert(cells.end(), found.begin(), found.end());
   }
   const std::vector<int64_t> sizes{queries.extent(), width};
-  Windows windows{at::tensor(cells, at::kLong).view(sizes).to(device), {}};
+  Windows windows{table(cells, sizes, device), {}};
   if (std::find(unseen.begin(), unseen.end(), 1) != unseen.end()) {
-    windows.unseen =
-        at::tensor(unseen, at::kByte).view(sizes).to(at::kBool).to(device);
+    windows.unseen = table(unseen, sizes, device).to(at::kBool);
   }
   return windows;
 }

@@ -214,6 +214,34 @@ def test_forward_mode(mesh):
     check(mesh, push, *parts)
 
 
+@ranks(2)
+def test_transforms_see_neighborhood_attention(mesh):
+    shardtensor.set_fallback_mode("silent")
+    whole = [t.detach() for t in operands(6)]
+    parts = [shard(t, mesh, [Shard(1)]) for t in whole]
+
+    def changes(attend, q, k, v):
+        def total(*x):
+            return attend(*x, 3).square().sum()
+
+        def curvature(q):
+            return torch.func.grad(total)(q, k, v).square().sum()
+
+        _, tangent = torch.func.jvp(lambda k: attend(q, k, v, 3), (k,), (v,))
+        out, pull = torch.func.vjp(lambda *x: attend(*x, 3), q, k, v)
+        return (
+            *torch.func.grad(total, (0, 1, 2))(q, k, v),
+            torch.func.grad(curvature)(q),
+            tangent,
+            *pull(out),
+        )
+
+    for given in (whole, parts):
+        ours = changes(neighborhood_attention, *given)
+        for a, e in zip(ours, changes(dense, *whole), strict=True):
+            assert_close(a, e)
+
+
 # ---- messages, errors -------------------------------------------------------
 
 
