@@ -12,6 +12,7 @@
 #include "shardtensor/cells/vectors.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -25,6 +26,47 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // ---- cells ------------------------------------------------------------------
+
+/// The first cell of which `is_bad` (C) is true, in words; none: "".
+std::string first_cell(
+    const Tensor& is_bad,
+    const Tensor& cells,
+    const std::string& kind) {
+  const auto count = cells.size(0);
+  if (count == 0) {
+    return "";
+  }
+  const auto numbers = constant_beside(cells, at::arange(count));
+  const auto first = at::where(is_bad, numbers, numbers.add(count)).min();
+  const auto number = first.item<int64_t>();
+  if (number >= count) {
+    return "";
+  }
+  const auto corners = cells.select(0, number);
+  const auto named =
+      host_numbers(is_shard_tensor(corners) ? full_tensor(corners) : corners);
+  return c10::str(kind, " ", number, " of the points ", at::IntArrayRef(named));
+}
+
+/// As Note [Indices out of bounds] has it.
+void check_named_points(
+    const char* op,
+    int64_t points,
+    const Tensor& cells,
+    const std::string& kind) {
+  const bool is_cut = is_shard_tensor(cells) && spec(cells)->is_sharded();
+  if ((is_cut || cells.is_cpu()) && find_outside(op, cells, 0, points)) {
+    const auto is_bad = cells.lt(0).logical_or(cells.ge(points)).any(1);
+    TORCH_CHECK_INDEX(
+        false,
+        op,
+        ": ",
+        first_cell(is_bad, cells, kind),
+        " names none of ",
+        points,
+        " points");
+  }
+}
 
 const CellKind& check_arguments(
     const char* op,
@@ -57,6 +99,7 @@ const CellKind& check_arguments(
       name,
       "', got ",
       cells.sizes());
+  check_named_points(op, points.size(0), cells, name);
   return kind;
 }
 
@@ -235,35 +278,6 @@ Tensor openings(const CellKind& kind, const Tensor& corners) {
   return stretch_of(tangents, corners.size(-1)).measure;
 }
 
-/// Raises for the first cell of which `is_bad` (C) is true.
-void check_none(
-    const Tensor& is_bad,
-    const Tensor& cells,
-    const std::string& kind,
-    const char* what) {
-  const auto count = cells.size(0);
-  if (count == 0) {
-    return;
-  }
-  const auto numbers = constant_beside(cells, at::arange(count));
-  const auto first = at::where(is_bad, numbers, numbers.add(count)).min();
-  const auto number = first.item<int64_t>();
-  if (number < count) {
-    const auto corners = cells.select(0, number);
-    const auto named =
-        host_numbers(is_shard_tensor(corners) ? full_tensor(corners) : corners);
-    TORCH_CHECK_VALUE(
-        false,
-        "check_cells: ",
-        kind,
-        " ",
-        number,
-        " of the points ",
-        at::IntArrayRef(named),
-        what);
-  }
-}
-
 } // namespace
 
 // ---- the functions ----------------------------------------------------------
@@ -278,12 +292,15 @@ void check_cells(
   const auto sorted = std::get<0>(cells.sort(1));
   const auto next = sorted.narrow(1, 1, of.corners - 1);
   const auto repeats = next.eq(sorted.narrow(1, 0, of.corners - 1)).any(1);
-  check_none(repeats, cells, kind, " names a point twice");
+  const auto twice = first_cell(repeats, cells, kind);
+  TORCH_CHECK_VALUE(
+      twice.empty(), "check_cells: ", twice, " names a point twice");
   const auto opens = openings(of, corners).gt(0).all(1);
-  check_none(
-      opens.logical_not(),
-      cells,
-      kind,
+  const auto closed = first_cell(opens.logical_not(), cells, kind);
+  TORCH_CHECK_VALUE(
+      closed.empty(),
+      "check_cells: ",
+      closed,
       " is flat or turned inside out, expected corners in the order of VTK");
 }
 

@@ -64,25 +64,6 @@ bool has_values(const at::Tensor& index) {
       !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index);
 }
 
-/// One of the indices that leave [lowest, extent), the same on all ranks. A
-/// device is waited for.
-std::optional<int64_t> find_outside(
-    const std::string& op,
-    const at::Tensor& index,
-    int64_t lowest,
-    int64_t extent) {
-  if (!has_values(index)) {
-    return std::nullopt;
-  }
-  const auto [low, high] = is_shard_tensor(index)
-      ? bounds_on_all_ranks(op, index)
-      : to_bounds(extremes_of(index));
-  if (low >= lowest && high < extent) {
-    return std::nullopt;
-  }
-  return low < lowest ? low : high;
-}
-
 std::string out_of_bounds(
     const std::string& op,
     int64_t index,
@@ -99,6 +80,23 @@ std::string out_of_bounds(
 }
 
 } // namespace
+
+std::optional<int64_t> find_outside(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t lowest,
+    int64_t extent) {
+  if (!has_values(index)) {
+    return std::nullopt;
+  }
+  const auto [low, high] = is_shard_tensor(index)
+      ? bounds_on_all_ranks(op, index)
+      : to_bounds(extremes_of(index));
+  if (low >= lowest && high < extent) {
+    return std::nullopt;
+  }
+  return low < lowest ? low : high;
+}
 
 void check_planned_index(
     const std::string& op,

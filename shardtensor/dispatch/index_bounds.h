@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +31,14 @@ void check_planned_index(
     int64_t dim,
     int64_t extent,
     bool may_be_negative = false);
+
+/// One of the indices that leave [lowest, extent), the same on all ranks; none
+/// while a compiler traces. A device is waited for. Communication: as above.
+std::optional<int64_t> find_outside(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t lowest,
+    int64_t extent);
 
 /// As check_index where PyTorch raises a RuntimeError: gather, scatter and
 /// unpooling.

@@ -23,7 +23,7 @@ void check_takes_dtype(const at::Tensor& local, const Args&... args) {
 /// The same, asked by those ranks alone whose own call would not.
 template <class Op, class... Args>
 void check_empty_takes_dtype(const at::Tensor& local, const Args&... args) {
-  if (local.numel() == 0) {
+  if (!is_traced(local) && local.numel() == 0) {
     check_takes_dtype<Op>(local, args...);
   }
 }

@@ -495,8 +495,17 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         cm.cell_gradients(points, cut, "triangle", points, "spline")
     with pytest.raises(ValueError, match=r"coefficients \(C\)"):
         cm.apply_mass(points, cut, "triangle", points, points[:2, 0])
-    with pytest.raises(IndexError):
-        cm.cell_measures(points, cut + 3, "triangle")
+    count = len(points)
+    for bad in (count, -1):
+        cells[-1, 0] = bad
+        told = (
+            rf"{len(cells) - 1} of the points \[{bad}, .* names none of {count} points"
+        )
+        for given in (shard(cells, mesh, placements_of(mesh, 0)), cells):
+            with pytest.raises(IndexError, match=rf"cell_measures: triangle {told}"):
+                cm.cell_measures(points, given, "triangle")
+            with pytest.raises(IndexError, match=rf"check_cells: triangle {told}"):
+                cm.check_cells(points, given, "triangle")
     with pytest.raises(IndexError):
         cm.cell_edges({"triangle": cut + 3}, len(points))
     fan = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 1, 4]])

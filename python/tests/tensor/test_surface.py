@@ -175,6 +175,20 @@ def test_operators_without_a_meaning_on_pieces_say_why(mesh):
             what()
     with pytest.raises(NotImplementedError, match=r"layout Sparse.*to_dense\(\)"):
         torch.ones(4, 2).double().to_sparse() * x
+    edges, ones = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.ones(3)
+    rows, values = torch.tensor([0, 1, 2, 3]), shard(ones, mesh, [Shard(0)])
+    for make in (
+        lambda: torch.sparse_coo_tensor(shard(edges, mesh, [Shard(1)]), ones, (3, 3)),
+        lambda: torch.sparse_coo_tensor(edges, values),
+        lambda: torch.sparse_coo_tensor(edges, values, check_invariants=True),
+        lambda: torch.sparse_csr_tensor(rows, edges[1], values, (3, 3)),
+        lambda: torch.sparse_csc_tensor(rows, edges[1], values, (3, 3)),
+        lambda: torch.sparse_compressed_tensor(
+            rows, edges[1], values, layout=torch.sparse_csr, check_invariants=True
+        ),
+    ):
+        with pytest.raises(NotImplementedError, match=r"no sparse layout.*index_add"):
+            make()
     assert shardtensor.fallback_counts() == {}  # before anything was gathered
     assert aten.resize_(x, [4, 2]) is x
     assert_close(x, numbered(4, 2))

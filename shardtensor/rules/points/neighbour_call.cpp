@@ -8,7 +8,9 @@
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/check.h"
+#include "shardtensor/comm/check_mode.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/points/finite.h"
@@ -174,6 +176,15 @@ Tensor NeighbourCall::beside_queries(Tensor local) const {
   return redistribute(result, with_tail(given_, local));
 }
 
+void check_same_number(const LocalCall& call, const char* name, double number) {
+  if (check_mode() && call.mesh && !is_traced(call.points)) {
+    check_same_call(
+        Group(call.mesh->group()),
+        call.points.device(),
+        {c10::str(call.op, " with ", name, " ", number), "", {}, {}});
+  }
+}
+
 Neighbours search(const LocalCall& call, const Wanted& wanted) {
   const at::NoGradGuard no_grad;
   if (is_traced(call.points) || is_traced(call.queries)) {
@@ -183,6 +194,8 @@ Neighbours search(const LocalCall& call, const Wanted& wanted) {
         ": all pairs have no number that a compiler knows, expected max_points");
     return {run_nearest(call, *wanted.most, wanted.radius), {}};
   }
+  check_same_number(call, "k", wanted.most.value_or(0));
+  check_same_number(call, "radius", wanted.radius.value_or(0));
   check_finite(call);
   return find_neighbours(
       call.points.detach().contiguous(),

@@ -67,6 +67,9 @@ void check_max_points(const char* op, int64_t max_points);
 /// Communication: one all-reduce of a number.
 void check_finite(const LocalCall& call);
 
+/// In check mode: raises on every rank where they gave other numbers.
+void check_same_number(const LocalCall& call, const char* name, double number);
+
 /// After check_finite. Communication: that of both, and of find_neighbours.
 Neighbours search(const LocalCall& call, const Wanted& wanted);
 

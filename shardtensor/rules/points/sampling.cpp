@@ -226,6 +226,8 @@ Tensor farthest_point_sampling(
   const at::NoGradGuard no_grad;
   const NeighbourCall call(kSamplingOp, points, points);
   check_samples(points, count, start);
+  check_same_number(call.local(), "count", static_cast<double>(count));
+  check_same_number(call.local(), "start", static_cast<double>(start));
   check_finite(call.local());
   return cut_as_rows(call, FarthestPoints(call.local()).sample(count, start));
 }

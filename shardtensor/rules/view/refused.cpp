@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 // What has no meaning for a tensor of which each rank holds a box. as_strided
@@ -22,6 +23,18 @@ void refuse_sparse(
       ": the pieces of a ShardTensor are strided boxes, no other layout can be "
       "cut like them",
       kWaysOut);
+}
+
+void refuse_sparse_parts(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      c10::toString(op.operator_name()),
+      ": no sparse layout can have ShardTensors as its indices or values; "
+      "x[sources] and index_add do the work of its products, full_tensor() of "
+      "each makes a matrix that all ranks have");
 }
 
 /// Of nn.TransformerEncoder in eval mode, whose padded rows it drops.
@@ -78,7 +91,28 @@ constexpr const char* kSparse[] = {
     "to_mkldnn",
 };
 
+constexpr const char* kOfSparseParts[] = {
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_coo_tensor_unsafe",
+    "_validate_sparse_compressed_tensor_args",
+    "_validate_sparse_coo_tensor_args",
+    "sparse_compressed_tensor.comp_plain_value",
+    "sparse_compressed_tensor.comp_plain_value_size",
+    "sparse_coo_tensor.indices",
+    "sparse_coo_tensor.indices_size",
+    "sparse_csr_tensor.crow_col_value",
+    "sparse_csr_tensor.crow_col_value_size",
+};
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  for (const char* name : kOfSparseParts) {
+    m.impl(
+        name,
+        torch::CppFunction::makeFromBoxedFunction<&refuse_sparse_parts>());
+  }
+}
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("resize_", resize_kernel);

@@ -107,3 +107,20 @@ def test_points_of_different_dims_and_dtypes(mesh):
             search(cut(points, mesh), cut(points.double(), mesh))
         with pytest.raises(TypeError, match="of one dtype, float32 or float64"):
             search(cut(points.half(), mesh), cut(points.half(), mesh))
+
+
+@ranks(2, "2x2")
+def test_check_mode_compares_the_numbers_of_a_search(mesh):
+    points = cut(torch.rand(POINTS, 3), mesh)
+    other = 1 + (mesh.get_rank() == 1)
+    with shardtensor.check_mode():
+        for name, call in (
+            ("knn with k", lambda: knn(points, points, other)),
+            ("ball_query with radius", lambda: ball_query(points, points, other, 2)),
+            ("ball_query with k", lambda: ball_query(points, points, 1.0, other)),
+            ("radius_search with radius", lambda: radius_search(points, points, other)),
+            ("sampling with count", lambda: farthest_point_sampling(points, other)),
+        ):
+            with pytest.raises(ValueError, match=rf"the same call(.|\n)*{name} 2"):
+                call()
+        assert knn(points, points, 2)[0].shape == (POINTS, 2)
