@@ -36,14 +36,6 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
 // their own. The engine adds gradients in place where a storage has one owner;
 // it would write into the gradient of somebody else.
 
-// Note [No memory]
-// What asks a wrapper's storage for memory (data_ptr, accessor, torch::save,
-// printing) would get a null pointer. c10 raises this instead.
-constexpr auto kNoMemory =
-    "this rank holds one piece of a ShardTensor, which has no memory of its "
-    "global sizes; use full_tensor() for the whole tensor or to_local() for "
-    "the piece";
-
 // Note [Gradients of another stream]
 // Where a gradient comes from a node of another stream the engine has the
 // reader wait, and tells the allocator of the reader by the gradient's storage,
@@ -84,8 +76,7 @@ void ShardTensorImpl::refresh(at::IntArrayRef strides) {
       c10::DataPtr{nullptr, local_.device()},
       nullptr,
       false);
-  storage_.unsafeGetStorageImpl()
-      ->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  storage_.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
   second_owner_ = storage_;
 }
 

@@ -31,8 +31,8 @@ struct KnownZeros {
 
 /// A tensor that shows its global sizes and holds one rank's shard: a plain
 /// local tensor and the spec that places it. It owns a storage of the global
-/// byte count with no memory behind it: see Note [No memory]. All work is done
-/// by the kernels on kFunctionKey and kDispatchKey.
+/// byte count with no memory behind it; reading it raises. All work is done by
+/// the kernels on kFunctionKey and kDispatchKey.
 ///
 /// Note [Nominal strides]
 /// Strides are those that PyTorch would give the global tensor: contiguous for
