@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,19 @@ def agree_everywhere(error: Exception | None, told: object = None) -> None:
         _agree(dist.group.WORLD, _device_of(dist.group.WORLD), error, told, "rank", "")
     elif error:
         raise error
+
+
+def made_everywhere(make: Callable, told: object = None):
+    """What make() returns, on all ranks or on none. `told` is compared; a function says
+    it of what was made. Communication: that of agree_everywhere."""
+    made = error = None
+    try:
+        made = make()
+        told = told(made) if callable(told) else told
+    except Exception as problem:  # noqa: BLE001  whatever it is, others wait
+        error = problem
+    agree_everywhere(error, told)
+    return made
 
 
 def _agree(group, device, error, told, rank, title):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shardtensor.agree import agree_everywhere
+from shardtensor.agree import made_everywhere
 from shardtensor.checkpoint import files
 from shardtensor.checkpoint.export import export, full_tensors
 from shardtensor.checkpoint.state import Staged, Stager, State
@@ -48,7 +48,7 @@ def save(
     before it can be loaded. `keep` of them stay then, this one and those of the
     highest steps. `step`, `keep` and the keys are compared between ranks."""
     told = "save", step, keep, sorted(state)
-    writer, items = _agreed(
+    writer, items = made_everywhere(
         lambda: (_writer(folder, step, keep), State(state).items()), told
     )
     with _explained():
@@ -63,7 +63,7 @@ def async_save(
     earlier one is waited for: two would mix their messages. Communication: on a
     group of its own, of gloo."""
     told = "async_save", step, keep, sorted(state)
-    writer, copied = _agreed(
+    writer, copied = made_everywhere(
         lambda: (_writer(folder, step, keep), Stager().stage(State(state).items())),
         told,
     )
@@ -89,10 +89,10 @@ def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
         raise FileNotFoundError(f"checkpoint: {wanted} in {folder}, there are {found}")
     step = found[-1] if step is None else step
     reader = files.Reader(files.find(Path(folder), step))
-    wrapped, places = _agreed(lambda: _places(state, reader))
+    wrapped, places = made_everywhere(lambda: _places(state, reader))
     with _explained():
         dcp.load(places, storage_reader=reader)
-    _agreed(lambda: wrapped.take(places))
+    made_everywhere(lambda: wrapped.take(places))
     return step
 
 
@@ -114,21 +114,10 @@ def _places(state, reader):
     return wrapped, wrapped.places(reader.read_metadata())
 
 
-def _agreed(make: Callable, told: object = None):
-    """What make() returns, on all ranks or on none."""
-    made = error = None
-    try:
-        made = make()
-    except Exception as problem:  # noqa: BLE001  whatever it is, others wait
-        error = problem
-    agree_everywhere(error, told)
-    return made
-
-
 def _steps_on_rank_0(folder, told):
     """Other nodes may see another state of a shared disk."""
     reads = not dist.is_initialized() or dist.get_rank() == 0
-    found = [_agreed(lambda: steps(folder) if reads else None, told)]
+    found = [made_everywhere(lambda: steps(folder) if reads else None, told)]
     if dist.is_initialized():
         dist.broadcast_object_list(found, 0)
     return found[0]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 
-from shardtensor.agree import agree_everywhere
+from shardtensor.agree import made_everywhere
 
 # The names that the safetensors format has for them.
 _TYPES = {
@@ -39,7 +39,7 @@ def export(state: nn.Module | Mapping, path: str | os.PathLike) -> None:
     """Writes them into a file of the safetensors format, which rank 0 does as they
     come. The file appears when it is complete."""
     named = list(_named(state))
-    header = _agreed_header(named)
+    header = made_everywhere(lambda: _header(named), lambda header: ("export", header))
     writes = not dist.is_initialized() or dist.get_rank() == 0
     file = _File(Path(path)) if writes else None
     if file:
@@ -96,16 +96,6 @@ def _named(state):
             yield from ((f"{key}.{name}", inner) for name, inner in _named(value))
         elif isinstance(value, torch.Tensor):
             yield str(key), value
-
-
-def _agreed_header(named):
-    header = error = None
-    try:
-        header = _header(named)
-    except TypeError as problem:
-        error = problem
-    agree_everywhere(error, ("export", header))
-    return header
 
 
 def _header(named):
