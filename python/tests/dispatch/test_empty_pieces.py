@@ -48,13 +48,13 @@ def test_writes_into_expanded_tensors(mesh):
             assert_close(s, y)
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_a_source_that_overlaps_what_is_written(mesh):
     """PyTorch refuses where it sees it; ranks would see it in their parts."""
     for sizes in ([12] + [0] * (mesh.size() - 1), [5, 7] + [0] * (mesh.size() - 2)):
         for rows in (slice(0, 4), slice(3, 9)):
             x = torch.arange(12.0)
-            s = shard(x, mesh, [Shard(0)], {0: sizes})
+            s = shard(x, mesh, [Shard(0)] * mesh.ndim, {0: sizes})
             later = slice(rows.start + 1, rows.stop + 1)
             s[rows].copy_(s[later])
             x[rows] = x[later].clone()
@@ -64,10 +64,10 @@ def test_a_source_that_overlaps_what_is_written(mesh):
             assert_close(s, x)
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_indices_out_of_bounds(mesh):
     x = torch.randn(6, 5)
-    s = shard(x, mesh, [Shard(1)], {1: [0] * (mesh.size() - 1) + [5]})
+    s = shard(x, mesh, [Shard(1)] * mesh.ndim, {1: [0] * (mesh.size() - 1) + [5]})
     for index in ([0, 6], torch.tensor([[-7]]), torch.tensor(6)):
         with pytest.raises(IndexError, match="out of bounds"):
             x[index]
@@ -114,7 +114,7 @@ def test_dtypes_that_a_kernel_refuses(mesh):
         assert_close(bits.amax(1), (x.real > 0).amax(1))
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_second_order_of_evaluated_norms(mesh):
     norms = (
         nn.BatchNorm2d(4, affine=False),
@@ -129,7 +129,10 @@ def test_second_order_of_evaluated_norms(mesh):
         sizes = [0] * (mesh.size() - 1) + [x.size(dim)]
         for norm in norms:
             found = []
-            for t in (x.clone(), shard(x, mesh, [Shard(dim)], {dim: sizes})):
+            for t in (
+                x.clone(),
+                shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes}),
+            ):
                 t.requires_grad_()
                 y = norm.eval()(t)
                 (g,) = torch.autograd.grad(y.sum(), t, create_graph=True)

@@ -65,10 +65,10 @@ def test_of_inference_tensors(mesh):
         s[:, 0] * torch.ones(4, requires_grad=True)
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_writes_through_views(mesh):
     x = torch.arange(24.0).reshape(6, 4)
-    s = shard(x, mesh, [Shard(0)])
+    s = shard(x, mesh, [Shard(0)] * mesh.ndim)
     version = s._version
     with torch.inference_mode():
         for t in (x, s):

@@ -77,11 +77,11 @@ def test_a_copy_is_no_view(mesh):
     assert_close(part, x)
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_channel_shuffle_of_any_strides(mesh):
     x = torch.randn(2, 4, 6, 5, dtype=torch.float64)
     for placement in (Shard(0), Shard(1), Shard(2)):
-        s = shard(x, mesh, [placement])
+        s = shard(x, mesh, [placement] * mesh.ndim)
         last = torch.channels_last
         for whole, part in (
             (x.transpose(1, 2), s.transpose(1, 2)),
