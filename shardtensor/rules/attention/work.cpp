@@ -487,6 +487,21 @@ Mask seen_by(const Tensor& query, const Tensor& mask) {
   return {mask, hidden_rows(mask, query)};
 }
 
+/// What a profile shows.
+const char* name_of(Meeting meeting, bool backward) {
+  switch (meeting) {
+    case Meeting::Ring:
+      return backward ? "shardtensor::attention_ring_backward"
+                      : "shardtensor::attention_ring";
+    case Meeting::AllGather:
+      return backward ? "shardtensor::attention_all_gather_backward"
+                      : "shardtensor::attention_all_gather";
+    default:
+      return backward ? "shardtensor::attention_backward"
+                      : "shardtensor::attention";
+  }
+}
+
 /// The work on rows in zigzag.
 AttentionWork in_zigzag(const AttentionWork& work) {
   auto result = work;
@@ -505,7 +520,7 @@ Attended attend_all(
     const Tensor& value,
     const Tensor& mask,
     const AttentionWork& work) {
-  RECORD_FUNCTION("shardtensor::attention", std::vector<c10::IValue>());
+  RECORD_FUNCTION(name_of(work.meeting, false), std::vector<c10::IValue>());
   if (!work.balanced) {
     auto all = meet_all(query, {key, value}, seen_by(query, mask), work);
     all.output = all.output.to(query.scalar_type());
@@ -534,8 +549,7 @@ AttentionGradients attend_all_backward(
     const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
-  RECORD_FUNCTION(
-      "shardtensor::attention_backward", std::vector<c10::IValue>());
+  RECORD_FUNCTION(name_of(work.meeting, true), std::vector<c10::IValue>());
   if (!work.balanced) {
     const auto options =
         query.options().dtype(at::toOpMathType(query.scalar_type()));
