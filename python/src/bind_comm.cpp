@@ -44,7 +44,7 @@ void tour(
     return other(owner, piece).value_or(at::Tensor());
   };
   stops.returned = returned;
-  ring_tour(block, sizes, group, stops);
+  ring_tour(block, sizes, group, stops, false);
 }
 
 } // namespace

@@ -58,20 +58,7 @@ class Tour {
       const std::vector<std::vector<int64_t>>& sizes,
       const std::string& group,
       const RingStops& stops)
-      : block_(block.detach()), sizes_(sizes), group_(group), stops_(stops) {
-    const auto& own = sizes_.at(group_.rank());
-    TORCH_CHECK_VALUE(
-        static_cast<int64_t>(sizes_.size()) == group_.ranks() &&
-            block_.sizes() == own,
-        "ring_tour: expected the sizes of ",
-        group_.ranks(),
-        " blocks, that of this rank ",
-        block_.sizes(),
-        ", got ",
-        sizes_.size(),
-        " and ",
-        own);
-  }
+      : block_(block.detach()), sizes_(sizes), group_(group), stops_(stops) {}
 
   void run() {
     at::Tensor next = fetch(1, [&] { call(stops_.own); });
@@ -126,6 +113,41 @@ class Tour {
   at::Tensor term_; // of the stop before
 };
 
+Collective tour_call(
+    const Group& group,
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    bool returns) {
+  const auto count = static_cast<int64_t>(sizes.size());
+  TORCH_CHECK_VALUE(
+      count == group.ranks(),
+      "ring_tour: expected the sizes of ",
+      group.ranks(),
+      " blocks, one for each rank, got ",
+      count);
+  const c10::IntArrayRef own = sizes[group.rank()];
+  TORCH_CHECK_VALUE(
+      block.sizes() == own,
+      "ring_tour: expected a block of sizes ",
+      own,
+      ", as `sizes` say of this rank, got ",
+      block.sizes());
+  std::string all;
+  for (const c10::IntArrayRef one : sizes) {
+    all += c10::str(" ", one);
+  }
+  return {
+      c10::str(
+          "ring_tour of ",
+          block.scalar_type(),
+          " blocks of sizes",
+          all,
+          returns ? ", with terms" : ""),
+      "",
+      {},
+      {}};
+}
+
 } // namespace
 
 at::Tensor ring_step(
@@ -155,9 +177,16 @@ at::Tensor ring_step(
 void ring_tour(
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
-    const std::string& group,
-    const RingStops& stops) {
-  Tour(block, sizes, group, stops).run();
+    const std::string& group_name,
+    const RingStops& stops,
+    bool compare) {
+  if (compare) {
+    const Group group(group_name);
+    agree_on_call(group, block, [&] {
+      return tour_call(group, block, sizes, static_cast<bool>(stops.returned));
+    });
+  }
+  Tour(block, sizes, group_name, stops).run();
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

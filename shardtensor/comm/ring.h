@@ -44,10 +44,13 @@ struct RingStops {
 };
 
 /// One tour. `sizes` are those of every rank's block, in rank order; blocks may
-/// differ in all sizes and be empty. Seen neither by autograd nor by a
-/// compiler. Communication: per other rank one message each way, and one more
-/// each way where terms are returned; none waits for another stop of a third
-/// rank. Thread safety / ordering: as in collectives.h.
+/// differ in all sizes and be empty. Sizes or dtypes that differ between ranks
+/// are an error on every rank; what a stop raises on one rank leaves the others
+/// waiting. Without `compare` the caller knows that they agree. Seen neither by
+/// autograd nor by a compiler. Communication: three integers from each rank to
+/// each, then per other rank one message each way, and one more each way where
+/// terms are returned; none waits for another stop of a third rank. Thread
+/// safety / ordering: as in collectives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.
@@ -55,6 +58,7 @@ void ring_tour(
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group,
-    const RingStops& stops);
+    const RingStops& stops,
+    bool compare = true);
 
 } // namespace shardtensor

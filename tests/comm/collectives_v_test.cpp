@@ -436,5 +436,25 @@ TEST_P(OneError, OfAPieceOfTheRingThatHasOtherSizes) {
       });
 }
 
+TEST_P(OneError, OfATourWhoseSizesDiffer) {
+  expect(
+      "ValueError: ring_tour: expected a block of sizes [3, 2], as `sizes` say "
+      "of this rank, got [2, 3]",
+      [](int64_t rank, const std::string& group) {
+        std::vector<std::vector<int64_t>> sizes(ones_for(group).size(), {2, 3});
+        if (rank == 1) {
+          sizes[1] = {3, 2};
+        }
+        ring_tour(at::ones({2, 3}), sizes, group, {});
+      });
+  expect(
+      "ValueError: shardtensor: the ranks of",
+      [](int64_t rank, const std::string& group) {
+        std::vector<std::vector<int64_t>> sizes(ones_for(group).size(), {2, 3});
+        const auto dtype = rank == 1 ? at::kDouble : at::kFloat;
+        ring_tour(at::ones({2, 3}, dtype), sizes, group, {});
+      });
+}
+
 } // namespace
 } // namespace shardtensor

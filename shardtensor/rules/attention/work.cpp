@@ -278,7 +278,7 @@ Attended attend_in_ring(
     attention.meet(unpacked(block, keys), work.keys[owner]);
     return Tensor();
   };
-  ring_tour(own, block_sizes(own, work), work.group, stops);
+  ring_tour(own, block_sizes(own, work), work.group, stops, false);
   return attention.result(keys.value.size(3));
 }
 
@@ -312,7 +312,7 @@ Keys ring_backward(
   };
   stops.returned = [&](const Tensor& term) { Tensor(sum).add_(term); };
   stops.own_rest = [&] { meet_own(halves.second); };
-  ring_tour(own, block_sizes(own, work), work.group, stops);
+  ring_tour(own, block_sizes(own, work), work.group, stops, false);
   return sums;
 }
 

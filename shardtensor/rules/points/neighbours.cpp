@@ -43,7 +43,7 @@ Neighbours find_by_ring(
     meet(cloud.rank, own);
   };
   stops.other = meet;
-  ring_tour(own, sizes, cloud.group, stops);
+  ring_tour(own, sizes, cloud.group, stops, false);
   return set->neighbours();
 }
 
@@ -100,7 +100,7 @@ Neighbours find_in_tiles(
   RingStops stops;
   stops.own = [&] { meet(cloud.rank, points); };
   stops.other = meet;
-  ring_tour(points, sizes, cloud.group, stops);
+  ring_tour(points, sizes, cloud.group, stops, false);
   return joined(searches, queries, wanted);
 }
 
