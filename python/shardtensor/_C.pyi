@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
-from torch import Tensor, device, dtype
+from torch import Tensor, contiguous_format, device, dtype, memory_format
 from torch._C._distributed_c10d import Backend
 from typing_extensions import Buffer
 
@@ -189,7 +189,9 @@ def randn(spec: ShardSpec, like: Tensor) -> Tensor: ...
 def infer_spec(
     local: Tensor, mesh: Mesh, placements: Sequence[Placement]
 ) -> ShardSpec: ...
-def from_local(local: Tensor, spec: ShardSpec) -> Tensor: ...
+def from_local(
+    local: Tensor, spec: ShardSpec, format: memory_format = contiguous_format
+) -> Tensor: ...
 def unflatten(local: Tensor, spec: ShardSpec, strides: Sequence[int]) -> Tensor: ...
 def to_local(tensor: Tensor, grad_spec: ShardSpec | None = None) -> Tensor: ...
 @overload
@@ -205,7 +207,12 @@ def promote(tensor: Tensor, mesh: Mesh) -> Tensor: ...
 def constant(
     value: Tensor, mesh: Mesh, sizes: Sequence[int], is_zero: bool = False
 ) -> Tensor: ...
-def scatter(tensor: Tensor, source: int, spec: ShardSpec) -> Tensor: ...
+def scatter(
+    tensor: Tensor,
+    source: int,
+    spec: ShardSpec,
+    format: memory_format = contiguous_format,
+) -> Tensor: ...
 
 # ---- DTensors ---------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._prims_common import suggest_memory_format
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
@@ -32,10 +33,10 @@ def scatter_tensor(
 ) -> ShardTensor:
     """What rank `global_src` holds, cut: each rank receives its shard only.
     Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
-    checked against the tensor, `dtype` converts it. The result is a leaf.
-    Raises alike on every rank for anything but a plain tensor. Communication: one
-    small broadcast, three integers from each rank to each, one message to each rank;
-    an exchange where `sizes` has a repeated cut."""
+    checked against the tensor, `dtype` converts it. The result is a leaf, in the
+    tensor's memory format. Raises alike on every rank for anything but a plain
+    tensor. Communication: one small broadcast, three integers from each rank to
+    each, one message to each rank; an exchange where `sizes` has a repeated cut."""
     placements = check_placements(placements, mesh.ndim)
     ranks = mesh.mesh.flatten().tolist()
     if global_src not in ranks:
@@ -45,7 +46,7 @@ def scatter_tensor(
         )
     holds = dist.get_rank() == global_src
     told = _describe(tensor, global_shape, dtype) if holds else None
-    shape, dtype, device_type = _tell(told, global_src, mesh)
+    shape, dtype, device_type, memory_format = _tell(told, global_src, mesh)
     spec = make_spec(mesh, shape, placements, sizes)
     # A tensor on the host is cut there: one device may not hold it.
     where = device_of(mesh)
@@ -53,10 +54,11 @@ def scatter_tensor(
         where = torch.device("cpu")
     whole = tensor.detach() if holds else torch.empty(0, device=where)
     whole = whole.to(device=where, dtype=dtype)
-    scattered = _C.scatter(whole, ranks.index(global_src), spec._core)
+    source = ranks.index(global_src)
+    scattered = _C.scatter(whole, source, spec._core, memory_format)
     if where != device_of(mesh):
         local = _C.local(scattered).to(device_of(mesh))
-        scattered = ShardTensor.from_spec(local, spec)
+        scattered = _C.from_local(local, spec._core, memory_format)
     return scattered.requires_grad_(requires_grad)
 
 
@@ -71,7 +73,12 @@ def _describe(tensor, global_shape, dtype):
             f"the source's tensor has shape {tuple(tensor.shape)}, global_shape "
             f"says {tuple(global_shape)}"
         )
-    return tuple(tensor.shape), dtype or tensor.dtype, tensor.device.type
+    return (
+        tuple(tensor.shape),
+        dtype or tensor.dtype,
+        tensor.device.type,
+        suggest_memory_format(tensor),
+    )
 
 
 def _tell(told, source, mesh):

@@ -116,12 +116,13 @@ void bind_tensor(py::module_& module) {
       py::arg("placements"));
   module.def(
       "from_local",
-      [](const at::Tensor& local, const SpecHandle& spec) {
-        return from_local(local, spec);
-      },
+      [](const at::Tensor& local,
+         const SpecHandle& spec,
+         at::MemoryFormat format) { return from_local(local, spec, format); },
       ReleaseGil(),
       py::arg("local"),
-      py::arg("spec"));
+      py::arg("spec"),
+      py::arg("format") = at::MemoryFormat::Contiguous);
   module.def(
       "unflatten",
       [](const at::Tensor& local,
@@ -196,13 +197,17 @@ void bind_tensor(py::module_& module) {
       py::arg("is_zero") = false);
   module.def(
       "scatter",
-      [](const at::Tensor& tensor, int64_t source, const SpecHandle& spec) {
-        return scatter(tensor, source, spec);
+      [](const at::Tensor& tensor,
+         int64_t source,
+         const SpecHandle& spec,
+         at::MemoryFormat format) {
+        return scatter(tensor, source, spec, format);
       },
       ReleaseGil(),
       py::arg("tensor"),
       py::arg("source"),
-      py::arg("spec"));
+      py::arg("spec"),
+      py::arg("format") = at::MemoryFormat::Contiguous);
 }
 
 } // namespace shardtensor::python

@@ -53,6 +53,22 @@ def test_scatter_on_two_axes(mesh, placements):
 
 
 @ranks(1, 2)
+def test_scatter_keeps_the_sources_memory_format(mesh):
+    for shape, told in (
+        ((2, 3, 7, 5), torch.channels_last),
+        ((2, 3, 7, 5), torch.contiguous_format),
+        ((2, 3, 7, 2, 2), torch.channels_last_3d),
+    ):
+        x = numbered(*shape).to(memory_format=told)
+        mine = x if dist.get_rank() == 0 else None
+        y = scatter_tensor(mine, 0, mesh, [Shard(2)])
+        assert y.stride() == x.stride()
+        assert_close(y, x)
+        d = distribute_tensor(x, mesh, [Shard(2)])
+        assert d.stride() == x.stride()
+
+
+@ranks(1, 2)
 def test_scatter_of_scalars_and_conversion(mesh):
     mine = torch.tensor(3) if dist.get_rank() == 0 else None
     y = scatter_tensor(mine, 0, mesh, [Replicate()], dtype=torch.float32)
