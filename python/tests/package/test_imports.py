@@ -119,6 +119,21 @@ OPERATORS = {
         (x * 1).normal_(), (x * 1).uniform_(), torch.randint_like(x, 9),
     ],
     "embedding": lambda x: F.embedding(I, x),
+    "gates": lambda x: F.glu(x, 1) + F.prelu(x, torch.ones(1))[:, :2],
+    "spectra": lambda x: torch.fft.irfft2(torch.fft.rfft2(x)) + torch.fft.hfft(x)[:, :4],
+    "distances": lambda x: [torch.cdist(x.detach(), PLAIN), F.pdist(x.detach())],
+    "quantiles": lambda x: x.quantile(0.3, 0),
+    "matrices": lambda x: torch.linalg.inv(x.t() @ x + torch.eye(4)),
+    "native norms": lambda x: [
+        torch.native_layer_norm(x, (4,), None, None, 1e-5)[0],
+        torch.native_group_norm(x[None], None, None, 1, 5, 4, 1, 1e-5)[0],
+    ],
+    "heads": lambda x: nn.MultiheadAttention(4, 2)(x, x, x)[0],
+    "recurrent": lambda x: nn.LSTM(4, 3)(x)[0],
+    "neighbours": lambda x: shardtensor.nn.functional.knn(x, x * 0.9, 2)[1],
+    "windows": lambda x: shardtensor.nn.functional.neighborhood_attention(
+        *[x[None, :, None]] * 3, kernel_size=3
+    ),
     "complex": lambda x: torch.view_as_real(torch.complex(x, x) * 1j).abs(),
 }  # fmt: skip
 
@@ -136,7 +151,11 @@ ON_VOLUMES = {
     "bicubic": lambda x: F.interpolate(x, 7, mode="bicubic"),
     "pad": lambda x: F.pad(x, (1, 2, 0, 1)) + F.pad(x, (1, 2, 0, 1), "reflect"),
     "pixel_shuffle": nn.PixelShuffle(2),
-    "unfold": lambda x: F.unfold(x, 3),
+    "unfold": lambda x: F.fold(F.unfold(x, 3, padding=1), (8, 6), 3, padding=1),
+    "grid_sample": lambda x: F.grid_sample(
+        x, x[:, :2].movedim(1, -1), align_corners=False
+    ),
+    "local_response": nn.LocalResponseNorm(3),
     "group": nn.GroupNorm(2, 4),
     "batch": nn.BatchNorm2d(4),
     "instance": nn.InstanceNorm2d(4, affine=True),

@@ -1,5 +1,7 @@
 #include <numeric>
 
+#include <ATen/native/GridSamplerUtils.h>
+
 #include "shardtensor/dispatch/labels.h"
 
 // grid_sample reads each sample's image anywhere: the image is whole in its
@@ -27,9 +29,27 @@ struct GridLabels {
   std::vector<int64_t> output;
 };
 
+/// Raises PyTorch's errors, before any rank looks at its piece.
+void check_arguments(const Call& call) {
+  const auto& image = call.operand(0).tensor;
+  const auto& grid = call.operand(1).tensor;
+  at::native::check_grid_sampler_common(image, grid);
+  if (call.name() == "aten::grid_sampler_2d") {
+    at::native::check_grid_sampler_2d(image, grid);
+  } else {
+    at::native::check_grid_sampler_3d(
+        image, grid, call.argument("interpolation_mode").toInt());
+  }
+}
+
 Decision grid_sampler_rule(Call& call) {
   const GridLabels labels(call.operand(0).dim());
-  call.output_sizes(); // PyTorch's errors
+  check_arguments(call);
+  const auto& image = *call.operand(0).spec;
+  auto sizes = call.operand(1).spec->sizes();
+  sizes.pop_back();
+  sizes.insert(sizes.begin() + 1, image.size(1));
+  call.set_output_sizes({std::move(sizes)});
   return rule_by_labels(
       call, {{labels.image, labels.grid}, {labels.output}}, Linearity::None);
 }

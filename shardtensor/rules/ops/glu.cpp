@@ -66,7 +66,18 @@ Decision halves_rule(Call& call, const char* input, bool gives_half) {
 }
 
 Decision glu_rule(Call& call) {
-  call.output_sizes(); // PyTorch's errors
+  auto sizes = call.operand(0).spec->sizes();
+  TORCH_CHECK(!sizes.empty(), "glu does not support 0-dimensional tensors");
+  const auto dim = at::maybe_wrap_dim(
+      call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()));
+  TORCH_CHECK(
+      sizes[dim] % 2 == 0,
+      "Halving dimension must be even, but dimension ",
+      dim,
+      " is size ",
+      sizes[dim]);
+  sizes[dim] /= 2;
+  call.set_output_sizes({std::move(sizes)});
   return halves_rule(call, "self", true);
 }
 
