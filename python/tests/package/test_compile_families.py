@@ -75,6 +75,18 @@ def products():
     ]
 
 
+@family((4, 3, 3))
+def matrices():
+    near = torch.eye(3, dtype=torch.float64) * 5
+    return [
+        lambda x: torch.linalg.inv(x + near),
+        lambda x: torch.linalg.solve(x + near, x),
+        lambda x: torch.linalg.cholesky(x @ x.mT + near),
+        lambda x: torch.linalg.det(x) + torch.linalg.svdvals(x).sum(-1),
+        lambda x: torch.cdist(x, x * 2),
+    ]
+
+
 @family(WORDS)
 def views():
     return [

@@ -166,12 +166,13 @@ const RegisterRules of_matrices_that_raise{
         "aten::linalg_pinv.atol_rtol_tensor",
     }};
 
-/// All ranks raise, or none. Communication: one all-reduce of a number.
+/// All ranks raise, or none. Communication: one all-reduce of a number; for a
+/// compiler, which cannot follow it, all numbers are gathered at once.
 void check_errors_kernel(
     const at::Tensor& info,
     std::string_view api_name,
     bool is_matrix) {
-  if (at::any(info).item<bool>()) {
+  if (is_traced(local_of(info).tensor) || at::any(info).item<bool>()) {
     at::_linalg_check_errors(
         local_of(info, replicated(spec(info))).tensor, api_name, is_matrix);
   }
