@@ -202,6 +202,19 @@ def operations(mesh):
         x, indices = ones(1), torch.zeros(mesh.shape[0], dtype=torch.long)
         return lambda: x[:, :, indices]
 
+    def cut_index():
+        # Its own rows: others would have to answer for theirs.
+        x = ones(1)
+        own = float(ROWS * mesh.get_local_rank(0))
+        indices = shardtensor.full(
+            (rows[0],),
+            own,
+            dtype=torch.long,
+            device_mesh=mesh,
+            placements=(Shard(0), *[Replicate()] * (mesh.ndim - 1)),
+        )
+        return lambda: x[:, :, indices]
+
     def unet_step():
         model = make()
         x = ones(3)
@@ -252,6 +265,7 @@ def operations(mesh):
         "scatter_tensor": scatter,
         "cat": along(cat),
         "index of a cut dim": index,
+        "index by a cut index": cut_index,
         "mask of rows": along(lambda x: x[0, 0, :, 0][x[0, 0, :, 0] > 0]),
         "roll": along(lambda x: x.roll(1, 2)),
         "flip": along(lambda x: x.flip(2)),

@@ -18,6 +18,7 @@ WITH_ALL = {
     "Partial to Shard",
     "scatter_tensor",
     "mask of rows",
+    "index by a cut index",
     "rfft2 + irfft2",
 }
 # Merged by few ranks at a time, in four steps.

@@ -303,7 +303,7 @@ COUNTS = {
 def test_counts_and_traces(mesh, name):
     x = values(5, 4, 6)
     for cut in range(3):
-        for sizes in partitions(x.shape[cut], mesh.size(), repeated=False):
+        for sizes in partitions(x.shape[cut], mesh.size()):
             check_op(COUNTS[name], sharded(x, [Shard(cut)], {cut: sizes}), mesh=mesh)
 
 
