@@ -289,7 +289,9 @@ class Pool:
         path = inspect.getsourcefile(fn)
         # Apart, for arguments may be of classes of the test file.
         call = pickle.dumps((fn.__qualname__, mesh, args, kwargs))
-        job = pickle.dumps((path, fn.__module__, call))
+        # A script's own functions, without what it does as a program.
+        module = "script" if fn.__module__ == "__main__" else fn.__module__
+        job = pickle.dumps((path, module, call))
         for pipe in self.pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.send_bytes(job)
