@@ -418,6 +418,21 @@ def test_long_blocks_go_in_tours_of_some_heads(mesh):
         assert shardtensor.comm_stats().messages >= 3 * 2
 
 
+@ranks(2, 3)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_long_sequences_that_divide_by_nothing(mesh, is_causal):
+    """Where one device takes its flash kernel."""
+    few = [1] * (mesh.size() - 1)
+    near = {2: [4096, 4095], 3: [3336, 3336, 3335]}[mesh.size()]
+    for sizes in (near, [*few, sum(near) - len(few)]):
+        x = [tensor(1, 1, sum(sizes), 8) for _ in range(3)]
+        check(
+            mesh,
+            lambda *x: F.scaled_dot_product_attention(*x, is_causal=is_causal),
+            *[sharded(t, [Shard(2)], {2: sizes}) for t in x],
+        )
+
+
 @ranks("2x2")
 def test_a_rank_without_batches_in_a_ring(mesh):
     q, k, v = (tensor(1, 1, ROWS, FEATURES) for _ in range(3))
