@@ -11,7 +11,6 @@ from shardtensor import ShardTensor
 from shardtensor.nn.functional import neighborhood_attention
 
 EXTENT, KERNEL, HEADS, FEATURES = 128, 7, 4, 32
-SMALL = 48  # of the image that dense attention takes, for its square
 ROUNDS = 9
 LONG_ROUNDS = 3  # of seconds each
 
@@ -19,10 +18,7 @@ LONG_ROUNDS = 3  # of seconds each
 def table(mesh):
     rows = {
         "two ranks": compare(sharded(mesh), ROUNDS),
-        "one rank": compare(alone(EXTENT, by_unfold), LONG_ROUNDS, calls=1),
-        f"one rank, {SMALL} x {SMALL}": compare(
-            alone(SMALL, by_unfold, masked_dense), LONG_ROUNDS, calls=1
-        ),
+        "one rank": compare(alone(by_unfold, masked_dense), LONG_ROUNDS, calls=1),
     }
     note = (
         "Ceiling: half of the image on each rank without communication. unfold: the "
@@ -61,9 +57,9 @@ def sharded(mesh):
     return {"ShardTensor": step(attend, *shards), "ceiling": step(attend, *local)}
 
 
-def alone(extent, *others):
+def alone(*others):
     names = {by_unfold: "unfold", masked_dense: "dense"}
-    x = [image(extent, extent) for _ in range(3)]
+    x = [image(EXTENT, EXTENT) for _ in range(3)]
     variants = {"ShardTensor": step(attend, *x)}
     for other in others:
         variants[names[other]] = step(other, *(t.detach().clone() for t in x))
