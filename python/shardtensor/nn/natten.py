@@ -9,7 +9,7 @@ import torch
 from shardtensor.nn.neighborhood import neighborhood_attention
 from shardtensor.shard_tensor import ShardTensor
 
-NAMES = ("na1d", "na2d", "na3d")
+NAMES = ("na1d", "na2d", "na3d", "neighborhood_attention_generic")
 TAKEN = ("kernel_size", "dilation", "stride", "is_causal", "scale")
 # What changes results; other parameters say how a kernel works.
 NOT_TAKEN = ("rpb", "additional_keys", "additional_values", "return_lse")
@@ -20,20 +20,23 @@ def register_natten(module: ModuleType) -> None:
     neighborhood_attention; parameters go by the names that each function has for
     them. For functions that ask `__torch_function__`, as PhysicsNeMo's do, this
     registers a function handler. NATTEN's own don't ask: in that module, and in
-    `functional` below it, they are replaced by functions that look first.
+    `functional` and `modules` below it, they are replaced by functions that look
+    first, and with them what they and NATTEN's modules call.
 
         import natten
         shardtensor.nn.functional.register_natten(natten)
     """
-    for name in NAMES:
-        function = getattr(module, name, None)
-        if function is None:
-            continue
-        if module.__name__.partition(".")[0] == "natten":
-            for place in (module, getattr(module, "functional", module)):
+    is_natten = module.__name__.partition(".")[0] == "natten"
+    below = ("functional", "modules") if is_natten else ()
+    for place in (module, *(getattr(module, name, None) for name in below)):
+        for name in NAMES:
+            function = getattr(place, name, None)
+            if function is None:
+                continue
+            if is_natten:
                 setattr(place, name, _looking_first(function))
-        else:
-            ShardTensor.register_function_handler(function, _handler)
+            else:
+                ShardTensor.register_function_handler(function, _handler)
 
 
 def _handler(function, types, args, kwargs):

@@ -120,7 +120,7 @@ OPERATORS = {
     ],
     "embedding": lambda x: F.embedding(I, x),
     "gates": lambda x: F.glu(x, 1) + F.prelu(x, torch.ones(1))[:, :2],
-    "spectra": lambda x: torch.fft.irfft2(torch.fft.rfft2(x)) + torch.fft.hfft(x)[:, :4],
+    "spectra": lambda x: [torch.fft.irfft2(torch.fft.rfft2(x)), torch.fft.hfft(x)],
     "distances": lambda x: [torch.cdist(x.detach(), PLAIN), F.pdist(x.detach())],
     "quantiles": lambda x: x.quantile(0.3, 0),
     "matrices": lambda x: torch.linalg.inv(x.t() @ x + torch.eye(4)),

@@ -57,9 +57,15 @@ def test_functions_that_ask(mesh):
 @ranks(2)
 def test_functions_that_do_not_ask(mesh):
     whole, parts = operands(mesh, 1, 6, 7, 2, 4)
-    natten = module_of("natten", na2d=na2d, functional=module_of("natten.functional"))
+    below = {
+        name: module_of(f"natten.{name}", neighborhood_attention_generic=na2d)
+        for name in ("functional", "modules")
+    }
+    natten = module_of("natten", na2d=na2d, **below)
     register_natten(natten)
-    for call in (natten.na2d, natten.functional.na2d):
+    # What na2d calls, if it was imported before, and NATTEN's modules.
+    generic = [module.neighborhood_attention_generic for module in below.values()]
+    for call in (natten.na2d, *generic):
         out = call(*parts, (3, 2), 2, (1, 3), scale=0.3, backend="cutlass-fna")
         assert_close(out, na2d(*whole, (3, 2), 2, (1, 3), scale=0.3))
         assert_close(call(*whole, 3), na2d(*whole, 3))
