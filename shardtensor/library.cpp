@@ -157,6 +157,14 @@ TORCH_LIBRARY(shardtensor, m) {
       "Tensor value, Tensor output, Tensor log_sum, int[] code, float scale) "
       "-> (Tensor, Tensor, Tensor)",
       {at::Tag::pt2_compliant_tag});
+  // NATTEN's, on whole domains; without results where it cannot.
+  m.def(
+      "_natten_attention(Tensor query, Tensor key, Tensor value, int[] kernel, "
+      "int[] dilation, int[] stride, bool[] causal, float scale) -> Tensor[]");
+  m.def(
+      "_natten_attention_backward(Tensor grad, Tensor query, Tensor key, "
+      "Tensor value, int[] kernel, int[] dilation, int[] stride, "
+      "bool[] causal, float scale) -> Tensor[]");
 
   // Random numbers of a piece: see rules/ops/counter_numbers.h.
   m.def(

@@ -1,6 +1,7 @@
 """Programs that call NATTEN, and flex_attention, on ShardTensors."""
 
 import functools
+import importlib.util
 import inspect
 from types import ModuleType
 
@@ -64,6 +65,43 @@ def _attend(function, args, kwargs):
     query, key, value = list(given.values())[:3]
     taken = {name: given[name] for name in TAKEN if given.get(name) is not None}
     return neighborhood_attention(query, key, value, **taken)
+
+
+# ---- NATTEN's kernels on pieces ----------------------------------------------
+
+_library = torch.library.Library("shardtensor", "IMPL")
+
+
+def use_natten_kernels(key: str) -> None:
+    """From now on NATTEN attends to the pieces on devices of a dispatch key."""
+    _library.impl("_natten_attention", _attention, key)
+    _library.impl("_natten_attention_backward", _attention_backward, key)
+
+
+def _attention(query, key, value, kernel, dilation, stride, causal, scale):
+    from natten.functional import neighborhood_attention_generic
+
+    options = [tuple(x) for x in (kernel, stride, dilation, causal)]
+    try:
+        out = neighborhood_attention_generic(
+            query, key, value, *options, scale=scale, return_lse=True
+        )
+    except NotImplementedError:  # no kernel of NATTEN's for such tensors
+        return []
+    return list(out)
+
+
+def _attention_backward(grad, *inputs):
+    operands = [x.detach().requires_grad_() for x in inputs[:3]]
+    with torch.enable_grad():
+        attended = _attention(*operands, *inputs[3:])
+    if not attended:
+        return []
+    return list(torch.autograd.grad(attended[0], operands, grad))
+
+
+if importlib.util.find_spec("natten"):
+    use_natten_kernels("CUDA")
 
 
 def _refuse_flex_attention(*args, **kwargs):

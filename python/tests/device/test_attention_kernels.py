@@ -1,13 +1,20 @@
 """The attention kernels of a device, which PyTorch chooses: `make test-device`."""
 
+import sys
+from types import ModuleType
+
+import neighborhood
 import pytest
 import rig
 import torch
 import torch.nn.functional as F
-from ranks import assert_close, ranks, shard
+from ranks import assert_close, ranks, run_isolated, shard
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import shardtensor
+from shardtensor.nn.functional import neighborhood_attention
+from shardtensor.nn.natten import use_natten_kernels
 
 pytestmark = pytest.mark.skipif(
     rig.DEVICE != "guarded", reason="for the guarded device: make test-device"
@@ -116,3 +123,67 @@ def test_a_mask_that_learns_takes_the_kernel_forward_alone(mesh):
     assert_close(
         grad[0], torch.autograd.grad(by_hand(*inputs, mask).square().sum(), mask)[0]
     )
+
+
+# ---- NATTEN's ---------------------------------------------------------------
+
+
+def natten():
+    """Stands for the package: knows whole domains, of no 5 features."""
+    calls = []
+
+    def generic(q, k, v, kernel, stride, dilation, causal, scale, return_lse):
+        assert q.shape == k.shape == v.shape and return_lse
+        if q.shape[-1] == 5:
+            raise NotImplementedError
+        calls.append(q.shape)
+        out = neighborhood.dense(q, k, v, kernel, dilation, stride, causal, scale)
+        return out, out[..., 0]
+
+    functional = ModuleType("natten.functional")
+    functional.neighborhood_attention_generic = generic
+    sys.modules |= {"natten": ModuleType("natten"), "natten.functional": functional}
+    return calls
+
+
+PIECES = [
+    ((9,), 3, 1, 1, False),
+    ((13,), 3, 2, 2, False),
+    ((13,), 2, 2, 1, True),
+    ((9, 7), (3, 2), (1, 3), (2, 1), (False, True)),
+    ((11, 4, 3), (4, 2, 2), 1, (3, 1, 2), False),
+]
+
+
+def attend_by_natten():
+    mesh = init_device_mesh(rig.DEVICE, (torch.distributed.get_world_size(),))
+    calls, taken = natten(), 0
+    use_natten_kernels("PrivateUse1")
+    for lengths, *parameters in PIECES:
+        for features in (4, 5):
+            x = [torch.randn(1, *lengths, 2, features) for _ in range(3)]
+            wholes = [t.requires_grad_() for t in x]
+            sizes = {1: sizes_of(lengths[0], mesh.size())}
+            shards = [sharded_leaf(t, mesh, sizes) for t in x]
+            calls.clear()
+            out = neighborhood_attention(*shards, *parameters)
+            grads = torch.autograd.grad(out.square().sum(), shards)
+            # Forward and backward; a piece may be smaller than a window.
+            assert len(calls) == 2 or not calls
+            assert not (calls and features == 5)
+            taken += len(calls) == 2
+            expected = neighborhood.dense(*wholes, *parameters)
+            wanted = torch.autograd.grad(expected.square().sum(), wholes)
+            for actual, one_device in zip((out, *grads), (expected, *wanted)):
+                assert_close(actual, one_device)
+    assert taken >= len(PIECES) - 1
+
+
+def sharded_leaf(x, mesh, sizes):
+    return shard(x.detach(), mesh, [Shard(1)], sizes).requires_grad_()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_pieces_of_a_neighbourhood_become_domains_of_nattens(count):
+    for outcome in run_isolated(count, attend_by_natten):
+        assert outcome.kind == "ok", outcome.text

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/rules/attention/neighborhood_by_natten.h"
 #include "shardtensor/rules/attention/neighborhood_by_windows.h"
 #include "shardtensor/rules/attention/neighborhood_kernel.h"
 #include "shardtensor/tensor/saved_inputs_node.h"
@@ -42,8 +43,12 @@ Forward forward_elsewhere(
     const Tensor& value,
     c10::IntArrayRef code,
     double scale) {
-  return both(attend_windows(
-      query, key, value, decode_neighborhood(code), scale, /*in_parts=*/true));
+  const auto dims = decode_neighborhood(code);
+  if (const auto out = attend_by_natten(query, key, value, dims, scale)) {
+    return both(*out);
+  }
+  return both(
+      attend_windows(query, key, value, dims, scale, /*in_parts=*/true));
 }
 
 Forward neighborhood_meta(
@@ -88,14 +93,13 @@ Backward backward_elsewhere(
     const Tensor&,
     c10::IntArrayRef code,
     double scale) {
+  const auto dims = decode_neighborhood(code);
+  if (auto grads =
+          attend_by_natten_backward(grad, query, key, value, dims, scale)) {
+    return *std::move(grads);
+  }
   return attend_windows_backward(
-      grad,
-      query,
-      key,
-      value,
-      decode_neighborhood(code),
-      scale,
-      /*in_parts=*/true);
+      grad, query, key, value, dims, scale, /*in_parts=*/true);
 }
 
 Backward neighborhood_backward_meta(

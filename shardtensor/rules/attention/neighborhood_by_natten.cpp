@@ -1,0 +1,220 @@
+#include "shardtensor/rules/attention/neighborhood_by_natten.h"
+
+#include <numeric>
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "shardtensor/dispatch/own_operator.h"
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+
+// NATTEN knows whole domains, of as many queries as keys. A piece becomes one:
+// the rows of its keys, with queries of zeros where it has none, whose results
+// are dropped. A window that is moved inwards at the end of the domain is moved
+// alike at the end of the piece, for there both end; others lie within the
+// piece's keys. Rows of zeros in front let dilation and stride begin where they
+// begin in the domain.
+
+struct Domain {
+  std::vector<int64_t> kernel;
+  std::vector<int64_t> dilation;
+  std::vector<int64_t> stride;
+  std::vector<bool> causal;
+  std::vector<int64_t> length;
+  std::vector<std::vector<int64_t>> keys; // where each of the piece's stands
+  std::vector<std::vector<int64_t>> queries;
+};
+
+/// Nothing where the keys are too few for a window.
+std::optional<Domain> domain_of(const std::vector<NeighborhoodDim>& dims) {
+  Domain domain;
+  for (const auto& dim : dims) {
+    auto keys = key_rows(dim);
+    if (keys.empty()) {
+      return std::nullopt;
+    }
+    const int64_t begin =
+        keys.front() - keys.front() % (dim.dilation * dim.stride);
+    const int64_t length = keys.back() + 1 - begin;
+    if (dim.kernel < 2 || dim.kernel * dim.dilation > length) {
+      return std::nullopt;
+    }
+    for (auto& key : keys) {
+      key -= begin;
+    }
+    std::vector<int64_t> queries(dim.queries.extent());
+    std::iota(queries.begin(), queries.end(), dim.queries.begin - begin);
+    domain.kernel.push_back(dim.kernel);
+    domain.dilation.push_back(dim.dilation);
+    domain.stride.push_back(dim.stride);
+    domain.causal.push_back(dim.causal);
+    domain.length.push_back(length);
+    domain.keys.push_back(std::move(keys));
+    domain.queries.push_back(std::move(queries));
+  }
+  return domain;
+}
+
+bool is_interval(const std::vector<int64_t>& places) {
+  return places.back() - places.front() + 1 ==
+      static_cast<int64_t>(places.size());
+}
+
+Tensor on_device(std::vector<int64_t> places, at::Device device) {
+  const auto count = static_cast<int64_t>(places.size());
+  return at::from_blob(places.data(), count, at::kLong)
+      .to(device, at::kLong, false, true);
+}
+
+/// x, whose dims after the batch have these places, with zeros elsewhere.
+Tensor extended(
+    Tensor x,
+    const Domain& domain,
+    const std::vector<std::vector<int64_t>>& places) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i) + 1;
+    const int64_t length = domain.length[i];
+    if (x.size(dim) == length) {
+      continue;
+    }
+    auto sizes = x.sizes().vec();
+    sizes[dim] = length;
+    const auto whole = at::zeros(sizes, x.options());
+    if (is_interval(places[i])) {
+      whole.narrow(dim, places[i].front(), x.size(dim)).copy_(x);
+    } else {
+      whole.index_copy_(dim, on_device(places[i], x.device()), x);
+    }
+    x = whole;
+  }
+  return x.contiguous();
+}
+
+/// What extended() brought there.
+Tensor cropped(Tensor x, const std::vector<std::vector<int64_t>>& places) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto dim = static_cast<int64_t>(i) + 1;
+    const auto count = static_cast<int64_t>(places[i].size());
+    x = is_interval(places[i])
+        ? x.narrow(dim, places[i].front(), count)
+        : x.index_select(dim, on_device(places[i], x.device()));
+  }
+  return x.contiguous();
+}
+
+using Forward = std::vector<Tensor>(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    c10::IntArrayRef kernel,
+    c10::IntArrayRef dilation,
+    c10::IntArrayRef stride,
+    c10::List<bool> causal,
+    double scale);
+using Backward = std::vector<Tensor>(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    c10::IntArrayRef kernel,
+    c10::IntArrayRef dilation,
+    c10::IntArrayRef stride,
+    c10::List<bool> causal,
+    double scale);
+
+const auto& forward_operator() {
+  static const auto op =
+      find_own_operator<Forward>("shardtensor::_natten_attention");
+  return op;
+}
+
+const auto& backward_operator() {
+  static const auto op =
+      find_own_operator<Backward>("shardtensor::_natten_attention_backward");
+  return op;
+}
+
+bool is_installed(const Tensor& x) {
+  return forward_operator().hasKernelForDispatchKey(
+      c10::highestPriorityBackendTypeId(x.key_set()));
+}
+
+bool takes(const Tensor& query, const Tensor& key, const Tensor& value) {
+  const auto type = query.scalar_type();
+  return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
+      query.numel() > 0 && query.size(-2) == key.size(-2) &&
+      query.size(-1) == value.size(-1) && is_installed(query);
+}
+
+c10::List<bool> list_of(const std::vector<bool>& values) {
+  c10::List<bool> list;
+  for (const bool value : values) {
+    list.push_back(value);
+  }
+  return list;
+}
+
+} // namespace
+
+std::optional<NeighborhoodOutput> attend_by_natten(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  const auto domain = takes(query, key, value) ? domain_of(dims) : std::nullopt;
+  if (!domain) {
+    return std::nullopt;
+  }
+  const auto attended = forward_operator().call(
+      extended(query, *domain, domain->queries),
+      extended(key, *domain, domain->keys),
+      extended(value, *domain, domain->keys),
+      domain->kernel,
+      domain->dilation,
+      domain->stride,
+      list_of(domain->causal),
+      scale);
+  if (attended.empty()) {
+    return std::nullopt;
+  }
+  return NeighborhoodOutput{
+      cropped(attended[0], domain->queries),
+      cropped(attended[1], domain->queries)};
+}
+
+std::optional<std::tuple<Tensor, Tensor, Tensor>> attend_by_natten_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  const auto domain = takes(query, key, value) ? domain_of(dims) : std::nullopt;
+  if (!domain) {
+    return std::nullopt;
+  }
+  const auto grads = backward_operator().call(
+      extended(grad, *domain, domain->queries),
+      extended(query, *domain, domain->queries),
+      extended(key, *domain, domain->keys),
+      extended(value, *domain, domain->keys),
+      domain->kernel,
+      domain->dilation,
+      domain->stride,
+      list_of(domain->causal),
+      scale);
+  if (grads.empty()) {
+    return std::nullopt;
+  }
+  return std::make_tuple(
+      cropped(grads[0], domain->queries),
+      cropped(grads[1], domain->keys),
+      cropped(grads[2], domain->keys));
+}
+
+} // namespace shardtensor::detail
