@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy
@@ -80,15 +81,13 @@ class Array:
 
     @functools.cached_property
     def _opened(self):
-        try:
+        with explaining("open", self._name):
             return open_source(self.path, self.variable)
-        except Exception as error:
-            raise explained("open", self._name, error) from error
 
     @functools.cached_property
     def _source(self):
         source = self._opened
-        try:
+        with explaining("open", self._name):
             for counts in self._rounds or ():
                 if not source.counted:
                     source.found(counts)
@@ -98,8 +97,6 @@ class Array:
                 raise TypeError(f"expected numbers, the file holds {source.dtype}")
             _torch_dtype(source, self._decode)
             return source
-        except Exception as error:
-            raise explained("open", self._name, error) from error
 
     def _count_together(self, mesh):
         """Where a shape is known after counting only, each rank counts a part."""
@@ -171,13 +168,10 @@ class Array:
         or None."""
         found = {}
         for name in self.dims or ():
-            try:
+            with explaining("read", f"{self._name}, coordinate {name}"):
                 source = self._source.beside(name)
                 if source is not None:
                     found[name] = _coordinate(source)
-            except Exception as error:
-                what = f"{self._name}, coordinate {name}"
-                raise explained("read", what, error) from error
         return found
 
     def chunk_sizes(self, dim: int, pieces: int, index: object = ...) -> list[int]:
@@ -213,11 +207,14 @@ class Array:
 
     def __getitem__(self, index: object) -> torch.Tensor:
         """A plain tensor, read by this rank alone."""
-        try:
+        return self._begin(index)()
+
+    def _begin(self, index: object) -> Callable[[], torch.Tensor]:
+        """Asks for what `array[index]` is; the call waits for it. Boxes that are
+        asked for together are read side by side where the format can."""
+        with explaining("index", self._name):
             rows, kept = boxes.selected(index, self.shape)
-        except Exception as error:
-            raise explained("index", self._name, error) from error
-        return self._load(rows, kept)
+        return self._begin_box(rows, kept)
 
     def read(
         self,
@@ -253,7 +250,7 @@ class Array:
             told = *told, repr(spec._core), halo
             wanted = boxes.widened(spec, 0 if halo is None else halo)
             if not self._source.whole:
-                local = self._load(boxes.within(rows, kept, wanted), kept)
+                local = self._begin_box(boxes.within(rows, kept, wanted), kept)()
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
             problem = explained("read", self._name, error)
         agree(mesh, problem, told, title("read", self._name))
@@ -287,17 +284,21 @@ class Array:
             for dim, count in pieces.items()
         }
 
-    def _load(self, rows: list[range], kept: list[int]) -> torch.Tensor:
+    def _begin_box(self, rows: list[range], kept: list[int]):
         """Of the file's dims, those in `kept` stay."""
         shape = [len(rows[dim]) for dim in kept]
         if not all(map(len, rows)):
-            return torch.empty(shape, dtype=self.dtype)
+            return functools.partial(torch.empty, shape, dtype=self.dtype)
         box = tuple(map(boxes.as_slice, rows))
-        try:
+        what = f"{self._name}{print_box(box)}"
+        with explaining("read", what):
             source = self._source
-            values = source.values(box) if self._decode else source.read(box)
-        except Exception as error:
-            raise explained("read", f"{self._name}{print_box(box)}", error) from error
+            begun = source.begin_values(box) if self._decode else source.begin(box)
+        return functools.partial(self._wait, begun, what, shape)
+
+    def _wait(self, begun, what, shape) -> torch.Tensor:
+        with explaining("read", what):
+            values = begun()
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         values = numpy.require(values, requirements=["C", "W"]).reshape(shape)
         return torch.from_numpy(values).to(self.dtype)
@@ -308,7 +309,7 @@ class Array:
         whole = problem = None
         try:
             if torch.distributed.get_rank() == first:
-                whole = self._load(rows, kept)
+                whole = self._begin_box(rows, kept)()
         except Exception as error:  # noqa: BLE001
             problem = error
         agree(spec.mesh, problem)
@@ -355,12 +356,20 @@ def _coordinate(source, objects=False):
         if len({part.dtype.kind for part in parts} & {"M", "O"}) > 1:
             return _coordinate(source, objects=True)
         return numpy.concatenate(parts)
-    stored = source.read(tuple(slice(0, extent) for extent in source.shape))
+    stored = source.begin(tuple(slice(0, extent) for extent in source.shape))()
     found = cf.times(stored, source.attributes, source.decoding, objects)
     return source.decoding(stored) if found is None else found
 
 
 _OURS = (ImportError, IndexError, OSError, TypeError, ValueError)
+
+
+@contextlib.contextmanager
+def explaining(verb: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise explained(verb, what, error) from error
 
 
 def explained(verb: str, what: str, error: Exception) -> Exception:

@@ -106,11 +106,14 @@ class Dataset:
     ) -> dict | Exception:
         """This rank's pieces. No communication: a thread may do it."""
         try:
-            loaded = {}
             samples = self._rows_of(samples)
-            for name, (array, shift) in self._arrays.items():
-                spec = self._spec(array, len(samples))
-                rows = self._rows(array, spec, [sample + shift for sample in samples])
+            begun = {
+                name: self._begin(array, [sample + shift for sample in samples])
+                for name, (array, shift) in self._arrays.items()
+            }
+            loaded = {}
+            for name, (spec, wait) in begun.items():
+                rows = wait()
                 loaded[name] = spec, rows.pin_memory() if pin_memory else rows
             return loaded
         except Exception as error:  # noqa: BLE001  raised on all ranks by finish
@@ -153,13 +156,16 @@ class Dataset:
                 count *= self.mesh.size(axis)
         return count
 
-    @staticmethod
-    def _rows(array, spec, samples):
+    def _begin(self, array, samples):
+        """Asks for this rank's rows of the samples: their spec, and what waits."""
+        spec = self._spec(array, len(samples))
         box = tuple(map(boxes.as_slice, boxes.own_rows(spec)[1:]))
         step = samples[1] - samples[0] if len(samples) > 1 else 1
         if step > 0 and samples == list(range(samples[0], samples[-1] + 1, step)):
-            return array[(slice(samples[0], samples[-1] + 1, step), *box)]
-        return torch.cat([array[(slice(i, i + 1), *box)] for i in samples])
+            index = slice(samples[0], samples[-1] + 1, step), *box
+            return spec, array._begin(index)
+        parts = [array._begin((slice(i, i + 1), *box)) for i in samples]
+        return spec, lambda: torch.cat([part() for part in parts])
 
 
 def _with_shifts(arrays):

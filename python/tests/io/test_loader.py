@@ -53,6 +53,22 @@ def seen(loader, mesh):
     return found
 
 
+@ranks(2)
+def test_all_that_a_batch_needs_is_asked_for_before_any_is_awaited(mesh, tmp_path):
+    path = tmp_path / f"{dist.get_rank()}.npy"
+    np.save(path, VALUES)
+    array = shardtensor.io.open([path, path])
+    data = Dataset({"x": array, "y": (array, 2)}, mesh, [Shard(1)])
+    for part in array._source._sources:
+        part.read = lambda box, kept=part.read: said.append("awaited") or kept(box)
+        part.begin = lambda box, kept=part.begin: said.append("asked") or kept(box)
+    said = []
+    assert_close(data.batch([11, 5])["y"], torch.tensor(VALUES[[1, 7]]))
+    assert said == ["asked"] * 4 + ["awaited"] * 4
+    said.clear()
+    assert len(array[10:14]) == 4 and said == ["asked"] * 2 + ["awaited"] * 2
+
+
 @ranks(1, 2)
 def test_worker_processes_are_no_ranks(mesh, tmp_path):
     data = dataset(mesh, tmp_path)
@@ -215,11 +231,11 @@ def test_a_file_without_chunks_is_shared_evenly(mesh, tmp_path):
         array, read = shardtensor.io.open(path), []
         source = array._source
 
-        def note(box, kept=source.values, read=read):
+        def note(box, kept=source.begin_values, read=read):
             read.append(box)
             return kept(box)
 
-        source.values = note
+        source.begin_values = note
         assert statistics_of(array, mesh).count == rows * 28
         assert sum(part.stop - part.start for part, *_ in read) == rows / mesh.size()
         assert max(array.chunk_sizes(0, 5)) <= -(-rows // 5)

@@ -56,14 +56,14 @@ class Joined(Source):
     def value_dtype(self) -> numpy.dtype:
         return numpy.result_type(*(source.value_dtype for source in self._sources))
 
-    def read(self, box: Box) -> numpy.ndarray:
-        return self._of_each(lambda source, part: source.read(part), box)
+    def begin(self, box: Box) -> Callable[[], numpy.ndarray]:
+        return self._of_each(lambda source, part: source.begin(part), box)
 
-    def values(self, box: Box) -> numpy.ndarray:
+    def begin_values(self, box: Box) -> Callable[[], numpy.ndarray]:
         """Each file has a scale and offset of its own."""
-        return self._of_each(lambda source, part: source.values(part), box)
+        return self._of_each(lambda source, part: source.begin_values(part), box)
 
-    def _of_each(self, read: Callable, box: Box) -> numpy.ndarray:
+    def _of_each(self, begin_part: Callable, box: Box) -> Callable[[], numpy.ndarray]:
         rows = range(*box[0].indices(self.shape[0]))
         parts = []
         for source, begin in zip(self._sources, self._begins, strict=True):
@@ -72,8 +72,10 @@ class Joined(Source):
             inside = rows[_position(rows, begin) : _position(rows, end)]
             if len(inside):
                 local = slice(inside[0] - begin, inside[-1] + 1 - begin, rows.step)
-                parts.append(read(source, (local, *box[1:])))
-        return numpy.concatenate(parts) if parts else read(self._sources[0], box)
+                parts.append(begin_part(source, (local, *box[1:])))
+        if not parts:
+            return begin_part(self._sources[0], box)
+        return lambda: numpy.concatenate([part() for part in parts])
 
     def close(self) -> None:
         for source in self._sources:

@@ -45,9 +45,15 @@ class Source:
     def value_dtype(self) -> numpy.dtype:
         return self.decoding.dtype
 
-    def values(self, box: Box) -> numpy.ndarray:
+    def begin(self, box: Box) -> Callable[[], numpy.ndarray]:
+        """Asks for a box; the call waits for it. Formats whose library reads in the
+        background do so from here on, others at the call."""
+        return functools.partial(self.read, box)
+
+    def begin_values(self, box: Box) -> Callable[[], numpy.ndarray]:
         """What the numbers that are stored stand for."""
-        return self.decoding(self.read(box))
+        stored = self.begin(box)
+        return lambda: self.decoding(stored())
 
     def close(self) -> None:
         """Before the file is written to."""
