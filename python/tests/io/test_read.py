@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import zarr
 from ranks import assert_close, partitions, ranks, uneven
 from torch.distributed.tensor import Replicate, Shard
 
@@ -253,30 +252,6 @@ def test_ghost_rows_are_those_of_halo_exchange(mesh, tmp_path):
         array.read(..., mesh, placements, halo={0: -1})
 
 
-@ranks(2)
-def test_chunks_are_decoded_once(mesh, tmp_path):
-    """Counted where the chunks are read: in the store."""
-    path = tmp_path / f"{dist.get_rank()}.zarr"
-    made = zarr.create_array(path, shape=(10, 4), chunks=(4, 4), dtype="f4")
-    made[:] = files.numbers(10, 4)
-    array = shardtensor.io.open(path)
-    reads = []
-    kept = zarr.storage.LocalStore.get
-
-    async def get(self, key, *args, **kwargs):
-        reads.append(key)
-        return await kept(self, key, *args, **kwargs)
-
-    assert array.shape == (10, 4)  # opens it
-    zarr.storage.LocalStore.get = get
-    try:
-        x = array.read(..., mesh, [Shard(0)], sizes="chunks")
-    finally:
-        zarr.storage.LocalStore.get = kept
-    assert x._spec.sizes() == {0: [4, 6]}
-    assert sorted(reads) == [["c/0/0"], ["c/1/0", "c/2/0"]][dist.get_rank()]
-
-
 @ranks(1, 2, 3)
 def test_meshes_come_from_one_rank(mesh, tmp_path):
     values = files.numbers(7, dtype="float64")
@@ -338,13 +313,6 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
     values = files.numbers(40, 30)
     folder = tmp_path / str(dist.get_rank())
     folder.mkdir()
-    path, name = files.write_zarr(folder, values)
-    chunk = path / "fields" / "t" / "c" / "13" / "2"  # of rank 1's rows
-    chunk.write_bytes(chunk.read_bytes()[:-3])
-    text = failing(shardtensor.io.open(path, name), mesh)
-    assert f"cannot read {tmp_path}/1/a3.zarr variable fields/t[20:40, 0:30]" in text
-    assert text.endswith("(on mesh rank 1)")
-
     path, name = files.write_hdf5(folder, values)
     text = failing(shardtensor.io.open(path, "fields/u"), mesh)
     assert text.startswith("ValueError: shardtensor.io: cannot open")
@@ -362,22 +330,6 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
     (folder / "a.dat").write_text("1 2 3")
     text = failing(shardtensor.io.open(folder / "a.dat"), mesh)
     assert "unknown kind of file; expected one of .h5" in text
-
-
-@ranks(2)
-def test_checksums_are_checked(mesh, tmp_path):
-    path = tmp_path / f"{dist.get_rank()}.zarr"
-    made = zarr.create_array(
-        path, shape=(4, 4), chunks=(2, 4), dtype="f4",
-        compressors=zarr.codecs.Crc32cCodec(),
-    )  # fmt: skip
-    made[:] = files.numbers(4, 4)
-    chunk = path / "c" / "1" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[5] ^= 1
-    chunk.write_bytes(data)
-    text = failing(shardtensor.io.open(path), mesh)
-    assert "checksum" in text.lower() and text.endswith("(on mesh rank 1)")
 
 
 @ranks(2)

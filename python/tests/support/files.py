@@ -1,10 +1,14 @@
 """Files of every format with the same numbers."""
 
+import contextlib
+import sys
+
 import h5py
 import meshio
 import netCDF4
 import nibabel
 import numpy as np
+import pytest
 import zarr
 
 
@@ -65,6 +69,18 @@ def write_mesh(folder, values):
     data = {"t": values}
     meshio.Mesh(points, cells, point_data=data).write(folder / "a.vtu")
     return folder / "a.vtu", "point_data/t"
+
+
+READERS = ("tensorstore", "zarr")  # of Zarr stores
+
+
+@contextlib.contextmanager
+def read_by(reader):
+    """As if tensorstore were not installed, where it is zarr."""
+    with pytest.MonkeyPatch.context() as patch:
+        if reader == "zarr":
+            patch.setitem(sys.modules, "tensorstore", None)
+        yield
 
 
 def _chunks(values):
