@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/detach_ops.h>
@@ -55,6 +56,11 @@ class Ready {
   void see(const std::optional<at::Tensor>& tensor) {
     if (tensor && tensor->defined()) {
       see(*tensor);
+    }
+  }
+  void see(const c10::List<std::optional<at::Tensor>>& tensors) {
+    for (const std::optional<at::Tensor> tensor : tensors) {
+      see(tensor);
     }
   }
   template <class Other>

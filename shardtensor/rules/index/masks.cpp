@@ -122,19 +122,6 @@ MaskedRows masked_rows(
 
 namespace {
 
-at::Tensor masked_select_kernel(
-    const at::Tensor& self,
-    const at::Tensor& mask) {
-  TORCH_CHECK(
-      mask.scalar_type() == at::kBool,
-      "masked_select: expected a bool mask, got ",
-      mask.scalar_type());
-  const auto sizes = at::infer_size(self.sizes(), mask.sizes());
-  Indices indices;
-  indices.push_back(mask.expand(sizes));
-  return at::index(self.expand(sizes), indices);
-}
-
 /// Writes the source's elements under the own part of the mask, where each rank
 /// needs as many of them as it has rows; else, and for what PyTorch refuses,
 /// false. Communication: an exchange of a number, and the source's move to
@@ -201,7 +188,6 @@ at::Tensor masked_scatter_kernel(
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("masked_select", masked_select_kernel);
   m.impl("masked_scatter", masked_scatter_kernel);
   m.impl("masked_scatter_", masked_scatter_in_place_kernel);
   m.impl("masked_scatter_backward", at::native::masked_scatter_backward_symint);

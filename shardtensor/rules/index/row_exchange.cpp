@@ -24,6 +24,7 @@
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/index/row_terms.h"
+#include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor::detail {
@@ -221,16 +222,6 @@ struct KnownExchange {
   bool may_be_negative;
   std::shared_ptr<const RowExchange> exchange;
 };
-
-/// The layout of `dim` alone.
-SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
-  std::vector<Placement> placements(spec->mesh()->axes());
-  for (const auto axis : spec->axes(dim)) {
-    placements[axis] = Placement::shard(0);
-  }
-  return make_spec(
-      spec->mesh(), {spec->size(dim)}, placements, {spec->partition(dim)});
-}
 
 /// The index cut along the axes of the rows alone; null where one of those does
 /// not cut it.

@@ -4,6 +4,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/native/TensorAdvancedIndexingUtils.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/all.h>
 #include <ATen/ops/ones.h>
@@ -139,12 +140,27 @@ bool is_mask(const at::Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
+std::vector<int64_t> shared_sizes(at::TensorList indices) {
+  std::vector<int64_t> sizes;
+  for (const auto& index : indices) {
+    TORCH_CHECK_INDEX(
+        at::are_expandable(sizes, index.sizes()),
+        "shape mismatch: indexing tensors could not be broadcast together with "
+        "shapes ",
+        at::native::shapes_as_str(indices));
+    sizes = at::infer_size(sizes, index.sizes());
+  }
+  return sizes;
+}
+
 Index read_indices(const at::Tensor& self, const Indices& indices) {
   Index result;
   result.dims = told_rows(self, indices);
+  std::vector<at::Tensor> told;
   for (const auto& index : result.dims) {
-    result.sizes = at::infer_size(result.sizes, index.rows.sizes());
+    told.push_back(index.rows);
   }
+  result.sizes = shared_sizes(told);
   for (auto& index : result.dims) {
     index.rows = counted_rows(index, self, result.sizes);
   }
@@ -168,6 +184,15 @@ SpecPtr result_spec(
       sizes.begin() + index.position, index.sizes.begin(), index.sizes.end());
   from.insert(from.begin() + index.position, index.sizes.size(), -1);
   return with_dims(self, std::move(sizes), from, on_indexed);
+}
+
+SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
+  std::vector<Placement> placements(spec->mesh()->axes());
+  for (const auto axis : spec->axes(dim)) {
+    placements[axis] = Placement::shard(0);
+  }
+  return make_spec(
+      spec->mesh(), {spec->size(dim)}, placements, {spec->partition(dim)});
 }
 
 OwnIndex own_index(const SpecPtr& spec, const Index& index) {

@@ -20,6 +20,9 @@ using Indices = c10::List<std::optional<at::Tensor>>;
 
 bool is_mask(const at::Tensor& index);
 
+/// The sizes that indices have together. Raises for those that do not fit.
+std::vector<int64_t> shared_sizes(at::TensorList indices);
+
 /// Rows of one dim, as a plain tensor of the common shape of all indices.
 struct DimIndex {
   int64_t dim;
@@ -68,6 +71,9 @@ SpecPtr result_spec(
     const SpecPtr& self,
     const Index& index,
     Placement on_indexed = Placement::replicate());
+
+/// The layout of the cut dim `dim` alone.
+SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim);
 
 /// Which elements of the index this rank has, and the index in local rows.
 struct OwnIndex {

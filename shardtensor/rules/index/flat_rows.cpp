@@ -1,0 +1,309 @@
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/masked_select_ops.h>
+#include <c10/util/accumulate.h>
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/joined_operands.h"
+#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/dispatch/unboxed_kernels.h"
+#include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/layout/reshape_plan.h"
+#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/masks.h"
+#include "shardtensor/rules/index/memory_order.h"
+#include "shardtensor/rules/index/rows.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+
+// Note [Flat rows]
+// Rows travel by one index of one dim (Note [Rows by a cut index]), and a mask
+// chooses among the own rows of one. x[i, j] names row i * n + j of x with both
+// dims as one, a mask of several dims rows of those. So such calls become calls
+// along one dim, above autograd: backward meets the same index, whose plan is
+// kept, and the same mask.
+
+namespace shardtensor::detail {
+namespace {
+
+using at::Tensor;
+using Dims = std::vector<int64_t>;
+
+constexpr auto kOp = "aten::index";
+
+bool is_cut(const Tensor& index) {
+  return is_shard_tensor(index) && spec(index)->is_sharded();
+}
+
+/// x[:, index], the index standing at `dim`.
+Tensor read_along(const Tensor& x, int64_t dim, const Tensor& index) {
+  Indices list;
+  for (int64_t i = 0; i < dim; ++i) {
+    list.push_back(std::nullopt);
+  }
+  list.push_back(index);
+  return at::index(x, list);
+}
+
+/// `count` dims from `first` on as one.
+Tensor flattened(const Tensor& x, int64_t first, int64_t count) {
+  auto sizes = x.sizes().vec();
+  sizes.erase(sizes.begin() + first + 1, sizes.begin() + first + count);
+  sizes[first] = c10::multiply_integers(x.sizes().slice(first, count));
+  const auto wanted = plan_reshape(without_partial(spec(x)), sizes).wanted;
+  return redistribute(x, wanted).reshape(sizes);
+}
+
+/// Cut along `dim` by these axes, its rows in order.
+Tensor cut_along(const Tensor& x, int64_t dim, const Dims& axes) {
+  auto placements = spec(x)->placements();
+  for (const auto axis : axes) {
+    placements[axis] = Placement::shard(dim);
+  }
+  return redistribute(
+      x, contiguous_dim(with_placements(spec(x), std::move(placements)), dim));
+}
+
+// ---- a mask -----------------------------------------------------------------
+
+/// x[:, mask] where keeps_rows() is false for cuts of the dims of the mask.
+std::optional<Tensor> read_by_flat_mask(const Tensor& x, const Indices& given) {
+  const auto place = only_mask(given);
+  if (!place) {
+    return {};
+  }
+  const std::optional<Tensor> mask = given.get(*place);
+  const auto dims = mask->dim();
+  if (*place + dims > x.dim() || mask->numel() == 0 ||
+      x.sizes().slice(*place, dims) != mask->sizes()) {
+    return {};
+  }
+  Dims named(dims);
+  std::iota(named.begin(), named.end(), *place);
+  const auto own = without_partial(spec(x));
+  const auto axes = axes_of_dims(*own, named);
+  if (axes.empty() || keeps_rows(own, *place, *mask)) {
+    return {};
+  }
+  const auto rows = cut_along(flattened(x, *place, dims), *place, axes);
+  const auto chosen = flattened(promote(*mask, own->mesh()), 0, dims);
+  return read_along(
+      rows, *place, redistribute(chosen, layout_of_dim(spec(rows), *place)));
+}
+
+// ---- indices of several dims ------------------------------------------------
+
+/// The index tensors of x[i, :, j], and the dims that they name.
+struct Named {
+  Dims dims;
+  std::vector<Tensor> indices;
+
+  /// Where the dims of the indices stand in the result.
+  int64_t position() const {
+    const auto span = dims.back() - dims.front() + 1;
+    return span == static_cast<int64_t>(dims.size()) ? dims.front() : 0;
+  }
+  const Tensor& index_of(int64_t dim) const {
+    return indices[std::ranges::find(dims, dim) - dims.begin()];
+  }
+};
+
+/// Nothing for one index, masks, and what PyTorch refuses.
+std::optional<Named> indices_of(const Tensor& x, const Indices& given) {
+  if (given.size() < 2) {
+    return {};
+  }
+  Named named;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const std::optional<Tensor> index = given.get(i);
+    if (!index || !index->defined()) {
+      continue;
+    }
+    const auto type = index->scalar_type();
+    if (static_cast<int64_t>(i) >= x.dim() ||
+        (type != at::kLong && type != at::kInt)) {
+      return {};
+    }
+    named.dims.push_back(static_cast<int64_t>(i));
+    named.indices.push_back(*index);
+  }
+  return named.dims.size() < 2 ? std::nullopt : std::optional(named);
+}
+
+/// The named dims side by side at the position of the result's, cut ones first:
+/// one dim of all of them is then cut as they are.
+Dims with_named_together(const SpecPtr& spec, const Named& named) {
+  auto together = named.dims;
+  std::ranges::stable_partition(
+      together, [&](int64_t dim) { return spec->is_sharded(dim); });
+  Dims order;
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    if (std::ranges::find(named.dims, dim) == named.dims.end()) {
+      order.push_back(dim);
+    }
+  }
+  order.insert(
+      order.begin() + named.position(), together.begin(), together.end());
+  return order;
+}
+
+/// The rows that the indices name of `dims` as one.
+Tensor flat_index(const Tensor& x, const Named& named, at::IntArrayRef dims) {
+  Tensor flat;
+  for (const auto dim : dims) {
+    const auto extent = x.size(dim);
+    const auto& index = named.index_of(dim);
+    check_planned_index(kOp, index, dim, extent, /*may_be_negative=*/true);
+    const auto row = index.to(x.device(), at::kLong).remainder(extent);
+    flat = flat.defined() ? flat.mul(extent).add(row) : row;
+  }
+  return flat;
+}
+
+/// The index cut along all of these axes: where it is not, in its longest dim.
+Tensor cut_index(const Tensor& given, const MeshPtr& mesh, const Dims& axes) {
+  const auto index = promote(given, mesh);
+  const auto own = without_partial(spec(index));
+  const auto longest =
+      std::ranges::max_element(own->sizes()) - own->sizes().begin();
+  auto placements = own->placements();
+  for (const auto axis : axes) {
+    if (!placements[axis].is_shard()) {
+      placements[axis] = Placement::shard(longest);
+    }
+  }
+  return redistribute(index, with_placements(own, std::move(placements)));
+}
+
+/// The same in memory of these nominal strides, none: contiguous.
+Tensor in_memory_order(const Tensor& x, const Dims& strides) {
+  if (strides.empty()) {
+    return x.contiguous();
+  }
+  Dims order(x.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  Dims back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  return x.permute(order).contiguous().permute(back);
+}
+
+/// Indices that are whole and name fewer rows than there are need no plan: each
+/// rank gives the rows that it has, unless they cannot be summed.
+bool must_plan(const Tensor& x, const Named& named) {
+  const auto sizes = shared_sizes(named.indices);
+  int64_t rows = 1;
+  for (const auto dim : named.dims) {
+    rows *= x.size(dim);
+  }
+  return std::ranges::any_of(named.indices, is_cut) ||
+      (!sizes.empty() &&
+       (c10::multiply_integers(sizes) >= rows || x.scalar_type() == at::kBool));
+}
+
+/// x[i, :, j] where named dims are cut.
+std::optional<Tensor> read_by_flat_index(
+    const Tensor& x,
+    const Indices& given) {
+  const auto named = indices_of(x, given);
+  if (!named) {
+    return {};
+  }
+  const auto own = without_partial(spec(x));
+  const auto axes = axes_of_dims(*own, named->dims);
+  if (axes.empty() || x.numel() == 0 || !must_plan(x, *named)) {
+    return {};
+  }
+  const auto order = with_named_together(own, *named);
+  const auto first = named->position();
+  const auto count = static_cast<int64_t>(named->dims.size());
+  const auto index =
+      flat_index(x, *named, at::IntArrayRef(order).slice(first, count));
+  const auto rows = flattened(x.permute(order), first, count);
+  const auto found = read_along(
+      cut_along(rows, first, axes), first, cut_index(index, own->mesh(), axes));
+  return in_memory_order(found, indexed_strides(x, given, found.sizes().vec()));
+}
+
+// ---- the call ---------------------------------------------------------------
+
+/// Most calls don't.
+bool names_cut_dims(const Tensor& x, const Indices& given) {
+  if (!is_shard_tensor(x)) {
+    return false;
+  }
+  int64_t dim = 0;
+  for (const std::optional<Tensor> index : given) {
+    const bool names = index && index->defined();
+    const auto end = dim + (names && is_mask(*index) ? index->dim() : 1);
+    for (; dim < end; ++dim) {
+      if (names && dim < x.dim() && spec(x)->is_sharded(dim)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// function_rule has not looked at the indices.
+bool is_plain_call(
+    c10::DispatchKeySet keys,
+    const Tensor& x,
+    const Indices& given) {
+  Joinable joinable(keys);
+  joinable.see(x);
+  for (const std::optional<Tensor> index : given) {
+    if (has_transformed(index)) {
+      return false;
+    }
+    joinable.see(index);
+  }
+  return !joinable.found() && !is_traced(impl_of(x)->local());
+}
+
+Tensor index_function(
+    c10::DispatchKeySet keys,
+    const Tensor& x,
+    const Indices& given) {
+  using Op = at::_ops::index_Tensor;
+  if (names_cut_dims(x, given) && is_plain_call(keys, x, given)) {
+    for (const auto read : {read_by_flat_mask, read_by_flat_index}) {
+      if (const auto found = read(x, given)) {
+        return *found;
+      }
+    }
+  }
+  return FunctionLevel<Op, Op::schema>::call(keys, x, given);
+}
+
+Tensor masked_select_function(const Tensor& self, const Tensor& mask) {
+  TORCH_CHECK(
+      mask.scalar_type() == at::kBool,
+      "masked_select: expected a bool mask, got ",
+      mask.scalar_type());
+  const auto sizes = at::infer_size(self.sizes(), mask.sizes());
+  Indices indices;
+  indices.push_back(mask.expand(sizes));
+  return at::index(self.expand(sizes), indices);
+}
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("index.Tensor", function_rule<at::_ops::index_Tensor, index_function>);
+  m.impl(
+      "masked_select",
+      function_rule<at::_ops::masked_select, masked_select_function>);
+}
+
+} // namespace
+} // namespace shardtensor::detail
