@@ -111,6 +111,11 @@ int64_t Stencil::anchor(int64_t o) const {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+bool Stencil::is_rowwise() const {
+  const bool convolves = kind_ == Kind::Conv || kind_ == Kind::ConvTranspose;
+  return convolves && window_ == Window{} && input_ == output_;
+}
+
 int64_t Stencil::smallest_input() const {
   const bool windows = kind_ == Kind::Conv || kind_ == Kind::Pool;
   return windows ? window_.span() : 1;
@@ -233,7 +238,24 @@ Partition own_outputs(const Stencil& stencil, const Partition& input) {
   return Partition(sizes);
 }
 
+namespace {
+
+StencilPlan keep_rows(const Partition& input) {
+  StencilPlan plan{input, {}, true};
+  for (int64_t p = 0; p < input.pieces(); ++p) {
+    const int64_t rows = input.local_extent(p);
+    plan.pieces.push_back({{0, rows}, 0, 0, rows});
+  }
+  return plan;
+}
+
+} // namespace
+
 StencilPlan plan_stencil(const Stencil& stencil, const Partition& input) {
+  if (!input.is_contiguous()) {
+    TORCH_INTERNAL_ASSERT(stencil.is_rowwise());
+    return keep_rows(input);
+  }
   StencilPlan plan{own_outputs(stencil, input), {}, true};
   for (int64_t p = 0; p < input.pieces(); ++p) {
     plan.pieces.push_back(stencil.piece(plan.outputs.interval(p)));

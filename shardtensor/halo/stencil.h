@@ -126,6 +126,9 @@ class Stencil {
   /// The call of the local operator that gives `outputs`.
   StencilPiece piece(const Interval& outputs) const;
 
+  /// For a convolution: output o reads row o alone, so any partition will do.
+  bool is_rowwise() const;
+
   /// For Conv: the same without joined rows, if the owned rows give `outputs`
   /// and no more, and no window reaches beyond both ends.
   std::optional<OverlapPiece> overlap(
@@ -164,7 +167,8 @@ class Stencil {
 /// Example: a 2-wide pooling with stride 2 of Partition({6, 4}) gives {3, 2}.
 Partition own_outputs(const Stencil& stencil, const Partition& input);
 
-/// A stencil along one dim for all pieces.
+/// A stencil along one dim for all pieces. A repeated partition needs a stencil
+/// that is_rowwise(), and rows in every piece.
 struct StencilPlan {
   Partition outputs;
   std::vector<StencilPiece> pieces;

@@ -10,7 +10,30 @@
 
 namespace shardtensor::detail {
 
-SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole) {
+namespace {
+
+bool has_empty_pieces(const Partition& partition) {
+  const auto sizes = partition.sizes();
+  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+}
+
+bool has_empty_pieces(const ShardSpec& spec) {
+  const auto dims = spec.sharded_dims();
+  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
+    return has_empty_pieces(spec.partition(dim));
+  });
+}
+
+bool contains(const std::vector<int64_t>& dims, int64_t dim) {
+  return std::find(dims.begin(), dims.end(), dim) != dims.end();
+}
+
+} // namespace
+
+SpecPtr stencil_layout(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& whole,
+    const std::vector<int64_t>& rowwise) {
   SpecPtr layout = without_partial(spec);
   for (const int64_t dim : whole) {
     if (layout->is_sharded(dim)) {
@@ -19,7 +42,9 @@ SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole) {
   }
   for (const int64_t dim : layout->sharded_dims()) {
     const Partition& partition = layout->partition(dim);
-    if (!partition.is_contiguous()) {
+    const bool fits = partition.is_contiguous() ||
+        (contains(rowwise, dim) && !has_empty_pieces(partition));
+    if (!fits) {
       layout = with_partition(
           layout,
           dim,
@@ -49,6 +74,18 @@ EncodedExchange encode_gather(
   return encode(plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
 }
 
+std::vector<int64_t> rowwise_dims(
+    const std::vector<Stencil>& stencils,
+    int64_t first_dim) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < stencils.size(); ++i) {
+    if (stencils[i].is_rowwise()) {
+      dims.push_back(first_dim + static_cast<int64_t>(i));
+    }
+  }
+  return dims;
+}
+
 } // namespace
 
 StencilCall plan_stencil_call(
@@ -58,9 +95,10 @@ StencilCall plan_stencil_call(
     const std::vector<int64_t>& padding,
     std::vector<int64_t> output_sizes,
     const std::vector<bool>& gather_always) {
-  const SpecPtr input = stencil_layout(spec, whole);
+  const int64_t first = spec->dim() - static_cast<int64_t>(stencils.size());
+  const SpecPtr input =
+      stencil_layout(spec, whole, rowwise_dims(stencils, first));
   const int64_t position = std::max<int64_t>(0, input->mesh()->position());
-  const int64_t first = input->dim() - static_cast<int64_t>(stencils.size());
   StencilCall call{input, nullptr, false, {}, {}, {}};
   auto partitions = input->partitions();
   std::vector<std::vector<StencilPiece>> gathered(stencils.size());
@@ -96,18 +134,6 @@ StencilCall plan_stencil_call(
 }
 
 namespace {
-
-bool has_empty_pieces(const ShardSpec& spec) {
-  for (const int64_t dim : spec.sharded_dims()) {
-    const auto& partition = spec.partition(dim);
-    for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-      if (partition.interval(piece).empty()) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
 
 int64_t find_gathering(
     const StencilCall& call,

@@ -29,9 +29,12 @@ struct StencilCall {
 };
 
 /// The layout nearest to `spec` that a stencil can work on: no Partial, no
-/// repeated partition (see Note [Repeated partition]), and `whole` dims not
-/// sharded.
-SpecPtr stencil_layout(const SpecPtr& spec, const std::vector<int64_t>& whole);
+/// repeated partition (see Note [Repeated partition]) but of `rowwise` dims
+/// with rows in every piece, and `whole` dims not sharded.
+SpecPtr stencil_layout(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& whole,
+    const std::vector<int64_t>& rowwise = {});
 
 /// Plans a call on an input laid out as `spec`, one stencil per trailing dim.
 /// `padding` is what the local operator is called with along dims that are

@@ -10,6 +10,7 @@ from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
+import shardtensor
 from shardtensor import ShardTensor
 
 CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -107,6 +108,44 @@ def test_volumes_in_single_precision(mesh, channels):
             rtol=1e-3,
             atol=1e-2,
         )
+
+
+@ranks(2, 3)
+def test_a_kernel_of_one_leaves_merged_dims_as_they_are_cut(mesh):
+    def merged(x, w, b):
+        return F.conv1d(x.reshape(2, 2, -1), w, b)
+
+    def beside_windows(x, w, b):
+        return F.conv2d(x.reshape(2, 2, -1, 5), w[..., None].repeat(1, 1, 1, 3), b)
+
+    def transposed(x, w, b):
+        return F.conv_transpose1d(x.reshape(2, 2, -1), w.transpose(0, 1), b)
+
+    x, w, b = leaf(2, 2, 13, 15), leaf(4, 2, 1), leaf(4)
+    for sizes in partitions(15, mesh.size(), repeated=False):
+        cut = [Shard(3)], {3: sizes}
+        for fn in (merged, transposed):
+            y = check_op(fn, sharded(x, *cut), w, b, mesh=mesh, second_order=True)
+        images = leaf(2, 2, 3, 15, 5)
+        check_op(beside_windows, sharded(images, *cut), w, b, mesh=mesh)
+        if 0 not in sizes:
+            part = shard(x.detach(), mesh, *cut)
+            shardtensor.reset_comm_stats()
+            y = merged(part, w.detach(), b.detach())
+            assert y.view(2, 4, 13, 15)._spec.sizes() == {3: sizes}
+            assert shardtensor.comm_stats().exchanges == 0
+
+
+@ranks("2x2")
+def test_a_kernel_of_one_beside_windows_that_gather(mesh):
+    def fn(x, w):
+        return F.conv2d(x.reshape(2, 2, -1, 6), w, padding=(0, 1))
+
+    x, w = leaf(2, 2, 3, 5, 6), leaf(4, 2, 1, 3)
+    for sizes in ({3: [2, 3]}, {3: [4, 1], 4: [1, 5]}):
+        part = sharded(x, [Shard(3), Shard(4)], sizes)
+        y = check_op(fn, part, w, mesh=mesh, second_order=True)
+        assert y.view(2, 4, 3, 5, 6)._spec.sizes()[3] == sizes[3]
 
 
 @ranks(3)
