@@ -1,5 +1,6 @@
 #include "shardtensor/rules/view/kept_plans.h"
 
+#include <algorithm>
 #include <string>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -98,11 +99,35 @@ SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments) {
   return found ? *found : nullptr;
 }
 
+namespace {
+
+bool is_spread(const ShardSpec& spec, int64_t axis) {
+  const auto& placement = spec.placement(axis);
+  if (!placement.is_shard()) {
+    return false;
+  }
+  const auto sizes = spec.partition(placement.dim).sizes();
+  return std::count(sizes.begin(), sizes.end(), 0) + 1 <
+      static_cast<int64_t>(sizes.size());
+}
+
+/// What the ranks of some axis shared, each of them or one would hold alone.
+bool gathers(const ShardSpec& own, const ShardSpec& wanted) {
+  for (int64_t axis = 0; axis < own.mesh()->axes(); ++axis) {
+    if (is_spread(own, axis) && !is_spread(wanted, axis)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+} // namespace
+
 void note_view_repair(
     const char* op,
     const SpecPtr& own,
     const SpecPtr& wanted) {
-  if (wanted != own && own->is_sharded()) {
+  if (wanted != own && gathers(*own, *wanted)) {
     note_fallback(std::string("aten::") + op, own, wanted);
   }
 }

@@ -42,7 +42,8 @@ void note_origin(
 /// Null where nothing was noted.
 SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments);
 
-/// A view that moves its input first is reported like a fallback.
+/// A view that gathers its input first is reported as a fallback; one that cuts
+/// it along other rows or dims is an exchange like another.
 void note_view_repair(
     const char* op,
     const SpecPtr& own,

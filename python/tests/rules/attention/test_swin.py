@@ -99,29 +99,46 @@ def test_blocks(mesh, attend):
 
 
 def sent_by(mesh, sizes, shift, attend):
-    """Exchanges, and what fallbacks and views move between all ranks."""
+    """Exchanges and bytes that this rank sends, and what is gathered."""
     x = shard(image().detach(), mesh, [Shard(1)], sizes)
     w = [t.detach() for t in weights()]
     shardtensor.reset_comm_stats()
     shardtensor.reset_fallback_counts()
     block(x, *w, shift=shift, attend=attend)
-    return shardtensor.comm_stats().exchanges, shardtensor.fallback_counts()
+    stats = shardtensor.comm_stats()
+    return stats.exchanges, stats.bytes, shardtensor.fallback_counts()
 
 
 @ranks(2, 3)
 @pytest.mark.parametrize("attend", [by_products, fused])
 def test_windows_that_no_cut_divides_send_nothing(mesh, attend):
-    assert sent_by(mesh, None, 0, attend) == (0, {})
+    assert sent_by(mesh, None, 0, attend) == (0, 0, {})
 
 
 @ranks(2)
 @pytest.mark.parametrize("attend", [by_products, fused])
 def test_other_windows_send_rows_once(mesh, attend):
     # Rolled there and back.
-    assert sent_by(mesh, None, 2, attend) == (2, {})
-    # The view moves one row of both images to the rank with the window's others.
-    row = 2 * 16 * CHANNELS
-    assert sent_by(mesh, {1: [13, 11]}, 0, attend) == (1, {"aten::view": (1, row)})
+    exchanges, _, gathered = sent_by(mesh, None, 2, attend)
+    assert (exchanges, gathered) == (2, {})
+    # The view moves one row of both images to the rank with the window's others,
+    # and the sum moves it back.
+    row = 2 * 16 * CHANNELS * 8
+    assert sent_by(mesh, {1: [13, 11]}, 0, attend) == (1, row, {})
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("attend", [by_products, fused])
+@pytest.mark.parametrize("shift", [0, 2])
+def test_windows_of_rows_and_columns_gather_nothing(mesh, attend, shift):
+    x, w = image().detach(), [t.detach() for t in weights()]
+    part = shard(x, mesh, [Shard(1), Shard(2)])
+    shardtensor.reset_comm_stats()
+    with shardtensor.fallback_mode("error"):
+        y = block(part, *w, shift=shift, attend=attend)
+    # Windows become one dim, there and back; a shift is one more each.
+    assert shardtensor.comm_stats().exchanges == (4 if shift else 2)
+    assert y._spec == part._spec
 
 
 @ranks("2x2")

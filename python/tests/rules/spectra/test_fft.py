@@ -355,6 +355,17 @@ def test_istft_brings_the_signal_back(mesh):
     check_native(mesh, (30,), back)
 
 
+@ranks(2, 3)
+def test_a_merged_dim_is_cut_anew_where_the_transform_is_shorter(mesh):
+    for sizes in partitions(2, mesh.size(), repeated=False):
+        part = sharded(signal(2, 2, 5, 6), [Shard(1)], {1: sizes})
+        for n in (3, 5):
+            with shardtensor.fallback_mode("error"):
+                check_op(
+                    lambda x, n=n: fft.fft(x.flatten(0, 1), n=n, dim=0), part, mesh=mesh
+                )
+
+
 @ranks(2)
 def test_frames_take_the_rows_they_share_from_their_neighbours(mesh):
     window = torch.hann_window(8, dtype=torch.float64, requires_grad=True)

@@ -96,21 +96,33 @@ def test_merging_and_splitting_a_sharded_dim_moves_nothing(mesh):
 
 
 @ranks(2)
-def test_a_view_that_moves_is_counted_and_refused_in_error_mode(mesh):
-    shardtensor.reset_fallback_counts()
-    x = shard(torch.arange(24.0).view(3, 8), mesh, [Shard(1)], {1: [5, 3]})
-    shardtensor.set_fallback_mode("silent")
-    try:
-        # Cut points 5 and 8 are no multiples of 2.
-        assert_close(x.view(3, 4, 2), torch.arange(24.0).view(3, 4, 2))
-        assert [(k, v[0]) for k, v in shardtensor.fallback_counts().items()] == [
-            ("aten::view", 1)
-        ]
-        shardtensor.set_fallback_mode("error")
-        with pytest.raises(NotImplementedError, match="aten::view has no rule"):
-            x.view(3, 4, 2)
-    finally:
-        shardtensor.set_fallback_mode("warn")
+def test_a_view_that_gathers_is_counted_and_refused_in_error_mode(mesh):
+    whole = torch.arange(35.0)
+    for cut in ({0: [3, 2]}, {0: [4, 1]}):  # none at a multiple of both 5 and 7
+        x = shard(whole.view(5, 7), mesh, [Shard(0)], cut)
+        shardtensor.reset_fallback_counts()
+        with shardtensor.fallback_mode("silent"):
+            assert_close(x.view(7, 5), whole.view(7, 5))
+        assert [*shardtensor.fallback_counts()] == ["aten::view"]
+        with shardtensor.fallback_mode("error"):
+            with pytest.raises(NotImplementedError, match="aten::view has no rule"):
+                x.view(7, 5)
+
+
+@ranks(2, 3, "2x2")
+def test_a_view_that_moves_rows_keeps_every_axis_busy(mesh):
+    whole = torch.randn(2, 4, 13, 16, dtype=torch.float64, requires_grad=True)
+    cuts = [placements_of(mesh, 2), placements_of(mesh, 3), placements_of(mesh, 2, 3)]
+    for placements in cuts:
+        for sizes in ((2, 4, -1), (8, 13, 8, 2), (-1, 16)):
+            with shardtensor.fallback_mode("error"):
+                x = sharded(whole, placements)
+                check_op(torch.reshape, x, sizes, mesh=mesh, second_order=True)
+                x = shard(whole.detach(), mesh, placements)
+                shardtensor.reset_comm_stats()
+                y = x.reshape(sizes)
+            assert shardtensor.comm_stats().exchanges <= 1
+            assert y.to_local().numel() < 1.3 * whole.numel() / mesh.size()
 
 
 # ---- slices -----------------------------------------------------------------
