@@ -29,8 +29,29 @@ const Product kMv = {{0, 1}, {1}, {0}};
 const Product kDot = {{1}, {1}, {}};
 const Product kOuter = {{0}, {2}, {0, 2}};
 
+/// PyTorch's meta kernel speaks of dtypes first, its others of sizes.
+void check_batches(Call& call) {
+  const auto left = call.operand(0).tensor.sizes();
+  const auto right = call.operand(1).tensor.sizes();
+  TORCH_CHECK(
+      left.size() != 3 || right.size() != 3 ||
+          (left[0] == right[0] && left[2] == right[1]),
+      "Expected size for first two dimensions of batch2 tensor to be: [",
+      left[0],
+      ", ",
+      left[2],
+      "] but got: [",
+      right[0],
+      ", ",
+      right[1],
+      "].");
+}
+
 template <const Product& product>
 Decision product_rule(Call& call) {
+  if constexpr (&product == &kBmm) {
+    check_batches(call);
+  }
   return rule_by_labels(
       call,
       {{product.left, product.right, product.output}, {product.output}},

@@ -6,6 +6,25 @@
 
 namespace shardtensor::detail {
 
+namespace {
+
+using PlainCall = std::function<at::Tensor(const at::Tensor&)>;
+
+/// plain(empty); its errors are those of an input of x's own sizes.
+at::Tensor infer_empty(
+    const PlainCall& plain,
+    const at::Tensor& empty,
+    const at::Tensor& x) {
+  try {
+    return plain(empty);
+  } catch (const c10::Error&) {
+    plain(at::empty({1}, empty.options()).expand(x.sizes()));
+    throw;
+  }
+}
+
+} // namespace
+
 std::vector<int64_t> infer_sizes(
     const char* op,
     const at::Tensor& x,
@@ -27,7 +46,7 @@ std::vector<int64_t> infer_sizes(
   }
   sizes[0] = 0;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
-  auto result = plain(at::empty(sizes, options)).sizes().vec();
+  auto result = infer_empty(plain, at::empty(sizes, options), x).sizes().vec();
   if (batched) {
     result[0] = x.size(0);
   } else {

@@ -211,3 +211,6 @@ def test_shapes_that_do_not_fit_are_pytorchs_errors(mesh):
         a @ torch.ones(5, 6)
     with pytest.raises(RuntimeError, match="size|shape|expand"):
         torch.addmm(torch.ones(3), a, torch.ones(6, 4))
+    batches = shard(torch.ones(4, 5, 6, dtype=torch.cfloat), mesh, [Shard(1)])
+    with pytest.raises(RuntimeError, match=r"\[4, 6\] but got: \[4, 5\]"):
+        batches @ batches.real

@@ -73,7 +73,7 @@ def test_constants_need_no_messages(mesh):
 @ranks(2)
 def test_wrong_arguments_raise_clear_errors(mesh):
     x = shard(torch.randn(1, 2, 8), mesh, [Shard(2)])
-    with pytest.raises(RuntimeError, match="Padding size should be less"):
+    with pytest.raises(RuntimeError, match=r"size should be less.* \[1, 2, 8\]"):
         F.pad(x, [8, 0], "reflect")
     with pytest.raises(RuntimeError, match="wrapping around more than once"):
         F.pad(x, [9, 0], "circular")

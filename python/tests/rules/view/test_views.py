@@ -457,7 +457,7 @@ def test_wrong_views_raise(mesh):
         ("expected at least 2 sizes", RuntimeError, lambda: s.expand(6)),
         ("two different dims", RuntimeError, lambda: s.diagonal(0, 1, 1)),
         ("a window of at most 4", RuntimeError, lambda: s.unfold(0, 5, 1)),
-        ("last dim of size 2", RuntimeError, lambda: torch.view_as_complex(s)),
+        ("a last dimension of size 2", RuntimeError, lambda: torch.view_as_complex(s)),
         ("divisible by 2", RuntimeError, lambda: s[:, :5].view(torch.float64)),
         ("unbind: expected a tensor with dims", RuntimeError, lambda: s.sum().unbind()),
         ("slice: expected a tensor with dims", RuntimeError,
