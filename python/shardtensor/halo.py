@@ -38,33 +38,52 @@ def halo_exchange(
 def _halo_on_sphere(x, width, dims, vector, pole_rows):
     from shardtensor.nn.sphere import pad_sphere
 
-    if not isinstance(width, dict):
-        dims = (-2, -1) if dims is None else dims
-        width = {dim: width for dim in dims}
-    widths = [(dim, *_pair(w)) for dim, w in width.items()]
-    if len(widths) != 2 or any(before != after for _, before, after in widths):
-        raise ValueError(
-            "halo_exchange: the sphere has two dims with widths that are the same on "
-            f"both sides, got {width}"
-        )
+    widths = _widths_on_sphere("halo_exchange", width, dims)
     padded = pad_sphere(
         x,
-        tuple(before for _, before, _ in widths),
-        tuple(dim for dim, _, _ in widths),
+        tuple(widths.values()),
+        tuple(widths),
         vector=vector,
         pole_rows=pole_rows,
     )
     # What lies beyond the ends is there; between shards there are none yet.
-    return _C.halo_exchange(padded, _widths(padded, dict(width), None), "none")
+    return _C.halo_exchange(padded, _widths(padded, widths, None), "none")
+
+
+def _trim_on_sphere(local, like, width, dims):
+    for dim, side in _widths_on_sphere("halo_trim", width, dims).items():
+        rows = like._spec.local_shape[dim]
+        if rows and local.shape[dim] != rows + 2 * side:
+            raise ValueError(
+                f"halo_trim: expected {rows + 2 * side} rows with ghost cells along "
+                f"dim {dim}, got sizes {list(local.shape)}"
+            )
+        local = local.narrow(dim, side if rows else 0, rows)
+    return _C.halo_trim(local, like._spec._core, [], "none")
+
+
+def _widths_on_sphere(what, width, dims):
+    """From dim to the width on each side."""
+    if not isinstance(width, dict):
+        width = {dim: width for dim in ((-2, -1) if dims is None else dims)}
+    pairs = [_pair(w) for w in width.values()]
+    if len(pairs) != 2 or any(before != after for before, after in pairs):
+        raise ValueError(
+            f"{what}: the sphere has two dims with widths that are the same on "
+            f"both sides, got {width}"
+        )
+    return {dim: before for dim, (before, _) in zip(width, pairs)}
 
 
 def halo_trim(local, like, width, dims=None, boundary="none"):
     """The inverse of halo_exchange: drops the ghost cells of the plain tensor
     `local` and returns what is left as a ShardTensor laid out as `like`, a
-    ShardTensor. No communication.
+    ShardTensor; the other arguments are those of halo_exchange. No communication.
 
         halo_trim(halo_exchange(x, 2), x, 2)  # x again
     """
+    if boundary == "sphere":
+        return _trim_on_sphere(local, like, width, dims)
     return _C.halo_trim(local, like._spec._core, _widths(like, width, dims), boundary)
 
 

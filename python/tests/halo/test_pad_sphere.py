@@ -3,7 +3,7 @@
 import pytest
 import torch
 from layouts import sweep
-from ranks import check_op, ranks, shard, sharded, uneven
+from ranks import check_op, partitions, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -75,6 +75,29 @@ def test_ghost_cells_around_the_sphere(mesh):
         if not part._spec.is_sharded(2):
             left, right = 0, 12
         assert torch.equal(local, whole[:, top : bottom + 4, left : right + 2])
+
+
+@ranks(1, 2, 3, "2x2")
+def test_what_is_left_without_ghost_cells_is_the_sphere(mesh):
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+
+    def there_and_back(x):
+        if not isinstance(x, shardtensor.ShardTensor):
+            return x * 1
+        local = shardtensor.halo_exchange(x, {-2: 2, -1: 1}, boundary="sphere")
+        return shardtensor.halo_trim(local, x, {-2: 2, -1: 1}, boundary="sphere")
+
+    for dims in ((1,), (2,)) if mesh.ndim == 1 else ((1, 2), (2, 1)):
+        for rows in partitions(x.shape[dims[0]], mesh.size(0), repeated=False):
+            cut = [Shard(dim) for dim in dims], {dims[0]: rows}
+            y = check_op(there_and_back, sharded(x, *cut), mesh=mesh)
+            assert y._spec == shard(x.detach(), mesh, *cut)._spec
+    part = shard(x.detach(), mesh, [Shard(1)] * mesh.ndim)
+    local = part.to_local()
+    with pytest.raises(ValueError, match=r"expected \d+ rows with ghost cells along"):
+        shardtensor.halo_trim(local, part, 2, boundary="sphere")
+    with pytest.raises(ValueError, match="halo_trim: the sphere has two dims"):
+        shardtensor.halo_trim(local, part, {1: 2}, boundary="sphere")
 
 
 @ranks(2)
