@@ -377,3 +377,24 @@ def test_attention_to_a_coarser_grid(mesh):
     assert all(type(grad) is torch.Tensor for grad in actual[4:])
     for ours, theirs in zip(actual, expected, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@ranks(2, 3, "2x2")
+def test_attention_to_all_points_and_other_grids(mesh):
+    import torch_harmonics as th
+    from torch_harmonics.attention import AttentionS2
+
+    gauss = {"grid_out": "legendre-gauss"}
+    cases = [
+        (AttentionS2(4, 2, (6, 8), (6, 8)), 6, 8),
+        (th.ResampleS2(6, 8, 12, 16), 6, 8),
+        (th.ResampleS2(12, 16, 6, 8), 12, 16),
+        (th.ResampleS2(6, 8, 9, 18, **gauss), 6, 8),
+        (th.ResampleS2(6, 8, 12, 16, mode="bilinear-spherical"), 6, 8),
+    ]
+    for module, nlat, nlon in cases:
+        x = torch.randn(1, 4, nlat, nlon, requires_grad=True)
+        for placements, cut in sphere_cuts(mesh, nlat, nlon):
+            part = sharded(x, placements, cut)
+            with shardtensor.fallback_mode("silent"):
+                check_op(OnMesh(module, mesh), part, mesh=mesh, rtol=1e-4, atol=1e-5)

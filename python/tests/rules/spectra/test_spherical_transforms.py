@@ -109,24 +109,49 @@ def test_modes_of_one_device_meet_those_of_many(mesh):
     assert_close(transform(whole), transform(x), **FINE)
 
 
-@ranks(2, 3)
-def test_the_transform_that_torch_harmonics_distributes_itself(mesh):
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("grid", ["equiangular", "legendre-gauss"])
+@pytest.mark.parametrize("kind", ["Real", "RealVector"])
+def test_the_transforms_that_torch_harmonics_distributes_itself(mesh, kind, grid):
     import torch_harmonics as th
     import torch_harmonics.distributed as thd
 
+    def pieces(nlat, nlon):
+        """Of the last two dims, as theirs cut them."""
+        sizes = zip((lat, lat + 1), (nlat, nlon), mesh.shape)
+        return {dim: thd.compute_split_shapes(n, ranks) for dim, n, ranks in sizes}
+
+    def local(x, sizes):
+        return x.redistribute(placements=placements, sizes=sizes).to_local()
+
+    def run(there, back, x):
+        modes = there(x)
+        signal = back(modes)
+        signal.square().sum().backward()
+        return modes, signal
+
     names = "_POLAR_PARALLEL_GROUP", "_AZIMUTH_PARALLEL_GROUP"
+    groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
+    options = {"lmax": 12, "mmax": 12, "grid": grid}
+    shape = (1, 6, 2, 12, 24) if kind == "RealVector" else (1, 6, 12, 24)
+    lat = len(shape) - 2
+    placements = [Shard(lat), Shard(lat + 1)][: mesh.ndim]
+    x = torch.randn(shape, dtype=torch.float64)
+    part = shard(x, mesh, placements, pieces(12, 24)).requires_grad_()
+    own = part.detach().to_local().clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        for name, group in zip(names, (mesh.get_group(), None), strict=True):
+        for name, group in zip(names, [*groups, None]):
             patch.setattr(thd.utils, name, group)
-        x = torch.randn(1, 6, 12, 24, dtype=torch.float64)
-        rows = thd.compute_split_shapes(12, mesh.size())
-        part = shard(x, mesh, [Shard(2)], {2: rows}).requires_grad_()
-        local = part.detach().to_local().clone().requires_grad_()
-        theirs = thd.DistributedRealSHT(12, 24).double()(local)
-        theirs.abs().square().sum().backward()
-    ours = OnMesh(th.RealSHT(12, 24).double(), mesh)(part)
-    ours.abs().square().sum().backward()
-    degrees = {2: thd.compute_split_shapes(12, mesh.size())}
-    ours = ours.redistribute(placements=[Shard(2)], sizes=degrees)
-    torch.testing.assert_close(ours.to_local(), theirs, **FINE)
-    torch.testing.assert_close(part.grad.to_local(), local.grad, **FINE)
+        theirs = run(
+            getattr(thd, f"Distributed{kind}SHT")(12, 24, **options).double(),
+            getattr(thd, f"DistributedInverse{kind}SHT")(12, 24, **options).double(),
+            own,
+        )
+    ours = run(
+        OnMesh(getattr(th, f"{kind}SHT")(12, 24, **options).double(), mesh),
+        OnMesh(getattr(th, f"Inverse{kind}SHT")(12, 24, **options).double(), mesh),
+        part,
+    )
+    for mine, other, sizes in zip(ours, theirs, [(12, 12), (12, 24)], strict=True):
+        torch.testing.assert_close(local(mine, pieces(*sizes)), other, **FINE)
+    torch.testing.assert_close(part.grad.to_local(), own.grad, **FINE)
