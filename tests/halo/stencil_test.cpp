@@ -457,6 +457,21 @@ TEST(StencilPlan, SaysWhenNothingMoves) {
           .is_local);
 }
 
+TEST(StencilPlan, LeavesRowsThatAKernelOfOneReadsWhereTheyAre) {
+  const Partition merged({2, 1}, 3);
+  for (const auto& stencil :
+       {Stencil::conv({}, 9, 9), Stencil::conv_transpose({}, 9, 9)}) {
+    ASSERT_TRUE(stencil.is_rowwise());
+    const auto plan = plan_stencil(stencil, merged);
+    EXPECT_TRUE(plan.is_local);
+    EXPECT_EQ(plan.outputs, merged);
+    EXPECT_EQ(plan.pieces[0], (StencilPiece{{0, 6}, 0, 0, 6}));
+    EXPECT_EQ(plan.pieces[1], (StencilPiece{{0, 3}, 0, 0, 3}));
+  }
+  EXPECT_FALSE(Stencil::conv({3, 1, 1}, 9, 9).is_rowwise());
+  EXPECT_FALSE(Stencil::pool({}, 9, 9).is_rowwise()); // has indices
+}
+
 TEST(StencilPlan, ReadsOneHaloRowOnEachSide) {
   const auto plan =
       plan_stencil(Stencil::conv({3, 1, 1, 1}, 10, 10), Partition({4, 3, 3}));
