@@ -281,10 +281,39 @@ Tensor unfold_backward_function(
   return from_local(exchange(rows, plan->add), plan->signal);
 }
 
+/// PyTorch's own, but for a plain window, which stays plain: where windows do
+/// not overlap, it prints the least of their sums.
+Tensor istft_function(
+    c10::DispatchKeySet keys,
+    const Tensor& self,
+    int64_t n_fft,
+    std::optional<int64_t> hop_length,
+    std::optional<int64_t> win_length,
+    const std::optional<Tensor>& window,
+    bool center,
+    bool normalized,
+    std::optional<bool> onesided,
+    std::optional<int64_t> length,
+    bool return_complex) {
+  return at::_ops::istft::redispatch(
+      below_function_level(keys),
+      self,
+      n_fft,
+      hop_length,
+      win_length,
+      window,
+      center,
+      normalized,
+      onesided,
+      length,
+      return_complex);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("stft.center", function_rule<at::_ops::stft_center, stft_function>);
+  m.impl("istft", function_rule<at::_ops::istft, istft_function>);
   m.impl("unfold", function_rule<at::_ops::unfold, unfold_function>);
   m.impl(
       "unfold_backward",

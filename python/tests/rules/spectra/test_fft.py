@@ -355,6 +355,23 @@ def test_istft_brings_the_signal_back(mesh):
     check_native(mesh, (30,), back)
 
 
+@ranks(2, "2x2")
+def test_signals_that_do_not_fit_are_pytorchs_errors(mesh):
+    x = torch.randn(4, 5, 6, dtype=torch.cfloat)
+    calls = {
+        "window overlap add min: 1": lambda x: torch.istft(
+            x[:, :3], 4, window=torch.zeros(4)
+        ),
+        r"input \[1, 5, 6\]": lambda x: torch.stft(x[0].real, 99, return_complex=True),
+    }
+    for dims in ((0, 1), (1, 2), (2, 0)):
+        part = shard(x, mesh, placements_of(mesh, *dims))
+        for text, call in calls.items():
+            for given in (x, part):
+                with pytest.raises(RuntimeError, match=text):
+                    call(given)
+
+
 @ranks(2, 3)
 def test_a_merged_dim_is_cut_anew_where_the_transform_is_shorter(mesh):
     for sizes in partitions(2, mesh.size(), repeated=False):
