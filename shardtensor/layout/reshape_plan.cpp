@@ -198,18 +198,24 @@ class Reshape {
   SpecPtr repaired(const Group& group, const std::vector<int64_t>& dims) const {
     const auto axes = axes_of(dims);
     const auto elsewhere = whole_dims(wanted_, dims, free_dims(group));
-    using Score = std::tuple<bool, int64_t, int64_t>;
+    using Score = std::tuple<bool, bool, int64_t, int64_t>;
     Score best{
-        true, std::numeric_limits<int64_t>::max(), elsewhere->is_sharded()};
+        true,
+        true,
+        std::numeric_limits<int64_t>::max(),
+        elsewhere->is_sharded()};
     SpecPtr result = elsewhere;
     for (const auto& [flat, in] : candidates(group, dims, axes)) {
       const auto spec = with_cut(dims, axes, in);
       const auto sizes = flat.sizes();
       const auto largest = *std::max_element(sizes.begin(), sizes.end());
       const auto pieces = static_cast<int64_t>(sizes.size());
-      const bool lopsided = largest * pieces > 2 * flat.period() &&
-          largest * flat.repeat() > largest_piece(dims);
-      const Score score{lopsided, moved_elements(wanted_, spec), flat.repeat()};
+      const bool grows = largest * flat.repeat() > largest_piece(dims);
+      const bool lopsided = grows && largest * pieces > 2 * flat.period();
+      // A rank gets a third more than its share.
+      const bool crowded = grows && 3 * largest * pieces > 4 * flat.period();
+      const Score score{
+          lopsided, crowded, moved_elements(wanted_, spec), flat.repeat()};
       const bool hopeless = pieces > 1 && largest == flat.period();
       if (score < best && !(hopeless && lopsided) &&
           !(lopsided && elsewhere != replicated(wanted_))) {
