@@ -119,7 +119,7 @@ def partition_nodes(
     - `points` (N, D): the nodes' coordinates; `method` is "rcb" (the default) or
       "hilbert", as in `partition_points`, and `weights` (N) balance work;
     - `edge_index` (2, E) and the number of `nodes`: METIS cuts few edges. It needs
-      the package pymetis, and one rank gathers the graph for it."""
+      the package pymetis, and the first rank of the mesh gathers the graph for it."""
     given = [x is not None for x in (owners, points, edge_index)]
     if sum(given) != 1:
         raise ValueError(
@@ -140,6 +140,54 @@ def partition_nodes(
 
 
 def _owners_by_metis(edge_index, nodes, mesh):
+    """(N), cut by all axes; the mesh's first rank alone holds the graph for it."""
+    from torch.distributed.tensor import Shard  # slow to import
+
+    first = int(mesh.mesh.flatten()[0])
+    _check_graph(edge_index, nodes, mesh)
+    edges = _on_first_rank(edge_index, mesh)
+    owners = error = None
+    if torch.distributed.get_rank() == first:
+        try:
+            owners = _metis_parts(edges.cpu(), nodes, mesh.size())
+        except Exception as raised:
+            error = raised
+    agree(mesh, error)
+    return scatter_tensor(owners, first, mesh, [Shard(0)] * mesh.ndim)
+
+
+def _check_graph(edge_index, nodes, mesh):
+    error = None
+    if not isinstance(nodes, int) or nodes < 0:
+        error = ValueError(
+            f"partition_nodes: expected the number of nodes, got nodes={nodes!r}"
+        )
+    elif (
+        edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype != torch.int64
+    ):
+        error = ValueError(
+            "partition_nodes: expected edge_index (2, E) of int64, got "
+            f"{tuple(edge_index.shape)} of {edge_index.dtype}"
+        )
+    kind = type(edge_index).__name__
+    told = f"{nodes} nodes, {kind} {tuple(edge_index.shape)}"
+    agree(mesh, error, told, "partition_nodes: ")
+
+
+def _on_first_rank(edge_index, mesh):
+    """The whole on the mesh's first rank, nothing on others."""
+    from torch.distributed.tensor import Shard
+
+    if not _C.is_shard_tensor(edge_index):
+        return edge_index
+    sizes = [edge_index.size(1)] + [0] * (mesh.size() - 1)
+    cut = [Shard(1)] * mesh.ndim
+    return edge_index.redistribute(mesh, cut, sizes={1: sizes}).to_local()
+
+
+def _metis_parts(edges, nodes, parts):
     try:
         import pymetis
     except ImportError as error:
@@ -147,36 +195,12 @@ def _owners_by_metis(edge_index, nodes, mesh):
             "partition_nodes: a partition of edge_index needs pymetis: "
             "pip install shardtensor[metis]"
         ) from error
-    if not isinstance(nodes, int) or nodes < 0:
-        raise ValueError(
-            f"partition_nodes: expected the number of nodes, got nodes={nodes!r}"
-        )
-    if (
-        edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype != torch.int64
-    ):
-        raise ValueError(
-            "partition_nodes: expected edge_index (2, E) of int64, got "
-            f"{tuple(edge_index.shape)} of {edge_index.dtype}"
-        )
-    whole = edge_index.full_tensor() if _is_sharded(edge_index) else edge_index
-    _check_edges(whole, nodes)
-    first = int(mesh.mesh.flatten()[0])
-    owners = error = None
-    if torch.distributed.get_rank() == first:
-        try:
-            begins, neighbours = _neighbours(whole.cpu(), nodes)
-            _, parts = pymetis.part_graph(
-                mesh.size(), xadj=begins.tolist(), adjncy=neighbours.tolist()
-            )
-            owners = torch.tensor(parts, dtype=torch.int64)
-        except Exception as raised:
-            error = raised
-    agree(mesh, error)
-    from torch.distributed.tensor import Replicate  # slow to import
-
-    return scatter_tensor(owners, first, mesh, [Replicate()] * mesh.ndim)
+    _check_edges(edges, nodes)
+    begins, neighbours = _neighbours(edges, nodes)
+    _, owners = pymetis.part_graph(
+        parts, xadj=begins.tolist(), adjncy=neighbours.tolist()
+    )
+    return torch.tensor(owners, dtype=torch.int64)
 
 
 def _check_edges(edges, nodes):
@@ -187,10 +211,6 @@ def _check_edges(edges, nodes):
                     f"partition_nodes: edge_index names node {index}, expected one of "
                     f"{nodes} nodes"
                 )
-
-
-def _is_sharded(x):
-    return _C.is_shard_tensor(x)
 
 
 def _neighbours(edges, nodes):

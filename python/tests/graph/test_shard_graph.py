@@ -1,5 +1,6 @@
 """Graphs whose nodes and edges no rank holds whole."""
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -163,7 +164,19 @@ def test_networks_on_its_edges_send_a_message_to_each_neighbour(mesh):
     assert len(graph.halo_nodes) == 1, rank
 
 
-@ranks(1, 2, 3)
+@contextlib.contextmanager
+def pymetis_is(stand_in):
+    before = sys.modules.get("pymetis")
+    sys.modules["pymetis"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["pymetis"]
+        if before is not None:
+            sys.modules["pymetis"] = before
+
+
+@ranks(1, 2, 3, "2x2")
 def test_owners_by_metis(mesh):
     calls = []
 
@@ -172,22 +185,29 @@ def test_owners_by_metis(mesh):
         return 0, [node * parts // NODES for node in range(NODES)]
 
     edges = torch.tensor([[0, 1, 1, 3, 8], [1, 0, 1, 2, 0]])
-    cut = shard(edges, mesh, [Shard(1)])
-    sys.modules["pymetis"] = SimpleNamespace(part_graph=part_graph)
-    try:
-        nodes = partition_nodes(mesh, edge_index=cut, nodes=NODES)
-    finally:
-        del sys.modules["pymetis"]
-    if mesh.get_local_rank() == 0:
-        begins = [0, 2, 3, 4, 5, 5, 5, 5, 5, 6]
-        assert calls == [(begins, [1, 8, 0, 3, 2, 0])]
-    assert_close(nodes, torch.arange(NODES))
-    sys.modules["pymetis"] = None
-    try:
-        with pytest.raises(ImportError, match="needs pymetis"):
-            partition_nodes(mesh, edge_index=cut, nodes=NODES)
-    finally:
-        del sys.modules["pymetis"]
+    layouts = (on_all(Shard(1), mesh), on_all(Replicate(), mesh))
+    for given in (edges, *(shard(edges, mesh, layout) for layout in layouts)):
+        calls.clear()
+        with pymetis_is(SimpleNamespace(part_graph=part_graph)):
+            nodes = partition_nodes(mesh, edge_index=given, nodes=NODES)
+        first = mesh.get_rank() == 0
+        assert calls == [([0, 2, 3, 4, 5, 5, 5, 5, 5, 6], [1, 8, 0, 3, 2, 0])] * first
+        assert_close(nodes, torch.arange(NODES))
+    with pymetis_is(None), pytest.raises(ImportError, match="needs pymetis"):
+        partition_nodes(mesh, edge_index=given, nodes=NODES)
+
+
+@ranks(3, "2x2")
+def test_metis_has_the_graph_on_one_rank_alone(mesh):
+    """Each piece travels to that rank once."""
+    edges = torch.randint(NODES, (2, 6000))
+    cut = shard(edges, mesh, on_all(Shard(1), mesh))
+    parts = SimpleNamespace(part_graph=lambda parts, xadj, adjncy: (0, [0] * NODES))
+    with pymetis_is(parts):
+        shardtensor.reset_comm_stats()
+        partition_nodes(mesh, edge_index=cut, nodes=NODES)
+    piece = 16 * 6000 / mesh.size() if mesh.get_rank() else 0
+    assert piece <= shardtensor.comm_stats().bytes <= piece + 2000
 
 
 @ranks(2, 3)
@@ -216,8 +236,7 @@ def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
         raise RuntimeError("out of memory")
 
     edges = torch.tensor([[0, 1, 3], [1, 0, 2]])
-    sys.modules["pymetis"] = SimpleNamespace(part_graph=part_graph)
-    try:
+    with pymetis_is(SimpleNamespace(part_graph=part_graph)):
         with pytest.raises(RuntimeError, match=r"out of memory"):
             partition_nodes(mesh, edge_index=edges, nodes=NODES)
         told = r"edge_index \(2, E\) of int64, got"
@@ -234,8 +253,10 @@ def test_what_metis_cannot_part_is_an_error_everywhere(mesh):
             with pytest.raises(IndexError, match=f"names node {bad}, expected one of"):
                 cut = shard(wrong, mesh, [Shard(1)])
                 partition_nodes(mesh, edge_index=cut, nodes=NODES)
-    finally:
-        del sys.modules["pymetis"]
+        first = mesh.get_rank() == 0
+        for given, nodes in ((edges, NODES + first), (cut if first else edges, NODES)):
+            with pytest.raises(ValueError, match="partition_nodes: ranks were told"):
+                partition_nodes(mesh, edge_index=given, nodes=nodes)
 
 
 @ranks(1, 2, 3, "2x2")
