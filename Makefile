@@ -111,7 +111,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 test-cpp: build-tests setup-demo setup-fields setup-sphere  ## ctest: C++ alone and under mpirun, its examples
 	@$(BIN)/ctest --preset dev $(if $(TAIL),,-LE tail)
 
-test-python: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
+test-python: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
 	@$(PYTEST) $(ARGS)
 
 # Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
@@ -151,7 +151,7 @@ format: setup-lint  ## format C++ and Python in place
 bench: build-tests setup-demo setup-sphere  ## per-operator cost and the UNet step
 	@RANKS=$(RANKS) $(BIN)/python benchmarks/python/run.py $(ARGS)
 
-report: build-tests setup-demo setup-fields setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
+report: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
 	@$(BIN)/python tools/report.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/
