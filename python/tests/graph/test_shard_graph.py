@@ -1,11 +1,13 @@
 """Graphs whose nodes and edges no rank holds whole."""
 
 import contextlib
+import copy
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from networks import Forecast
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
@@ -136,6 +138,53 @@ def test_from_one_set_of_nodes_to_another(mesh):
                 Layer(graph, edges, overlaps), sharded(x, rows), sharded(e, rows),
                 mesh=mesh, second_order=True,
             )  # fmt: skip
+
+
+def training_losses(model, given, truth):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = (model(*given) - truth).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@ranks(1, 2, 3, "2x2")
+def test_training_from_a_grid_to_a_mesh_and_back(mesh):
+    """Encoder, processor and decoder over four sets of edges."""
+    model = Forecast().double()
+    grid_points, mesh_points = torch.rand(36, 2), torch.rand(11, 2)
+    grid, rows, truth = (
+        torch.randn(*sizes).double() for sizes in ((36, 3), (11, 2), (36, 1))
+    )
+    to_mesh = torch.stack([torch.randint(36, (50,)), torch.randint(11, (50,))])
+    to_grid = torch.stack([torch.randint(11, (70,)), torch.randint(36, (70,))])
+    short, long = torch.randint(11, (2, 40)), torch.randint(11, (2, 13))
+
+    def cut(x, dim=0):
+        return shard(x, mesh, on_all(Shard(dim), mesh))
+
+    with shardtensor.fallback_mode("error"):
+        of_grid = partition_nodes(mesh, points=cut(grid_points))
+        of_mesh = partition_nodes(mesh, points=cut(mesh_points), method="hilbert")
+        graphs = (
+            ShardGraph(cut(to_mesh, 1), of_mesh, sources=of_grid),
+            ShardGraph(cut(short, 1), of_mesh),
+            ShardGraph(cut(long, 1), of_mesh),
+            ShardGraph(cut(to_grid, 1), of_grid, sources=of_mesh),
+        )
+        given = (
+            cut(grid)[of_grid],
+            cut(rows)[of_mesh],
+            *(g.edge_index for g in graphs),
+        )
+        found = training_losses(copy.deepcopy(model), given, cut(truth)[of_grid])
+    given = (grid, rows, to_mesh, short, long, to_grid)
+    expected = training_losses(model, given, truth)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
 
 
 @ranks(2, 3)

@@ -57,6 +57,39 @@ class MeshGraphNet(nn.Module):
         return self.decode(x)
 
 
+class Hop(nn.Module):
+    """From one set of nodes to another, with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.edge, self.node = perceptron(2 * CHANNELS), perceptron(2 * CHANNELS)
+
+    def forward(self, sources, targets, edges):
+        source, target = edges
+        messages = self.edge(torch.cat([sources[source], targets[target]], dim=-1))
+        total = torch.zeros_like(targets).index_add(0, target, messages)
+        return targets + self.node(torch.cat([targets, total], dim=-1))
+
+
+class Forecast(nn.Module):
+    """GraphCast's way: a grid (G, 3) and a mesh (M, 2), edges from one to the other,
+    in the mesh of two lengths, and back, to (G, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.grid, self.mesh = perceptron(3), perceptron(2)
+        self.encode, self.decode = Hop(), Hop()
+        self.steps = nn.ModuleList(Hop() for _ in range(4))
+        self.out = perceptron(CHANNELS, 1)
+
+    def forward(self, grid, mesh, to_mesh, short, long, to_grid):
+        grid, mesh = self.grid(grid), self.mesh(mesh)
+        mesh = self.encode(grid, mesh, to_mesh)
+        for step, edges in zip(self.steps, (short, long) * 2):
+            mesh = step(mesh, mesh, edges)
+        return self.out(self.decode(mesh, grid, to_grid))
+
+
 class GraphAttention(nn.Module):
     """Scores of edges, normalised over the edges that meet in a node."""
 

@@ -29,7 +29,7 @@ def rows_of(mesh):
     return [Shard(0)] if mesh.ndim == 1 else [Replicate(), Shard(0)]
 
 
-@ranks(1, 2, 3, "2x2")
+@ranks(1, 2, 3, 4, "2x2")
 @pytest.mark.parametrize(
     "network", [PointNet2, DynamicGraph, Transolver, GraphNeuralOperator]
 )
@@ -51,7 +51,7 @@ def grid(rows, columns):
     return torch.cartesian_prod(*axes).view(rows, columns, 2).double()
 
 
-@ranks(1, 2, 3, "2x2")
+@ranks(1, 2, 3, 4, "2x2")
 def test_a_grid_between_points(mesh):
     """GINO, with an uneven grid: no rank holds all of its places."""
     model = Gino().double()
