@@ -2,7 +2,7 @@
 
 import torch
 from report import Table
-from timing import compare
+from timing import compare, on_rank_0
 
 import shardtensor
 from shardtensor import Shard, ShardTensor
@@ -19,12 +19,15 @@ def table(mesh):
         "partitioned": compare(
             variants(mesh, partitioned(mesh, cloud), "boxes"), ROUNDS, calls=1
         ),
-        "one rank, one thread": compare(alone(cloud), ROUNDS, calls=1),
     }
+    for threads, how in ((1, "one thread"), (mesh.size(), "all threads")):
+        row = {n: on_rank_0(fn, threads) for n, fn in alone(cloud, threads).items()}
+        rows[f"one rank, {how}"] = compare(row, ROUNDS, calls=1)
     note = (
         "Ceiling: the same searches on each rank without communication: of its queries "
         "in all pieces one by one, partitioned in its own alone, or on one rank knn of "
-        "plain tensors. cKDTree is SciPy's, with its tree, where SciPy is installed."
+        "plain tensors. cKDTree is SciPy's, with its tree and as many workers, where "
+        "SciPy is installed."
     )
     title = f"{NEIGHBOURS} nearest of {POINTS} points, 3-D, float32"
     return Table(title, "ceiling", rows, note)
@@ -55,11 +58,15 @@ def variants(mesh, cloud, transport):
     return {"ceiling": ceiling, **{name: by(name) for name in names}}
 
 
-def alone(cloud):
+def alone(cloud, threads):
     found = {"ceiling": lambda: knn(cloud, cloud, NEIGHBOURS)}
     try:
         from scipy.spatial import cKDTree
     except ImportError:
         return found
     x = cloud.numpy()
-    return {**found, "cKDTree": lambda: cKDTree(x).query(x, NEIGHBOURS, workers=1)}
+
+    def other():
+        return cKDTree(x).query(x, NEIGHBOURS, workers=threads)
+
+    return {**found, "cKDTree": other}

@@ -26,6 +26,21 @@ def compare(variants, rounds=ROUNDS, calls=None):
     return {name: slowest_rank(seconds) for name, seconds in times.items()}
 
 
+def on_rank_0(fn, threads=1):
+    """Other ranks leave it their cores."""
+
+    def run():
+        if dist.get_rank() != 0:
+            return None
+        torch.set_num_threads(threads)
+        try:
+            return fn()
+        finally:
+            torch.set_num_threads(1)
+
+    return run
+
+
 def calls_per_block(fn):
     """The same on all ranks; warms up, too."""
     for _ in range(3):

@@ -1,7 +1,6 @@
 """A training step of a 2-D UNet on one 512 x 512 image."""
 
 import torch
-import torch.distributed as dist
 from halo import (
     DomainGroupNorm,
     HaloConv2d,
@@ -10,7 +9,7 @@ from halo import (
     sum_gradients,
 )
 from report import Table
-from timing import compare, median_ratio
+from timing import compare, median_ratio, on_rank_0
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -119,19 +118,6 @@ def step_by_hand(piece, ranks):
         (model(piece).square().mean() / ranks).backward()
         sum_gradients(model)
         return model
-
-    return run
-
-
-def on_rank_0(fn, threads=1):
-    def run():
-        if dist.get_rank() != 0:
-            return None
-        torch.set_num_threads(threads)
-        try:
-            return fn()
-        finally:
-            torch.set_num_threads(1)
 
     return run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from report import Table
 from steps import mesh_of_one
-from timing import compare, median_ratio
+from timing import compare, median_ratio, on_rank_0
 from torch.distributed.tensor import Shard
-from unet import check_gradients, count, on_rank_0, piece_of
+from unet import check_gradients, count, piece_of
 
 from shardtensor import ShardTensor
 
