@@ -36,8 +36,9 @@ def cell_centers(points: torch.Tensor, cells: torch.Tensor, kind: str) -> torch.
 def cell_normals(
     points: torch.Tensor, cells: torch.Tensor, kind: str, weighted: bool = False
 ) -> torch.Tensor:
-    """Of triangles and quads in space, the normals (C, 3), of length 1 or, weighted,
-    of the cell's area."""
+    """Of triangles and quads in space, the normals (C, 3), and of lines in the plane,
+    (C, 2): of length 1 or, weighted, of the cell's area or length. Those of
+    `cell_faces` point out of the first cell."""
     return _ops.cell_normals(points, cells, kind, weighted)
 
 

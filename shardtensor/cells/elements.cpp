@@ -159,11 +159,15 @@ class Maps {
     }
     return at::matmul(slopes_, at::stack(rows, 2)); // (C, Q, dims, D)
   }
-  /// Of two tangents: their product at each point times its weight.
+  /// Across a cell of one dim fewer than its space: the product of its
+  /// tangents, of a line its tangent turned to the right, times the weight.
   Tensor area_vectors() const {
     const auto weights = constant_beside(corners_, quadrature(kind_).weights);
-    return stacked(cross(tangents_[0], tangents_[1]), 3)
-        .mul(weights.unsqueeze(1));
+    const auto& first = tangents_[0];
+    const auto across = kind_.dims == 1
+        ? Vector{first[1], first[0].neg(), first[2]}
+        : cross(first, tangents_[1]);
+    return stacked(across, space_).mul(weights.unsqueeze(1));
   }
 
  private:
@@ -330,8 +334,9 @@ Tensor cell_normals(
   const CommScope scope("shardtensor::cell_normals");
   const auto& of = check_arguments("cell_normals", points, cells, kind);
   TORCH_CHECK_VALUE(
-      of.dims == 2 && points.size(1) == 3,
-      "cell_normals: expected cells 'triangle' or 'quad' of points (N, 3), got '",
+      points.size(1) > 1 && points.size(1) == of.dims + 1,
+      "cell_normals: expected cells 'triangle' or 'quad' of points (N, 3) or "
+      "'line' of points (N, 2), got '",
       kind,
       "' and ",
       points.sizes());

@@ -46,8 +46,10 @@ at::Tensor cell_centers(
     const at::Tensor& cells,
     const std::string& kind);
 
-/// Of triangles and quads in space, the normals (C, 3): of length 1, or
-/// `weighted`, of the cell's area. Corners turn left seen from their tip.
+/// Of triangles and quads in space, the normals (C, 3), and of lines in the
+/// plane, (C, 2): of length 1, or `weighted`, of the cell's area or length.
+/// Corners turn left seen from their tip, a line's is at its right hand: what
+/// `cell_faces` gives points out of the first cell.
 at::Tensor cell_normals(
     const at::Tensor& points,
     const at::Tensor& cells,

@@ -130,7 +130,7 @@ def everything(kind, space):
             cm.apply_stiffness(points, cells, kind, values[:, 0]),
             cm.apply_stiffness(points, cells, kind, values, coefficients),
         ]
-        if space == 3 and KINDS[kind] == 2:
+        if space > 1 and space == KINDS[kind] + 1:
             results.append(cm.cell_normals(points, cells, kind))
         return results
 
@@ -161,6 +161,22 @@ def test_derivatives_in_pieces(mesh, kind, space):
 
 def uneven_rows(count, ranks):
     return [count - ranks + 1] + [1] * (ranks - 1)
+
+
+@ranks(2, 3, "2x2")
+def test_normals_of_lines_in_pieces(mesh):
+    points = torch.rand(7, 2, dtype=torch.float64, requires_grad=True)
+    cells = torch.randperm(7).repeat(2)[:8].unfold(0, 2, 1)
+    rows = placements_of(mesh, 0)
+    with shardtensor.fallback_mode("error"):
+        for layout in sweep(mesh, cells.shape, dims=[0]):
+            check_op(
+                lambda p, c: cm.cell_normals(p, c, "line"),
+                sharded(points, rows),
+                sharded(cells, *layout),
+                mesh=mesh,
+                second_order=True,
+            )
 
 
 @ranks(2, 3, "2x2")
@@ -219,13 +235,24 @@ def test_edges_and_faces_of_one_device():
 
 def test_faces_close_each_cell():
     """Their area vectors, out of the cell, sum to nothing."""
-    for kind in ("hexahedron", "tetra"):
+    face_kinds = {2: "line", 3: "triangle", 4: "quad"}
+    for kind, corners in (
+        ("triangle", 2),
+        ("quad", 2),
+        ("tetra", 3),
+        ("hexahedron", 4),
+    ):
         points, cells = block(kind, bend=0.05)
         faces, sides = cm.cell_faces({kind: cells}, len(points))
-        assert faces.shape[1] == (4 if kind == "hexahedron" else 3)
-        face_kind = "quad" if kind == "hexahedron" else "triangle"
-        areas = cm.cell_normals(points, faces, face_kind, weighted=True)
-        sums = torch.zeros(len(cells) + 1, 3, dtype=torch.float64)
+        assert faces.shape[1] == corners
+        areas = cm.cell_normals(points, faces, face_kinds[corners], weighted=True)
+        out = cm.cell_centers(points, faces, face_kinds[corners])
+        out = out - cm.cell_centers(points, cells, kind)[sides[:, 0]]
+        assert ((out * areas).sum(1) > 0).all()
+        unit = cm.cell_normals(points, faces, face_kinds[corners])
+        lengths = areas.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(unit, areas / lengths)
+        sums = torch.zeros(len(cells) + 1, KINDS[kind], dtype=torch.float64)
         sums.index_add_(0, sides[:, 0], areas)
         sums.index_add_(0, sides[:, 1] % (len(cells) + 1), -areas)
         assert sums[:-1].abs().max() < 1e-12
@@ -485,7 +512,7 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         cm.cell_measures(points[:, :1], cut, "triangle")
     with pytest.raises(TypeError, match="cells of int64"):
         cm.cell_measures(points, cut.int(), "triangle")
-    with pytest.raises(ValueError, match=r"of points \(N, 3\)"):
+    with pytest.raises(ValueError, match=r"or 'line' of points \(N, 2\), got 't"):
         cm.cell_normals(points, cut, "triangle")
     with pytest.raises(ValueError, match=r"values \(N\) or \(N, channels\)"):
         cm.apply_mass(points, cut, "triangle", points[:3])
