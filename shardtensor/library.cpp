@@ -112,7 +112,8 @@ TORCH_LIBRARY(shardtensor, m) {
       "str mode='linear') -> Tensor");
   m.def(
       "grid_subsample(Tensor points, float size, Tensor? values=None) "
-      "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels)");
+      "-> (Tensor points, Tensor values, Tensor counts, Tensor voxels, "
+      "Tensor entries)");
 
   // Meshes of cells: see cells/elements.h, topology.h, centered.h.
   m.def("check_cells(Tensor points, Tensor cells, str kind) -> ()");

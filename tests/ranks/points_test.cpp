@@ -52,9 +52,9 @@ std::vector<Call> calls() {
         return Tensors{interpolate_neighbors(p, v, q)};
       },
       [](const auto& p, const auto& v, const auto&) {
-        const auto [means, of_values, counts, cubes] =
+        const auto [means, of_values, counts, cubes, entries] =
             grid_subsample(p, 0.7, v);
-        return Tensors{means, of_values, counts, cubes};
+        return Tensors{means, of_values, counts, cubes, entries};
       },
       [](const auto& p, const auto& v, const auto& q) {
         const auto voxels = voxelize(p, v, kLow, kHigh, kShape);

@@ -84,14 +84,17 @@ def interpolate_neighbors(
 
 def grid_subsample(
     points: torch.Tensor, size: float, values: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """One point for each cube of edge `size` that has any of the points (N, D), which
-    begin at the least coordinates: the mean of its points (M, D), of their values (N,
-    C), how many they are (M), and the row of each point's cube (N). Cubes stand in
-    row-major order, cut by the axes that cut the points. Means are differentiable, to
-    any order."""
-    means, of_values, counts, voxels = _ops.grid_subsample(points, size, values)
-    return means, None if values is None else of_values, counts, voxels
+) -> tuple[torch.Tensor | None, ...]:
+    """One point for each cube of edge `size` that has any of the points ([B,] N, D),
+    which begin at the least coordinates: the mean of its points (M, D), of their values
+    ([B,] N, C), how many they are (M), and the row of each point's cube ([B,] N). Of a
+    batch, whose entries have cubes of their own, also the entry of each cube (M). Cubes
+    stand entry by entry in row-major order, cut by the axes that cut the points. Means
+    are differentiable, to any order."""
+    means, of_values, *others, entries = _ops.grid_subsample(points, size, values)
+    if points.dim() == 3:
+        others.append(entries)
+    return means, None if values is None else of_values, *others
 
 
 def voxelize(

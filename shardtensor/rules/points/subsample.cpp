@@ -1,9 +1,11 @@
 #include "shardtensor/rules/points/subsample.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
@@ -30,9 +32,10 @@ void check_subsample(
     const Tensor& points,
     double size,
     const OptionalTensor& values) {
+  const auto rank = static_cast<size_t>(std::max<int64_t>(points.dim() - 1, 0));
   TORCH_CHECK_VALUE(
-      points.dim() == 2 && points.size(0) > 0 && points.size(1) > 0,
-      "grid_subsample: expected points (N, D), at least one, got ",
+      (points.dim() == 2 || points.dim() == 3) && points.numel() > 0,
+      "grid_subsample: expected points ([B,] N, D), at least one, got ",
       points.sizes());
   TORCH_CHECK_TYPE(
       points.scalar_type() == at::kFloat || points.scalar_type() == at::kDouble,
@@ -48,11 +51,18 @@ void check_subsample(
       size,
       ", expected a finite number > 0");
   TORCH_CHECK_VALUE(
-      !values || (values->dim() == 2 && values->size(0) == points.size(0)),
-      "grid_subsample: expected values (N, C) of points ",
+      !values ||
+          (values->dim() == points.dim() &&
+           values->sizes().slice(0, rank) == points.sizes().slice(0, rank)),
+      "grid_subsample: expected values ([B,] N, C) of points ",
       points.sizes(),
       ", got ",
       values ? values->sizes() : at::IntArrayRef());
+}
+
+/// Rows ([B,] N, ...) as (N, B, ...), cut along N if at all.
+Tensor by_points(const Tensor& x) {
+  return cut_rows(x.dim() == 3 ? x.transpose(0, 1) : x.unsqueeze(1));
 }
 
 /// On the host of each rank.
@@ -60,30 +70,41 @@ Tensor on_all_ranks(const Tensor& x) {
   return is_shard_tensor(x) ? full_tensor(x) : x;
 }
 
-/// Each point's cube, row-major among those between the outermost points.
-Tensor cube_keys(const Tensor& points, double size) {
+/// On the mesh of `other`, if it has one.
+Tensor beside(const Tensor& x, const Tensor& other) {
+  return is_shard_tensor(other) ? promote(x, spec(other)->mesh()) : x;
+}
+
+struct Keys {
+  Tensor all; // (N, B)
+  int64_t of_entry; // how many each entry of the batch has
+};
+
+/// Each point's cube: those of an entry follow those of the entry before,
+/// row-major among those between its outermost points.
+Keys cube_keys(const Tensor& points, double size) {
   constexpr double kMostCubes = 4611686018427387904.0; // 2^62
-  const auto low = on_all_ranks(at::amin(points, 0));
-  const auto high = on_all_ranks(at::amax(points, 0));
-  double cubes = 1;
-  Tensor keys;
-  for (int64_t dim = 0; dim < points.size(1); ++dim) {
-    const double first = low[dim].item<double>();
-    const auto last = (high[dim].item<double>() - first) / size;
-    cubes *= std::floor(last) + 1;
-    TORCH_CHECK_VALUE(
-        cubes < kMostCubes,
-        "grid_subsample: size is ",
-        size,
-        ", expected fewer than 2^62 cubes between the outermost points");
-    const auto place = points.select(1, dim)
+  const auto low = on_all_ranks(at::amin(points, 0)).to(at::kDouble);
+  const auto high = on_all_ranks(at::amax(points, 0)).to(at::kDouble);
+  const auto last = high.sub(low).div(size).amax(0).floor();
+  const int64_t entries = points.size(1);
+  TORCH_CHECK_VALUE(
+      last.add(1).prod().item<double>() * static_cast<double>(entries) <
+          kMostCubes,
+      "grid_subsample: size is ",
+      size,
+      ", expected fewer than 2^62 cubes between the outermost points");
+  Keys keys{beside(at::arange(entries), points), 1};
+  for (int64_t dim = 0; dim < points.size(2); ++dim) {
+    const auto place = points.select(2, dim)
                            .to(at::kDouble)
-                           .sub(first)
+                           .sub(beside(low.select(1, dim), points))
                            .div(size)
                            .floor()
                            .to(at::kLong);
-    const auto extent = static_cast<int64_t>(std::floor(last)) + 1;
-    keys = dim == 0 ? place : keys.mul(extent).add(place);
+    const auto extent = last[dim].item<int64_t>() + 1;
+    keys.all = keys.all.mul(extent).add(place);
+    keys.of_entry *= extent;
   }
   return keys;
 }
@@ -100,28 +121,35 @@ Tensor sum_by_cube(const Tensor& rows, const UniqueRows& cubes) {
 
 } // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> grid_subsample(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> grid_subsample(
     const Tensor& points,
     double size,
     const OptionalTensor& values) {
   const CommScope scope("shardtensor::grid_subsample");
   check_subsample(points, size, values);
   auto cloud = points;
-  auto given = values ? *values : points.detach().narrow(1, 0, 0);
+  auto given = values ? *values : points.detach().narrow(-1, 0, 0);
   if (is_shard_tensor(points) || is_shard_tensor(given)) {
     const auto mesh = common_mesh(kSubsampleOp, {points, given});
-    cloud = cut_rows(promote_operand(points, mesh, kSubsampleOp));
+    cloud = promote_operand(points, mesh, kSubsampleOp);
     given = promote_operand(given, mesh, kSubsampleOp);
   }
+  cloud = by_points(cloud);
   check_finite(kSubsampleOp, cloud);
-  const auto cubes = unique_rows(cube_keys(cloud.detach(), size));
+  const auto keys = cube_keys(cloud.detach(), size);
+  const auto cubes = unique_rows(keys.all.flatten());
   const auto ones = at::ones_like(cubes.inverse).unsqueeze(1);
   const auto counts = sum_by_cube(ones, cubes);
+  const auto mean = [&](const Tensor& rows) {
+    return sum_by_cube(rows.flatten(0, 1), cubes).div(counts);
+  };
+  const auto of_points = cubes.inverse.view(keys.all.sizes());
   return {
-      sum_by_cube(cloud, cubes).div(counts),
-      sum_by_cube(given, cubes).div(counts),
+      mean(cloud),
+      mean(by_points(given)),
       counts.squeeze(1),
-      cubes.inverse};
+      points.dim() == 3 ? of_points.t() : of_points.squeeze(1),
+      cubes.keys.div(keys.of_entry, "floor")};
 }
 
 namespace {

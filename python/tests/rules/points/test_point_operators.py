@@ -18,7 +18,7 @@ CALLS = {
     "ball_query": lambda f, p, v, q: f(points=p, queries=q, radius=0.6, max_points=4),
     "farthest_point_sampling": lambda f, p, v, q: f(points=p, count=6),
     "interpolate_neighbors": lambda f, p, v, q: f(points=p, values=v, queries=q),
-    "grid_subsample": lambda f, p, v, q: f(points=p, size=0.4, values=v),
+    "grid_subsample": lambda f, p, v, q: f(points=p, size=0.4, values=v)[:4],
     "voxelize": lambda f, p, v, q: f(
         points=p, values=v, low=BOX[0], high=BOX[1], shape=[3, 2, 4]
     ),

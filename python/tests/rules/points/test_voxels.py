@@ -150,6 +150,21 @@ def test_one_device_subsamples():
     assert grid_subsample(points, 0.4)[1] is None
 
 
+def test_one_device_subsamples_each_entry_of_a_batch():
+    """As it would alone, its cubes after those of the entry before."""
+    points, values = torch.rand(3, 20, 2) * torch.tensor([1, 3]), torch.randn(3, 20, 2)
+    points[1] += 5
+    *found, cubes, entries = grid_subsample(points, 0.4, values)
+    alone = [subsampled(p, 0.4, v) for p, v in zip(points, values)]
+    before = 0
+    for entry, (*expected, of_points) in enumerate(alone):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a[entries == entry], b)
+        assert torch.equal(cubes[entry], of_points + before)
+        before += len(expected[0])
+    assert torch.equal(entries, entries.sort().values) and len(entries) == before
+
+
 @ranks(1, 2, 3, "2x2")
 def test_grid_subsample_in_pieces(mesh):
     points = torch.rand(19, 2, dtype=torch.float64, requires_grad=True)
@@ -167,6 +182,29 @@ def test_grid_subsample_in_pieces(mesh):
             cut = shard(points.detach(), mesh, *layout)
             for found, wanted in zip(
                 grid_subsample(cut, 0.3, values.detach()), expected
+            ):
+                assert_close(found, wanted)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_grid_subsample_of_a_batch_in_pieces(mesh):
+    points = torch.rand(2, 9, 2, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(2, 9, 1, dtype=torch.float64, requires_grad=True)
+    expected = grid_subsample(points.detach(), 0.3, values.detach())
+    layouts = [(placements_of(mesh, *dims), None) for dims in ((0, 1), (1, 0))]
+    with shardtensor.fallback_mode("error"):
+        for layout in [*sweep(mesh, points.shape), *layouts]:
+            for of_values in (placements_of(mesh, 1), placements_of(mesh, 0)):
+                check_op(
+                    lambda p, v: grid_subsample(p, 0.3, v)[:2],
+                    sharded(points, *layout),
+                    sharded(values, of_values),
+                    mesh=mesh,
+                    second_order=True,
+                )
+            cut = shard(points.detach(), mesh, *layout)
+            for found, wanted in zip(
+                grid_subsample(cut, 0.3, values.detach()), expected, strict=True
             ):
                 assert_close(found, wanted)
 
@@ -190,8 +228,15 @@ def test_errors_are_the_same_on_all_ranks(mesh):
     for size in (0.0, -1.0, torch.inf):
         with pytest.raises(ValueError, match="expected a finite number > 0"):
             grid_subsample(cut, size)
-    with pytest.raises(ValueError, match="fewer than 2.62 cubes"):
-        grid_subsample(cut, 1e-12)
+    for spread in (cut, shard(points.view(1, 23, 2), mesh, [Shard(1)])):
+        with pytest.raises(ValueError, match="fewer than 2.62 cubes"):
+            grid_subsample(spread, 1e-12)
+    for wrong in (cut[0], cut[:0], cut.view(1, 1, 23, 2)):
+        with pytest.raises(ValueError, match=r"expected points \(\[B,\] N, D\)"):
+            grid_subsample(wrong, 0.5)
+    for wrong in (values[:5], values[None], values[:, 0]):
+        with pytest.raises(ValueError, match=r"expected values \(\[B,\] N, C\) of"):
+            grid_subsample(cut, 0.5, wrong)
     grid = torch.ones(1, *SHAPE, dtype=points.dtype)
     for bad in (torch.nan, torch.inf):
         points[-1, 0] = bad
