@@ -98,10 +98,11 @@ class Array:
             _torch_dtype(source, self._decode)
             return source
 
-    def _count_together(self, mesh):
+    def _count_together(self, mesh, what=None):
         """Where a shape is known after counting only, each rank counts a part."""
         core_mesh(mesh)
-        if self._rounds is not None or not self._is_counted_together(mesh):
+        what = what or self._name
+        if self._rounds is not None or not self._is_counted_together(mesh, what):
             return
         group = whole_group(mesh)
         rounds: list[list] = []
@@ -115,21 +116,21 @@ class Array:
                 if not source.counted:
                     mine = source.count(group.rank(), group.size())
             except Exception as error:  # noqa: BLE001  whatever it is, all must know
-                problem = explained("open", self._name, error)
+                problem = explained("open", what, error)
             found = source is None or source.counted, mine
-            told = gather(mesh, problem, found, title("open", self._name))
+            told = gather(mesh, problem, found, title("open", what))
             if all(is_counted for is_counted, _ in told):
                 break
             rounds.append([counts for _, counts in told])
         self.close()
         self._rounds, self._opened = rounds, source
 
-    def _is_counted_together(self, mesh):
+    def _is_counted_together(self, mesh, what):
         try:
             return is_counted_together(self.path)
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
             # Whether the others count or not, they agree on something next.
-            agree(mesh, explained("open", self._name, error))
+            agree(mesh, explained("open", what, error))
 
     @property
     def shape(self) -> torch.Size:
@@ -212,8 +213,10 @@ class Array:
     def _begin(self, index: object) -> Callable[[], torch.Tensor]:
         """Asks for what `array[index]` is; the call waits for it. Boxes that are
         asked for together are read side by side where the format can."""
-        with explaining("index", self._name):
+        try:
             rows, kept = boxes.selected(index, self.shape)
+        except Exception as error:
+            raise self._explained("index", index, error) from error
         return self._begin_box(rows, kept)
 
     def read(
@@ -241,7 +244,7 @@ class Array:
         whole the rows."""
         mesh = default_mesh() if mesh is None else mesh
         core_mesh(mesh)  # may make a group, with all ranks
-        self._count_together(mesh)
+        self._count_together(mesh, self._name + print_box(index))
         told = spec = local = problem = None
         try:
             told = self.shape, self.dtype, index, self._source.whole
@@ -252,7 +255,7 @@ class Array:
             if not self._source.whole:
                 local = self._begin_box(boxes.within(rows, kept, wanted), kept)()
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
-            problem = explained("read", self._name, error)
+            problem = self._explained("read", index, error)
         agree(mesh, problem, told, title("read", self._name))
         if self._source.whole:
             return self._scatter(rows, kept, spec, halo)
@@ -322,6 +325,14 @@ class Array:
     def _name(self) -> str:
         return str(self.path) + (f" variable {self.variable}" if self.variable else "")
 
+    def _explained(self, verb, index, error):
+        """Also of a file that cannot be opened: what of it is wanted."""
+        begin, text = title("open", self._name), str(error)
+        if not text.startswith(begin):
+            return explained(verb, self._name, error)
+        what = self._name + print_box(index)
+        return type(error)(title("open", what) + text.removeprefix(begin))
+
     def _agree_to_open(self, mesh):
         self._count_together(mesh)
         problem = told = None
@@ -385,9 +396,14 @@ def title(verb: str, what: str) -> str:
     return f"shardtensor.io: cannot {verb} {what}: "
 
 
-def print_box(box) -> str:
-    parts = [
-        f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (1, None) else "")
-        for s in box
-    ]
-    return f"[{', '.join(parts)}]"
+def print_box(index: object) -> str:
+    """Of a box, or of what a user asks for."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return f"[{', '.join(map(_print_part, parts))}]"
+
+
+def _print_part(part):
+    if not isinstance(part, slice):
+        return "..." if part is Ellipsis else repr(part)
+    numbers = [part.start, part.stop, *([part.step] * (part.step not in (1, None)))]
+    return ":".join("" if n is None else str(n) for n in numbers)

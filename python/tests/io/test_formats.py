@@ -32,7 +32,9 @@ def test_hdf5_datasets_of_no_dims_and_attributes_of_nothing(tmp_path):
     assert values(path, "packed").dtype == torch.float32
     attributes = shardtensor.io.open(path, "packed").attributes
     assert attributes == {"scale_factor": 0.5, "_FillValue": 3.0}
-    with pytest.raises(ValueError, match="cannot open .*nothing: it holds nothing"):
+    with pytest.raises(
+        ValueError, match=r"cannot open .*nothing\[...\]: it holds nothing"
+    ):
         values(path, "nothing")
 
 

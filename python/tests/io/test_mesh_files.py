@@ -363,7 +363,7 @@ def test_files_that_end_too_early(mesh, name, tmp_path):
     dist.barrier()
     variable = "corners" if name in STL else "cells/triangle"
     text = failing(shardtensor.io.open(path, variable), mesh)
-    assert f"shardtensor.io: cannot open {path} variable {variable}: " in text or (
+    assert f"shardtensor.io: cannot open {path} variable {variable}[...]: " in text or (
         f"shardtensor.io: cannot read {path} variable {variable}[" in text
     )
     told = ("ends", "facets", "hold", "has", "there is no array")
@@ -417,10 +417,13 @@ def test_a_mesh_that_nobody_can_read(mesh, tmp_path):
         path.write_text("# vtk DataFile Version 4.2\nx\nASCII\nDATASET POLYDATA\n")
     dist.barrier()
     text = failing(shardtensor.io.open(path, "points"), mesh)
-    assert f"shardtensor.io: cannot open {path} variable points: " in text
+    assert f"shardtensor.io: cannot open {path} variable points[...]: " in text
     missing = tmp_path / "missing.obj"
     text = failing(shardtensor.io.open(missing, "points"), mesh)
-    assert f"cannot open {missing} variable points: " in text and "No such file" in text
+    assert (
+        f"cannot open {missing} variable points[...]: " in text
+        and "No such file" in text
+    )
 
 
 @ranks(2)

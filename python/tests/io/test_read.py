@@ -302,7 +302,7 @@ def test_an_error_of_one_rank_is_everyones(mesh, tmp_path):
     dist.barrier()
     text = failing(shardtensor.io.open(mine), mesh)
     assert text.startswith("OSError: shardtensor.io: cannot open ")
-    assert "missing.npy: " in text and "No such file" in text
+    assert "missing.npy[...]: " in text and "No such file" in text
     assert mesh.size() == 1 or text.endswith(f"(on mesh rank {last})")
     with pytest.raises(OSError, match="missing.npy"):
         shardtensor.io.open(mine, mesh=mesh)
@@ -316,13 +316,15 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
     path, name = files.write_hdf5(folder, values)
     text = failing(shardtensor.io.open(path, "fields/u"), mesh)
     assert text.startswith("ValueError: shardtensor.io: cannot open")
-    assert "variable fields/u: there is no such variable; the file has" in text
+    assert "variable fields/u[...]: there is no such variable; the file has" in text
     assert "fields/other, fields/t" in text
     text = failing(shardtensor.io.open(path), mesh)
     assert "several variables, name one of fields/other, fields/t" in text
     cut = folder / "cut.h5"
     cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert "cut.h5 variable fields/t: " in failing(shardtensor.io.open(cut, name), mesh)
+    assert "cut.h5 variable fields/t[...]: " in failing(
+        shardtensor.io.open(cut, name), mesh
+    )
 
     np.save(folder / "b.npy", np.array(["words"] * 4))
     text = failing(shardtensor.io.open(folder / "b.npy"), mesh)
@@ -330,6 +332,36 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
     (folder / "a.dat").write_text("1 2 3")
     text = failing(shardtensor.io.open(folder / "a.dat"), mesh)
     assert "unknown kind of file; expected one of .h5" in text
+
+
+def cut_short(folder):
+    """A file of each format that says where it ends."""
+    values = files.numbers(40, 30)
+    for name in ("npy", "hdf5", "netcdf"):
+        path, variable = files.WRITERS[name](folder, values)
+        os.truncate(path, os.path.getsize(path) * 2 // 3)
+        yield path, variable
+
+
+@ranks(1, 2)
+def test_files_that_cannot_be_opened_say_what_was_wanted(mesh, tmp_path):
+    cases = [(tmp_path / "none.zarr", "t"), (tmp_path / "none.csv", None)]
+    told = [[*cases, *cut_short(tmp_path)] if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(told)
+    wanted = slice(2, 30, 3), ..., 4
+    for path, variable in told[0]:
+        array = shardtensor.io.open(path, variable)
+        title = f"shardtensor.io: cannot open {path}"
+        title += f" variable {variable}" if variable else ""
+        for read in (lambda a: a.read(wanted, mesh, [Shard(0)]), lambda a: a[wanted]):
+            with pytest.raises((OSError, ValueError), match="cannot open") as caught:
+                read(array)
+            assert f"{title}[2:30:3, ..., 4]: " in str(caught.value), caught.value
+        with pytest.raises((OSError, ValueError), match="cannot open") as caught:
+            shardtensor.io.open(path, variable, mesh=mesh)
+        assert f"{title}: " in str(caught.value)
+    with pytest.raises(OSError, match=r"none.zarr\[1:, :5, ::2\]: "):
+        shardtensor.io.open(tmp_path / "none.zarr")[1:, :5, ::2]
 
 
 @ranks(2)
