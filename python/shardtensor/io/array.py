@@ -95,7 +95,7 @@ class Array:
                 source.found([source.count(0, 1)])
             if source.dtype.kind not in "biufc":
                 raise TypeError(f"expected numbers, the file holds {source.dtype}")
-            _torch_dtype(source, self._decode)
+            _check_conversion(_torch_dtype(source, self._decode), self._dtype)
             return source
 
     def _count_together(self, mesh, what=None):
@@ -359,6 +359,11 @@ def _torch_dtype(source, decode):
         return torch.from_numpy(numpy.empty(0, read)).dtype
     except TypeError:
         raise TypeError(f"expected numbers of PyTorch's, got {read}") from None
+
+
+def _check_conversion(found, dtype):
+    if dtype is not None and found.is_complex and not dtype.is_complex:
+        raise TypeError(f"expected a complex dtype for {found}, got {dtype}")
 
 
 def _coordinate(source, objects=False):

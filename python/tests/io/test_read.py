@@ -364,6 +364,21 @@ def test_files_that_cannot_be_opened_say_what_was_wanted(mesh, tmp_path):
         shardtensor.io.open(tmp_path / "none.zarr")[1:, :5, ::2]
 
 
+@ranks(1, 2)
+def test_complex_numbers_become_no_real_ones(mesh, tmp_path):
+    path = tmp_path / f"{dist.get_rank()}.npy"
+    np.save(path, np.full((4, 3), 1 + 2j, "c8"))
+    told = "expected a complex dtype for torch.complex64, got torch.float32"
+    array = shardtensor.io.open(path, dtype=torch.float32)
+    for read in (lambda: array.read(..., mesh, [Shard(0)]), lambda: array[0]):
+        with pytest.raises(TypeError, match=f"npy.*: {told}"):
+            read()
+    with pytest.raises(TypeError, match=f"npy: {told}"):
+        shardtensor.io.open(path, dtype=torch.float32, mesh=mesh)
+    wide = shardtensor.io.open(path, dtype=torch.complex128)[...]
+    assert wide.dtype == torch.complex128 and (wide == 1 + 2j).all()
+
+
 @ranks(2)
 def test_ranks_that_ask_for_different_things(mesh, tmp_path):
     path = tmp_path / f"{dist.get_rank()}.npy"
