@@ -2,6 +2,7 @@
 
 import base64
 import gc
+import re
 import sys
 
 import h5py
@@ -47,6 +48,48 @@ def test_a_dim_of_netcdf_without_coordinates_read_by_h5py(tmp_path):
         file.createVariable("v", "f4", ("t", "x"))[:] = 1
     array = shardtensor.io.open(path)
     assert array.dims == ("t", "x") and list(array.coordinates) == ["t"]
+
+
+CLASSIC = ("NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA")
+LAYOUTS = {
+    "of fixed size": {"a": ("i2", "yx"), "b": ("f8", ""), "c": ("S1", "x")},
+    "one of records": {"a": ("f4", "y"), "b": ("i2", "tx")},
+    "several of records": {"a": ("i1", "tx"), "b": ("f4", "y"), "c": ("i2", "tyx")},
+}
+
+
+def classic(path, form, variables):
+    with netCDF4.Dataset(path, "w", format=form) as file:
+        file.title = "odd"
+        for name, extent in {"t": None, "x": 3, "y": 5}.items():
+            file.createDimension(name, extent)
+        for name, (kind, dims) in variables.items():
+            shape = [{"t": 4, "x": 3, "y": 5}[dim] for dim in dims]
+            made = file.createVariable(name, kind, tuple(dims))
+            made.units = "K"
+            made[...] = np.full(shape, b"w" if kind == "S1" else 7, kind)
+    return {n: shape for n, shape in variables.items() if shape[0] != "S1"}
+
+
+@pytest.mark.parametrize("form", CLASSIC)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_not_in_a_classic_netcdf_is_no_zeros(tmp_path, layout, form):
+    path = tmp_path / "a.nc"
+    numbers = classic(path, form, LAYOUTS[layout])
+    data, told = path.read_bytes(), []
+    for size in range(len(data), 100, -1):
+        path.write_bytes(data[:size])
+        for name in numbers:
+            try:
+                assert (values(path, name) == 7).all(), (size, name)
+            except OSError as error:
+                assert size < len(data)
+                told.append(str(error))
+    end = "byte [0-9]+, within [abc], which by its header ends at byte [0-9]+$"
+    assert re.search(f"a.nc variable [abc]\\[...\\]: the file ends at {end}", told[0])
+    in_header = [re.search("ends at byte [0-9]+, in its header", t) for t in told]
+    assert any(in_header) == form.endswith("DATA")  # the library itself says of others
+    assert len(told) > 100
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -337,8 +337,15 @@ def test_damaged_files_and_wrong_names_say_what_and_where(mesh, tmp_path):
 def cut_short(folder):
     """A file of each format that says where it ends."""
     values = files.numbers(40, 30)
-    for name in ("npy", "hdf5", "netcdf"):
-        path, variable = files.WRITERS[name](folder, values)
+    for name in ("npy", "hdf5", "netcdf", "classic netcdf"):
+        if name == "classic netcdf":
+            path, variable = folder / "classic.nc", "t"
+            with netCDF4.Dataset(path, "w", format="NETCDF3_CLASSIC") as file:
+                file.createDimension("y", 40)
+                file.createDimension("x", 30)
+                file.createVariable("t", "f4", ("y", "x"))[:] = values
+        else:
+            path, variable = files.WRITERS[name](folder, values)
         os.truncate(path, os.path.getsize(path) * 2 // 3)
         yield path, variable
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import netCDF4
 import numpy
 
+from shardtensor.io.sources.netcdf_classic import Lengths
 from shardtensor.io.sources.source import Box, Source, choose_variable
 
 # The library under netCDF4 takes one thread at a time.
@@ -17,13 +19,21 @@ class NetcdfSource(Source):
     """Closes its file with itself: netCDF4's groups refer to each other, and nobody
     can write the file before the collector of cycles comes by."""
 
-    def __init__(self, file: netCDF4.Dataset, name: str, owns: bool = False):
-        self._owns = owns
+    def __init__(
+        self,
+        file: netCDF4.Dataset,
+        name: str,
+        lengths: Lengths | None,
+        owns: bool = False,
+    ):
+        self._file, self._owns, self._lengths = file, owns, lengths
+        if lengths:
+            lengths.check(name)
         variable = _variables(file)[name]
         super().__init__({key: variable.getncattr(key) for key in variable.ncattrs()})
         variable.set_auto_maskandscale(False)
         variable.set_auto_chartostring(False)
-        self._file, self._name, self._variable = file, name, variable
+        self._name, self._variable = name, variable
         is_ragged = isinstance(variable.datatype, netCDF4.VLType)
         self.dtype = numpy.dtype(object if is_ragged else variable.dtype)
         self.shape = tuple(variable.shape)
@@ -49,7 +59,7 @@ class NetcdfSource(Source):
         for depth in range(len(groups), -1, -1):
             path = "/".join([*groups[:depth], name])
             if path in known:
-                return NetcdfSource(self._file, path)
+                return NetcdfSource(self._file, path, self._lengths)
         return None
 
 
@@ -77,10 +87,17 @@ def _data(variables):
 def open_source(path: str, variable: str | None) -> Source:
     with _LOCK:
         file = netCDF4.Dataset(path)
+        lengths = _lengths(file, path)
         variables = _variables(file)
         names = list(variables) if variable else _data(variables)
         name = choose_variable(variable, names)
-        return NetcdfSource(file, name, owns=True)
+        return NetcdfSource(file, name, lengths, owns=True)
+
+
+def _lengths(file, path):
+    """HDF5 looks at its own, and there may be no file at a path (an address)."""
+    is_classic = file.data_model.startswith("NETCDF3") and os.path.isfile(path)
+    return Lengths(path, list(file.variables)) if is_classic else None
 
 
 def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
