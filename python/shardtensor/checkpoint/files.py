@@ -25,6 +25,7 @@ from shardtensor.checkpoint.reading import Item, read_tensor
 
 WRITING = ".writing"  # a folder that a save has not finished
 REPLACED = ".replaced"  # the folder that one takes the place of
+REMOVED = ".removed"  # one that nobody keeps
 METADATA = ".metadata"  # DCP's name for what makes a checkpoint complete
 _MARK = b"crc32c: "
 
@@ -73,8 +74,17 @@ class Writer(FileSystemWriter):
         found = [find(parent, number) for number in steps(parent)]
         others = [path for path in found if path != self.folder]
         for path in others[: max(len(others) - kept, 0)]:
-            (path / METADATA).unlink()  # a job killed here leaves nothing half there
-            shutil.rmtree(path)
+            _remove(path)
+        for path in parent.glob(f"step_*{REMOVED}"):  # those of killed jobs, too
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """By its name first: a job killed here leaves nothing half there."""
+    shutil.rmtree(path.with_name(path.name + REPLACED), ignore_errors=True)
+    removed = path.with_name(path.name + REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
 
 
 class _Checksums:
@@ -196,11 +206,12 @@ def _check(item, told):
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of which there is a complete checkpoint, ascending."""
+    """The steps whose save has finished, ascending. Their folders have that name then,
+    whatever has got lost of them since."""
     found = set()
     for path in folder.glob("step_*") if folder.exists() else ():
         number = path.name.removeprefix("step_").removesuffix(REPLACED)
-        if number.isdigit() and (path / METADATA).exists():
+        if number.isdigit() and path.is_dir():
             found.add(int(number))
     return sorted(found)
 

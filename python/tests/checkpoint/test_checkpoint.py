@@ -22,6 +22,7 @@ from torch.distributed.tensor import distribute_tensor as distribute_dtensor
 
 import shardtensor
 from shardtensor import _C, checkpoint
+from shardtensor.checkpoint import files
 from shardtensor.checkpoint.reading import BLOCK, Item, read_tensor
 
 PRELOAD = ("shardtensor.checkpoint", "torch._inductor.compile_fx")
@@ -401,6 +402,48 @@ def test_a_missing_or_damaged_file_is_named(mesh, tmp_path):
     for part in (data[: len(data) // 2], b""):
         change(part)
         assert f"{file} is damaged: " in text()
+    checkpoint.save({"x": x}, tmp_path, 1)
+    file = tmp_path / "step_00000001" / ".metadata"
+    if dist.get_rank() == 0:
+        file.unlink()  # and no older step is loaded in its place
+    assert text() == f"checkpoint: {file} is missing"
+
+
+@ranks(1, 2)
+def test_a_removal_that_was_interrupted_leaves_nothing(mesh, tmp_path):
+    x = shard(torch.arange(4.0), mesh, [Shard(0)])
+    for step in (1, 2, 3):
+        checkpoint.save({"x": x + step}, tmp_path, step)
+    half = ".metadata", "__0_0.distcp"
+
+    def remove_one_file(path, ignore_errors=False):
+        """And then the job is killed."""
+        if path.name.endswith(files.WRITING):
+            whole(path, ignore_errors)
+        for name in half:
+            if (Path(path) / name).exists():
+                (Path(path) / name).unlink()
+                return
+
+    def others(name):
+        return [path.name for path in tmp_path.iterdir() if name in path.name]
+
+    whole = files.shutil.rmtree
+    for step in (4, 5):
+        files.shutil.rmtree = remove_one_file
+        try:
+            checkpoint.save({"x": x + step}, tmp_path, step, keep=2)
+        finally:
+            files.shutil.rmtree = whole
+        dist.barrier()
+        assert checkpoint.steps(tmp_path) == [step - 1, step] and others("removed")
+        found = shard(torch.zeros(4), mesh, [Shard(0)])
+        assert checkpoint.load({"x": found}, tmp_path) == step
+        assert_close(found, torch.arange(4.0) + step)
+        dist.barrier()
+    checkpoint.save({"x": x}, tmp_path, 6, keep=1)
+    dist.barrier()
+    assert others("") == ["step_00000006"]
 
 
 @ranks(1, 2)
