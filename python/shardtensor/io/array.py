@@ -153,8 +153,8 @@ class Array:
         return self._source.chunks
 
     @property
-    def dims(self) -> tuple[str, ...] | None:
-        """The names of the dims, where the file has any."""
+    def dims(self) -> tuple[str | None, ...] | None:
+        """The names of the dims, where the file has any; None for a dim without."""
         return self._source.dims
 
     @property
@@ -164,11 +164,13 @@ class Array:
 
     @functools.cached_property
     def coordinates(self) -> dict[str, numpy.ndarray]:
-        """The coordinates of each dim that has some; times as datetime64, or as
+        """The coordinates of each dim that has some, and those that CF's attribute
+        "coordinates" names (of several dims, or of none); times as datetime64, or as
         cftime's objects in calendars that NumPy does not know. Missing ones are NaT
         or None."""
         found = {}
-        for name in self.dims or ():
+        named = str(self.attributes.get("coordinates", "")).split()
+        for name in dict.fromkeys([*filter(None, self.dims or ()), *named]):
             with explaining("read", f"{self._name}, coordinate {name}"):
                 source = self._source.beside(name)
                 if source is not None:
@@ -373,8 +375,10 @@ def _coordinate(source, objects=False):
             return _coordinate(source, objects=True)
         return numpy.concatenate(parts)
     stored = source.begin(tuple(slice(0, extent) for extent in source.shape))()
+    stored = numpy.atleast_1d(stored)  # NumPy makes other things of one number
     found = cf.times(stored, source.attributes, source.decoding, objects)
-    return source.decoding(stored) if found is None else found
+    found = source.decoding(stored) if found is None else found
+    return found.reshape(source.shape)
 
 
 _OURS = (ImportError, IndexError, OSError, TypeError, ValueError)

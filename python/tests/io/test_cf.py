@@ -3,6 +3,7 @@
 import warnings
 
 import cftime
+import h5py
 import netCDF4
 import numpy as np
 import pytest
@@ -42,6 +43,66 @@ def test_scale_offset_missing_values_and_times(tmp_path):
         "2015-02-01T00:00:00.000000",
         "2015-03-02T12:00:00.000000",
     ]
+
+
+def rotated(path, days):
+    """A field on a rotated grid: what its dims have not, other variables tell."""
+    begin, end = days
+    with netCDF4.Dataset(path, "w") as file:
+        for name, extent in {"time": None, "y": 2, "x": 3, "letters": 4}.items():
+            file.createDimension(name, extent)
+        for name, kind, dims, values in (
+            ("time", "f8", "time", np.arange(begin, end)),
+            ("lat", "f4", "y x", np.arange(6).reshape(2, 3)),
+            ("lon", "i2", "y x", np.arange(6).reshape(2, 3)),
+            ("height", "f8", "", 2.0),
+            ("started", "f8", "", 1.5),
+            ("week", "i4", "time", np.arange(begin, end) // 7),
+            ("place", "S1", "letters", np.array(list("Bonn"), "S1")),
+        ):
+            made = file.createVariable(name, kind, tuple(dims.split()))
+            made[...] = values
+        file["time"].units = file["started"].units = "days since 2015-01-30"
+        file["lon"].scale_factor = 0.5
+        file["lon"].set_auto_maskandscale(False)
+        t = file.createVariable("t", "f4", ("time", "y", "x"))
+        t[...] = np.zeros((end - begin, 2, 3))
+        t.coordinates = "lat lon height started week place nowhere"
+
+
+def test_coordinates_that_a_variable_names(tmp_path):
+    rotated(tmp_path / "a.nc", (5, 8))
+    rotated(tmp_path / "b.nc", (8, 10))
+    days = np.datetime64("2015-01-30") + np.arange(5, 10)
+    for path, rows in ((tmp_path / "a.nc", 3), (tmp_path / "?.nc", 5)):
+        found = shardtensor.io.open(path).coordinates
+        names = ["time", "lat", "lon", "height", "started", "week", "place"]
+        assert list(found) == names
+        assert (found["time"] == days[:rows]).all() and len(found["time"]) == rows
+        assert (found["lat"] == np.arange(6).reshape(2, 3)).all()
+        assert (found["lon"] % 0.5 == 0).all() and found["lon"].shape == (2, 3)
+        assert found["height"] == 2 and found["height"].shape == ()
+        assert found["started"] == np.datetime64("2015-01-31T12:00")
+        assert found["week"].tolist() == [0, 0, 1, 1, 1][:rows]
+        assert b"".join(found["place"].tolist()) == b"Bonn"
+
+
+def test_one_dim_of_two_has_a_name(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        t = file.create_dataset("t", data=np.ones((3, 4), "f4"))
+        time = file.create_dataset("time", data=np.arange(1, 4))
+        time.attrs["units"] = "days since 2015-01-30"
+        time.make_scale("time")
+        t.dims[0].attach_scale(time)
+    array = shardtensor.io.open(path, "t")
+    days = np.datetime64("2015-01-30") + np.arange(1, 4)
+    assert array.dims == ("time", None) and list(array.coordinates) == ["time"]
+    assert (array.coordinates["time"] == days).all()
+    for name in "bc":
+        (tmp_path / f"{name}.h5").write_bytes(path.read_bytes())
+    times = shardtensor.io.open(tmp_path / "?.h5", "t").coordinates["time"]
+    assert (times == np.tile(days, 3)).all()
 
 
 def test_times_of_other_calendars(tmp_path):

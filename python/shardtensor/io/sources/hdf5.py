@@ -20,7 +20,7 @@ class Hdf5Source(Source):
         self.shape, self.dtype = dataset.shape, dataset.dtype
         self.chunks = dataset.chunks
         names = tuple(map(_dim_name, dataset.dims))
-        self.dims = names if names and all(names) else None
+        self.dims = names if any(names) else None
 
     def read(self, box: Box) -> numpy.ndarray:
         return numpy.asarray(self._dataset[box])
@@ -48,7 +48,7 @@ def _attributes(dataset):
 
 
 def _dim_name(dim):
-    return dim.label or (dim[0].name.rsplit("/", 1)[-1] if len(dim) else "")
+    return dim.label or (dim[0].name.rsplit("/", 1)[-1] if len(dim) else None)
 
 
 def _names(file):

@@ -82,12 +82,13 @@ class Joined(Source):
             source.close()
 
     def beside(self, name: str) -> Source | None:
-        """Coordinates of the first dim run through all files, others are alike."""
+        """Coordinates along the first dim run through all files, others are alike."""
         found = [source.beside(name) for source in self._sources]
         if any(each is None for each in found):
             return None
-        along_first = self.dims is not None and name == self.dims[0]
-        return JoinedTimes(found) if along_first else found[0]
+        first = self.dims[0] if self.dims else None
+        is_along_first = first in (name, *(found[0].dims or ())[:1])
+        return JoinedTimes(found) if first and is_along_first else found[0]
 
     def chunk_begins(self, dim: int) -> Sequence[int]:
         if dim != 0:

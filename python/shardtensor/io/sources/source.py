@@ -18,7 +18,7 @@ class Source:
     shape: tuple[int, ...]
     dtype: numpy.dtype
     chunks: tuple[int, ...] | None = None
-    dims: tuple[str, ...] | None = None
+    dims: tuple[str | None, ...] | None = None
     # Whether any box costs reading the whole file.
     whole = False
     # Whether shape and dtype are known. Where they are not, every rank counts its

@@ -33,7 +33,7 @@ class ZarrSource(Source):
         self.shape, self.dtype, self.chunks = array.shape, array.dtype, array.chunks
         if array.shards is not None:
             self.chunks = array.shards  # a file each
-        self.dims = tuple(names) if names and all(names) else None
+        self.dims = tuple(n or None for n in names) if names and any(names) else None
 
     def read(self, box: Box) -> numpy.ndarray:
         return numpy.asarray(self._array[box])
