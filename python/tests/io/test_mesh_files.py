@@ -338,11 +338,94 @@ def test_one_rank_alone_reads_what_is_not_read_by_piece(mesh, tmp_path):
     assert read > size if dist.get_rank() == 0 else read < size / 20
 
 
+def polydata(path):
+    """A pyramid of a quad and three triangles, a line and a vertex, as text; the
+    order of their data is VTK's: vertices, lines, polygons."""
+    points = "0 0 0  1 0 0  1 1 0  0 1 0  .5 .5 1"
+    lines = [
+        "# vtk DataFile Version 3.0", "a pyramid", "ASCII", "DATASET POLYDATA",
+        "POINTS 5 double", points, "VERTICES 1 2", "1 4", "LINES 1 3", "2 0 4",
+        "POLYGONS 4 17", "3 0 1 4", "4 0 1 2 3", "3 1 2 4", "3 2 3 4",
+        "CELL_DATA 6", "SCALARS number double", "LOOKUP_TABLE default", "0 1 2 3 4 5",
+        "POINT_DATA 5", "SCALARS heat double", "LOOKUP_TABLE default", "5 6 7 8 9",
+    ]  # fmt: skip
+    if path.suffix == ".vtp":
+        lines = [
+            '<VTKFile type="PolyData" version="0.1"><PolyData>',
+            '<Piece NumberOfPoints="5" NumberOfVerts="1" NumberOfLines="1" '
+            'NumberOfStrips="0" NumberOfPolys="4">',
+            f"<Points>{array('Points', points, 3)}</Points>",
+            f"<PointData>{array('heat', '5 6 7 8 9')}</PointData>",
+            f"<CellData>{array('number', '0 1 2 3 4 5')}</CellData>",
+            f"<Verts>{cells('4', '1')}</Verts><Lines>{cells('0 4', '2')}</Lines>",
+            f"<Polys>{cells('0 1 4 0 1 2 3 1 2 4 2 3 4', '3 7 10 13')}</Polys>",
+            "</Piece></PolyData></VTKFile>",
+        ]
+    path.write_text("\n".join(lines))
+
+
+def array(name, text, width=1, kind="Float64"):
+    told = f'type="{kind}" Name="{name}" NumberOfComponents="{width}" format="ascii"'
+    return f"<DataArray {told}>{text}</DataArray>"
+
+
+def cells(corners, offsets):
+    connectivity = array("connectivity", corners, kind="Int64")
+    return connectivity + array("offsets", offsets, kind="Int64")
+
+
+POLYDATA = {
+    "points": [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0.5, 0.5, 1]],
+    "cells/vertex": [[4]],
+    "cells/line": [[0, 4]],
+    "cells/triangle": [[0, 1, 4], [1, 2, 4], [2, 3, 4]],
+    "cells/quad": [[0, 1, 2, 3]],
+    "point_data/heat": [5, 6, 7, 8, 9],
+    "cell_data/number/line": [1],
+    "cell_data/number/triangle": [2, 4, 5],
+    "cell_data/number/quad": [3],
+}
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("ending", ["vtk", "vtp"])
+def test_polydata_comes_from_pyvista(mesh, ending, tmp_path):
+    pytest.importorskip("pyvista")
+    path = tmp_path / f"a.{ending}"
+    if dist.get_rank() == 0:
+        polydata(path)
+    dist.barrier()
+    for variable, values in POLYDATA.items():
+        x = shardtensor.io.open(path, variable).read(..., mesh, [Shard(0)])
+        assert_close(x.double(), torch.tensor(values).double())
+    text = failing(shardtensor.io.open(path, "cells/tetra"), mesh)
+    assert "there is no such variable; the file has points, point_data/heat" in text
+
+
 # ---- errors -----------------------------------------------------------------
 
 
+@ranks(2)
+@pytest.mark.parametrize("ending", ["vtk", "vtp"])
+def test_polydata_without_pyvista(mesh, ending, tmp_path):
+    path = tmp_path / f"a.{ending}"
+    if dist.get_rank() == 0:
+        polydata(path)
+    dist.barrier()
+    kept = sys.modules.get("pyvista")
+    sys.modules["pyvista"] = None
+    try:
+        text = failing(shardtensor.io.open(path, "points"), mesh)
+    finally:
+        sys.modules.pop("pyvista")
+        if kept:
+            sys.modules["pyvista"] = kept
+    assert "pyvista is not installed" in text and f"{path} variable points" in text
+    assert "pip install 'shardtensor[polydata]'" in text
+
+
 def failing(array, mesh):
-    with pytest.raises((OSError, ValueError, TypeError)) as caught:
+    with pytest.raises((ImportError, OSError, ValueError, TypeError)) as caught:
         array.read(..., mesh, [Shard(0)])
     texts = [None] * mesh.size()
     dist.all_gather_object(texts, str(caught.value))
@@ -414,7 +497,7 @@ def test_a_mesh_that_nobody_can_read(mesh, tmp_path):
     """meshio ends the process where no reader of its succeeds."""
     path = tmp_path / "a.vtk"
     if dist.get_rank() == 0:
-        path.write_text("# vtk DataFile Version 4.2\nx\nASCII\nDATASET POLYDATA\n")
+        path.write_text("# vtk DataFile Version 4.2\nx\nASCII\nDATASET NOTHING\n")
     dist.barrier()
     text = failing(shardtensor.io.open(path, "points"), mesh)
     assert f"shardtensor.io: cannot open {path} variable points[...]: " in text

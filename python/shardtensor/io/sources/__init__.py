@@ -18,7 +18,7 @@ _FORMATS = {
     "zarr_store": ((".zarr",), "zarr"),
     "npy": ((".npy",), "numpy"),
     "nifti": ((".nii", ".nii.gz"), "nibabel"),
-    "mesh": ((".vtu", ".vtk", ".obj", ".stl"), "numpy"),
+    "mesh": ((".vtu", ".vtk", ".vtp", ".obj", ".stl"), "numpy"),
     "table": ((".csv", ".tsv", ".txt", ".edges"), "numpy"),
 }
 _COUNTED = ("mesh", "table")  # shapes may be known after counting only

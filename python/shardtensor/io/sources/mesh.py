@@ -1,7 +1,8 @@
 """Unstructured meshes. Variables: points, cells/<kind>, point_data/<name>,
 cell_data/<name>/<kind>; of STL also corners, (facets, 3, 3), and the normals as
-cell_data/facet_normals/triangle. What is not read by piece meshio reads as a whole: one
-rank does, and sends each rank its rows. Values are meshio's either way."""
+cell_data/facet_normals/triangle. What is not read by piece meshio (VTK's PolyData:
+pyvista) reads as a whole: one rank does, and sends each rank its rows. Values are
+meshio's either way."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from shardtensor.io.sources import obj, stl, vtk_legacy, vtu
+from shardtensor.io.sources import obj, polydata, stl, vtk_legacy, vtu
 from shardtensor.io.sources.source import Box, Source, choose_variable
 from shardtensor.io.sources.stored_bytes import File
 from shardtensor.io.sources.vtk_cells import Unsupported, VtkMesh
@@ -27,7 +28,10 @@ class MeshSource(Source):
 
     @functools.cached_property
     def _values(self) -> numpy.ndarray:
-        variables = _variables(_read(self._path))
+        if polydata.is_polydata(self._path):
+            variables = polydata.variables(self._path)
+        else:
+            variables = _variables(_read(self._path))
         if _ending(self._path) == "obj":
             obj.check_whole(variables)
         return variables[choose_variable(self._variable, list(variables))]
@@ -52,6 +56,8 @@ def open_source(path: str, variable: str | None) -> Source:
     if ending == "stl":
         if variable in (stl.CORNERS, stl.NORMALS):
             return stl.open_facets(file, variable)
+        return whole()
+    if ending == "vtp":
         return whole()
     try:
         mesh = (vtu if ending == "vtu" else vtk_legacy).open_mesh(file)
