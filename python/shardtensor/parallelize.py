@@ -7,6 +7,7 @@ import functools
 import hashlib
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -178,10 +179,23 @@ def _copies_by_shards(mesh):
 def _shard(module, mesh, units, options):
     from torch.distributed.fsdp import fully_shard
 
-    for child in _children(module) if units is None else units:
-        if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh, **options)
+    for unit in _closed(_children(module) if units is None else units, module):
+        fully_shard(unit, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
+
+
+def _closed(units, module):
+    """Those with parameters, none of which lies outside, too: FSDP has each in one
+    unit, that around all of its modules."""
+    ways = Counter(m for _, m in module.named_modules(remove_duplicate=False))
+    held = Counter(p for _, p in module.named_parameters(remove_duplicate=False))
+    return [unit for unit in units if _is_closed(unit, ways, held)]
+
+
+def _is_closed(unit, ways, held):
+    own = Counter(p for _, p in unit.named_parameters(remove_duplicate=False))
+    alone = all(held[p] == ways[unit] * count for p, count in own.items())
+    return bool(own) and alone
 
 
 def _note_cut(module, mesh):

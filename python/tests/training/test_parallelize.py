@@ -244,6 +244,10 @@ class Variant(nn.Module):
         self.three = self.two if kind == "shared" else nn.Conv2d(4, 4, 3, padding=1)
         if kind == "frozen":
             self.two.requires_grad_(False)
+        if kind == "tied":
+            self.three.weight = self.two.weight
+        if kind == "tied to the root":
+            self.weight = self.two.weight
 
     def forward(self, x):
         x = self.one(x).tanh()
@@ -254,25 +258,33 @@ class Variant(nn.Module):
         return self.three(x.tanh())
 
 
-@ranks("2x2")
-@pytest.mark.parametrize("data", ["ddp", "fsdp"])
-@pytest.mark.parametrize("kind", ["frozen", "shared", "checkpointed", "unused"])
+@ranks(4)
+@pytest.mark.parametrize("data", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize(
+    "kind",
+    ["frozen", "shared", "tied", "tied to the root", "checkpointed", "unused"],
+)
 def test_parameters_of_every_kind(mesh, kind, data):
-    mesh, axes, domain = make("2x2")
     torch.manual_seed(2)
-    reference = Variant(kind).double()
+    start, reference = Variant(kind).double(), None
+    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(5)]
     options = (
         {"find_unused_parameters": True} if (data, kind) == ("ddp", "unused") else {}
     )
-    model = parallelize(copy.deepcopy(reference), mesh, data, axes, **options)
-    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(3)]
-    pairs = [
-        (torch.optim.AdamW(m.parameters(), 0.05, foreach=True), m)
-        for m in (reference, model)
-    ]
-    steps(reference, batches, pairs[0][0], mean_square)
-    steps(model, [part(x, mesh, domain) for x in batches], pairs[1][0], mean_square)
-    assert_same(model, reference)
+    for name in ("2x2", "2x1x2", "1x4", "4x1"):
+        mesh, axes, domain = make(name)
+        model = parallelize(copy.deepcopy(start), mesh, data, axes, **options)
+        parts = [part(x, mesh, domain) for x in batches]
+        if reference is None:
+            reference = trained(copy.deepcopy(start), batches)
+        assert_same(trained(model, parts), reference)
+        check_replicas(getattr(model, "module", model), mesh)
+
+
+def trained(model, batches):
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, foreach=True)
+    steps(model, batches, optimizer, mean_square)
+    return model
 
 
 class Listed(nn.Module):
