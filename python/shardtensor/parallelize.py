@@ -154,7 +154,9 @@ class _Ddp(nn.parallel.DistributedDataParallel):
 
 
 def _let_norms_meet(module, samples):
-    """Over all samples, unless a program has chosen a group."""
+    """Over all samples, unless a program has chosen a group. Which copies of the
+    module, averages for one, take for their own."""
+    dist.ProcessGroup.__deepcopy__ = lambda group, _: group
     for layer in module.modules():
         if isinstance(layer, nn.SyncBatchNorm) and layer.process_group is None:
             layer.process_group = whole_group(samples)

@@ -8,6 +8,7 @@ from ranks import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from shardtensor import ShardTensor, check_replicas, parallelize
 
@@ -54,6 +55,27 @@ def test_steps_are_those_of_one_device(mesh, name):
         found = model.eval()(part(batches[0], mesh, domain)).full_tensor()
         rank, expected = mesh.get_local_rank(0), reference.eval()(batches[0])
         torch.testing.assert_close(found, expected.chunk(mesh.size(0))[rank])
+
+
+@ranks(4)
+def test_averages_of_it_are_those_of_one_device(mesh):
+    mesh, axes, domain = make("2x2")
+    reference = net()
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(net())
+    model = parallelize(model, mesh, "ddp", axes).module
+    batches = [torch.randn(4, 2, 9, 6).double() for _ in range(4)]
+    parts = [part(x, mesh, domain) for x in batches]
+    averages = []
+    for each, given in ((reference, batches), (model, parts)):
+        averages.append(AveragedModel(each))
+        for factor in (0.9, 1.1):
+            with torch.no_grad():
+                each[0].weight.mul_(factor)
+            averages[-1].update_parameters(each)
+        update_bn(given, averages[-1])
+    expected, found = (each.module.state_dict() for each in averages)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value)
 
 
 @ranks(4)
