@@ -384,7 +384,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         return _whole(self, "conversion to a numpy array").__array__(*args, **kwargs)
 
     def data_ptr(self):
-        _refuse(self, "data_ptr")
+        stager = "async_stager=shardtensor.checkpoint.Stager() for dcp.async_save"
+        _refuse(self, "data_ptr", f", or {stager}")
 
     def storage(self):
         _refuse(self, "storage")
@@ -418,10 +419,10 @@ def _whole(tensor: ShardTensor, what: str) -> torch.Tensor:
     return tensor.to_local()
 
 
-def _refuse(tensor: ShardTensor, what: str):
+def _refuse(tensor: ShardTensor, what: str, otherwise: str = ""):
     raise NotImplementedError(
         f"{what}: this rank holds one piece of {tensor._spec}; use full_tensor() "
-        "for the whole tensor or to_local() for the piece"
+        f"for the whole tensor or to_local() for the piece{otherwise}"
     )
 
 

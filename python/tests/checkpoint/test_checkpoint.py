@@ -108,6 +108,12 @@ def test_dcp_itself_saves_and_loads(mesh, tmp_path):
     state = tensors(mesh, fill=False)
     dcp.load(state, checkpoint_id=tmp_path / "step_00000001")
     assert_close(state["columns"], WHOLE["columns"])
+    beside, rows = {"checkpoint_id": tmp_path / "beside"}, {"rows": state["rows"] * 0}
+    with pytest.raises(NotImplementedError, match=r"checkpoint.Stager\(\) for dcp.asy"):
+        dcp.async_save(tensors(mesh), **beside)
+    dcp.async_save(tensors(mesh), async_stager=checkpoint.Stager(), **beside).result()
+    dcp.load(rows, **beside)
+    assert_close(rows["rows"], WHOLE["rows"])
     with pytest.raises(ValueError, match="sum: sum is a sum that is still to be made"):
         term = from_spec(torch.ones(3), shardtensor.make_spec(mesh, (3,), [Partial()]))
         checkpoint.save({"sum: sum": term}, tmp_path, 2)
