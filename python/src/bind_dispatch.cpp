@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -99,6 +101,33 @@ Handler make_handler(py::function function) {
   return [held](const OperatorHandle& op, Stack* stack) { (*held)(op, stack); };
 }
 
+/// Sizes that a compiler would keep open, as the numbers they have: layouts
+/// know no others.
+void fix_sizes(Stack& stack) {
+  const auto number = [](const c10::IValue& value) {
+    return value.toSymInt().guard_int(__FILE__, __LINE__);
+  };
+  for (auto& value : stack) {
+    if (value.isSymInt()) {
+      value = number(value);
+    } else if (value.isList() && !value.isIntList()) {
+      const auto elements = value.toListRef();
+      const auto is_open = [](const c10::IValue& each) {
+        return each.isSymInt();
+      };
+      if (std::any_of(elements.begin(), elements.end(), is_open)) {
+        c10::List<int64_t> fixed;
+        std::transform(
+            elements.begin(),
+            elements.end(),
+            std::back_inserter(fixed),
+            number);
+        value = std::move(fixed);
+      }
+    }
+  }
+}
+
 /// Calls an operator below the Python key, as __torch_dispatch__ must while
 /// torch.compile traces.
 py::object run_operator(
@@ -112,6 +141,7 @@ py::object run_operator(
   const torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
   auto stack =
       torch::jit::createStackForSchema(op.schema(), args, kwargs, std::nullopt);
+  fix_sizes(stack);
   {
     const py::gil_scoped_release release;
     op.redispatchBoxed(c10::DispatchKeySet(kDispatchKey), &stack);

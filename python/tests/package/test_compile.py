@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from compiled import Compiled
 from ranks import assert_close, check_op, ranks, shard, sharded, uneven
+from torch._dynamo.source import ConstantSource
 from torch.distributed.tensor import Replicate, Shard
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import shardtensor
 from shardtensor import ShardTensor
@@ -109,6 +111,19 @@ def test_another_layout_is_another_graph(mesh):
         assert_close(fn(shard(x, mesh, [placement])), (x * 2).sum(0))
     y = torch.randn(8, 4)
     assert_close(fn(shard(y, mesh, [Shard(0)])), (y * 2).sum(0))
+
+
+@ranks(2)
+def test_sizes_that_the_compiler_keeps_open(mesh):
+    """As it gives them where it repeats how a view was made."""
+    x = torch.randn(6, 12)
+    env = ShapeEnv()
+    n = env.create_symbol(3, ConstantSource("n"), DimDynamic.DYNAMIC)
+    n = env.create_symintnode(n, hint=3)
+    view, narrow = torch.ops.aten.view.default, torch.ops.aten.narrow.default
+    call, s = ShardTensor.__torch_dispatch__, shard(x, mesh, [Shard(0)], {0: [4, 2]})
+    assert_close(call(view, (), (s, [6, n, 12 // n])), x.view(6, 3, 4))
+    assert_close(call(narrow, (), (s, 1, n, n)), x.narrow(1, 3, 3))
 
 
 @ranks(1)
