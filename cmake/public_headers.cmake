@@ -56,6 +56,7 @@ set(public_headers
   shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h
+  shardtensor/tensor/gradient_readers.h
   shardtensor/tensor/parameter_gradients.h
   shardtensor/tensor/random.h
   shardtensor/tensor/scatter.h

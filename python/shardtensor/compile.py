@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +16,17 @@ _ordered = False
 def communicates(operator) -> bool:
     """Whether an operator of this library sends messages: it takes their group."""
     return any(argument.name == "group" for argument in operator._schema.arguments)
+
+
+def as_written(function: Callable) -> Callable:
+    """For what PyTorch or the core call between the graphs of a compiled program. The
+    compiler would take these frames for the program's."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    strategy = frames._FrameExecStrategy(skip, skip)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    function._torchdynamo_disable = True
+    return function
 
 
 def order_communication() -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+import shardtensor.readers  # noqa: F401  tells the core what DDP and FSDP do
 from shardtensor import _C
 from shardtensor.agree import agree
 from shardtensor.constants import hold_in_checkpoints, new_tensors_on

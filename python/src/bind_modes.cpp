@@ -6,6 +6,7 @@
 #include "shardtensor/rules/attention/transport.h"
 #include "shardtensor/rules/points/transport.h"
 #include "shardtensor/rules/stencil/overlap_bytes.h"
+#include "shardtensor/tensor/gradient_readers.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
 
@@ -43,6 +44,16 @@ void bind_modes(py::module_& module) {
         set_gradient_policy(parse_gradient_policy(policy));
       },
       py::arg("policy"));
+  module.def("note_reader", &note_reader, py::arg("leaf"), py::arg("ranks"));
+  module.def(
+      "set_gradient_readers",
+      [](const py::function& tell) {
+        set_gradient_readers([held = tell.inc_ref()] {
+          const py::gil_scoped_acquire gil;
+          held();
+        });
+      },
+      py::arg("tell"));
   module.def("gradient_bucket_bytes", &gradient_bucket_bytes);
   module.def(
       "set_gradient_bucket_bytes",

@@ -76,8 +76,8 @@ void give(const NodePtr& accumulate, at::Tensor total) {
       node->variable.numel() == 0 || node->variable.storage().nbytes() > 0,
       "a parameter of sizes ",
       node->variable.sizes(),
-      " was freed before the end of backward, as FSDP does; use the "
-      "gradient policy 'immediate' or 'deferred'");
+      " was freed before the end of backward; use the gradient policy "
+      "'immediate'");
   variable_list grads;
   grads.push_back(std::move(total));
   node->apply(std::move(grads));

@@ -12,6 +12,7 @@
 #include "shardtensor/comm/sum_in_place.h"
 #include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/gradient_buckets.h"
+#include "shardtensor/tensor/gradient_readers.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -172,6 +173,26 @@ bool may_wait(Node* next) {
       !accumulate->tensor_post_acc_grad_hooks();
 }
 
+/// Terms whose average over all ranks, the reader's, is the sum over `axes`.
+std::vector<at::Tensor> leave_to_reader(
+    const Node& from,
+    const std::vector<at::Tensor>& terms,
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  int64_t ranks = 1;
+  for (const int64_t axis : axes) {
+    ranks *= mesh.ranks(axis);
+  }
+  std::vector<at::Tensor> result(terms.size());
+  for (size_t i = 0; i < terms.size(); ++i) {
+    if (terms[i].defined()) {
+      check_averages_over(from.next_edge(i).function.get(), mesh, axes);
+      result[i] = at::mul(terms[i], at::Scalar(ranks));
+    }
+  }
+  return result;
+}
+
 std::vector<at::Tensor> complete_by(
     GradientPolicy policy,
     const std::vector<at::Tensor>& terms,
@@ -180,21 +201,15 @@ std::vector<at::Tensor> complete_by(
   if (axes.empty()) {
     return terms;
   }
-  std::vector<at::Tensor> result(terms.size());
+  if (policy != GradientPolicy::Immediate) {
+    learn_readers();
+  }
+  const auto node = torch::autograd::get_current_node();
   if (policy == GradientPolicy::Deferred) {
-    int64_t ranks = 1;
-    for (const int64_t axis : axes) {
-      ranks *= mesh->ranks(axis);
-    }
-    for (size_t i = 0; i < terms.size(); ++i) {
-      result[i] =
-          terms[i].defined() ? at::mul(terms[i], at::Scalar(ranks)) : terms[i];
-    }
-    return result;
+    return leave_to_reader(*node, terms, *mesh, axes);
   }
   auto now = terms;
   if (policy == GradientPolicy::Coalesced) {
-    const auto node = torch::autograd::get_current_node();
     for (size_t i = 0; i < terms.size(); ++i) {
       const auto& next = node->next_edge(i).function;
       if (terms[i].defined() && next && may_wait(next.get())) {

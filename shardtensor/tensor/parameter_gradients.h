@@ -17,9 +17,10 @@ namespace shardtensor {
 /// - Coalesced: terms are set aside and summed beside this backward in buckets,
 ///   one all-reduce each. Parameters get their gradients at its end. Falls back
 ///   to Immediate wherever somebody could see the gradient earlier: non-leaf
-///   parameters, hooks, DDP, torch.autograd.grad, create_graph.
+///   parameters, hooks, DDP, FSDP, torch.autograd.grad, create_graph.
 /// - Deferred: the term times the number of ranks that share it, for DDP or
-///   FSDP over the whole mesh, which average over all ranks themselves.
+///   FSDP over the whole mesh, which average over all ranks themselves. Raises
+///   in backward where they are over other ranks, see gradient_readers.h.
 enum class GradientPolicy { Immediate, Coalesced, Deferred };
 
 void set_gradient_policy(GradientPolicy policy);

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from perceptrons import assert_same_gradients, data, network, pair, rows_on
 from ranks import ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor as st
@@ -247,37 +248,64 @@ def test_ddp_over_the_whole_mesh_with_deferred_gradients(mesh):
 
 
 @ranks("2x2")
-@pytest.mark.parametrize("name", ["immediate", "deferred"])
-def test_fsdp(mesh, name):
-    from torch.distributed.device_mesh import init_device_mesh
+@pytest.mark.parametrize("name", [None, "immediate", "coalesced", "deferred"])
+def test_fsdp_by_hand(mesh, name):
+    """Over any axes: it reads gradients inside backward, whose end is too late."""
     from torch.distributed.fsdp import fully_shard
 
-    model, reference = pair()
     mine, every = batches(mesh)
-    over = mesh["domain_h"]
-    if name == "deferred":
-        over = init_device_mesh("cpu", (mesh.size(),))
-    for layer in model:
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=over)
-    fully_shard(model, mesh=over)
-    with policy(name):
-        model(rows_on(mesh["domain_w"], mine)).square().mean().backward()
-    reference(every).square().mean().backward()
-    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+    everywhere = init_device_mesh("cpu", (4,))
+    for over, batch in (
+        (mesh["domain_h"], every),
+        (mesh["domain_w"], mine),
+        (everywhere, every),
+    ):
+        model, reference = pair()
+        for layer in model:
+            if list(layer.parameters()):
+                fully_shard(layer, mesh=over)
+        fully_shard(model, mesh=over)
+        with policy(name or st.get_gradient_policy()):
+            loss = model(rows_on(mesh["domain_w"], mine)).square().mean()
+        if name == "deferred" and over == mesh["domain_h"]:
+            with pytest.raises(ValueError, match=OTHERS):
+                loss.backward()
+            continue
+        loss.backward()
+        reference(batch).square().mean().backward()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+
+OTHERS = (
+    r"policy 'deferred': a parameter of sizes \[.*\] is averaged over 2 ranks, "
+    r"expected at least all along axis 0 of Mesh\(2: domain_w\)"
+)
+
+
+@ranks("2x2")
+def test_deferred_gradients_that_ddp_averages_over_other_ranks(mesh):
+    wrapped = nn.parallel.DistributedDataParallel(
+        network(), process_group=mesh.get_group(0)
+    )
+    with policy("deferred"):
+        loss = wrapped(rows_on(mesh["domain_w"], data())).square().mean()
+    with pytest.raises(ValueError, match=OTHERS):
+        loss.backward()
 
 
 @ranks(2)
-def test_fsdp_with_coalesced_gradients_says_what_to_use(mesh):
-    from torch.distributed.fsdp import fully_shard
+def test_a_parameter_that_somebody_frees(mesh):
+    x = rows_on(mesh, data(), requires_grad=True)
+    weight = torch.ones(6, requires_grad=True)
 
-    model = network(layers=1)
-    fully_shard(model, mesh=mesh)
-    loss = model(rows_on(mesh, data())).square().mean()
-    told = "was freed before the end of backward, as FSDP does; use the gradient policy"
+    def free(_):
+        weight.untyped_storage().resize_(0)
+
+    x.register_hook(free)
+    told = r"sizes \[6\] was freed before the end of backward; use .* 'immediate'"
     with pytest.raises(RuntimeError, match=told):
-        loss.backward()
+        (x * 1 + weight).sum().backward()
 
 
 @ranks(1, 2)
