@@ -350,18 +350,19 @@ def test_optimizers_and_averages(mesh, optimizer):
 
 
 @ranks(4)
-def test_replicas_stay_equal_for_200_steps(mesh):
+@pytest.mark.parametrize("data", ["ddp", pytest.param("hsdp", marks=pytest.mark.tail)])
+def test_replicas_stay_equal_for_200_steps(mesh, data):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
     kept = []
     for count in (200, 40):
-        model = parallelize(net().float(), mesh)
+        model = parallelize(net().float(), mesh, data)
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         torch.manual_seed(dist.get_rank() // 2)
         for i in range(count):
             x = shard(torch.randn(1, 2, 9, 6), mesh["domain"], [Shard(2)])
             steps(model, [x], optimizer, mean_square)
             if i == 39:
-                kept.append([p.detach().clone() for p in model.parameters()])
+                kept.append([whole(p).detach().clone() for p in model.parameters()])
         check_replicas(model, mesh)
     for p, q in zip(*kept, strict=True):
         assert torch.equal(p, q)  # the same run gives the same bits

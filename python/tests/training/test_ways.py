@@ -280,6 +280,7 @@ def test_every_way_is_that_of_one_device(mesh, name, data):
 
 @ranks(4, timeout=120.0)
 @pytest.mark.parametrize("data", ["ddp", "fsdp", "hsdp"])
-def test_compiled_training_is_that_of_one_device(mesh, data):
-    mesh, axes, domain = make("2x2")
+@pytest.mark.parametrize("name", ["2x2", pytest.param("2x1x2", marks=pytest.mark.tail)])
+def test_compiled_training_is_that_of_one_device(mesh, name, data):
+    mesh, axes, domain = make(name)
     check(Compiled, data, mesh, axes, domain)
