@@ -1,4 +1,4 @@
-"""What a device sees that the CPU forgives: `make test-device`, DEVICE=guarded."""
+"""What a device sees that the CPU forgives: `make test-device`, and DEVICE=cuda."""
 
 import signal
 import time
@@ -18,8 +18,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import shardtensor
 from shardtensor.distributed import manager
 
-pytestmark = pytest.mark.skipif(
-    rig.DEVICE != "guarded", reason="for the guarded device: make test-device"
+pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
+guarded_only = pytest.mark.skipif(
+    rig.DEVICE != "guarded", reason="counts, poison and errors of the guarded device"
 )
 
 
@@ -36,6 +37,7 @@ def read_from_the_host():
     ctypes.string_at(_guarded.host_address(x), 4)
 
 
+@guarded_only
 def test_a_read_by_the_host_ends_the_process():
     (outcome,) = run_isolated(1, read_from_the_host)
     assert (outcome.kind, outcome.value) == ("died", -signal.SIGSEGV)
@@ -49,6 +51,7 @@ def test_two_devices_in_one_call_are_an_error(mesh):
     assert (torch.ones(3) + torch.tensor(1.0, device="cpu")).sum() == 6
 
 
+@guarded_only
 @ranks(1)
 def test_a_stream_that_does_not_wait_reads_poison(mesh):
     main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
@@ -61,6 +64,7 @@ def test_a_stream_that_does_not_wait_reads_poison(mesh):
     assert (y + 1 == 3).all()
 
 
+@guarded_only
 @ranks(1)
 @pytest.mark.parametrize("guard", ["nothing", "record_stream", "wait"])
 def test_memory_that_is_freed_too_early_is_poison(mesh, guard):
@@ -80,6 +84,7 @@ def test_memory_that_is_freed_too_early_is_poison(mesh, guard):
     assert (y == 2).all() == (guard != "nothing")
 
 
+@guarded_only
 @ranks(1)
 def test_a_host_that_does_not_wait_is_early(mesh):
     x = torch.ones(3)
@@ -93,6 +98,7 @@ def test_a_host_that_does_not_wait_is_early(mesh):
     assert (x == 7).all()
 
 
+@guarded_only
 @ranks(1)
 def test_an_error_of_a_kernel_comes_when_it_is_waited_for(mesh):
     x = torch.rand(4).index_select(0, torch.tensor([4]))
@@ -106,6 +112,7 @@ def test_messages_go_through_wait(mesh):
     assert_close(shard(x, mesh, [Shard(0)]).redistribute(placements=[Replicate()]), x)
 
 
+@guarded_only
 @ranks(2)
 def test_gloo_gets_no_messages_of_a_device(mesh):
     group = dist.new_group(backend="cpu:gloo,guarded:staged_gloo")
@@ -145,6 +152,7 @@ def test_a_loss_times_the_scale_of_a_scaler(mesh):
 # ---- what is out of range ---------------------------------------------------
 
 
+@guarded_only
 @ranks(2)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_labels_out_of_range(mesh, reduction):
@@ -157,6 +165,7 @@ def test_labels_out_of_range(mesh, reduction):
         F.cross_entropy(s, shard(target, mesh, [Shard(1)]), reduction=reduction)
 
 
+@guarded_only
 @ranks(2)
 def test_indices_out_of_range(mesh):
     s = shard(torch.rand(5, 3), mesh, [Shard(0)])
@@ -187,6 +196,7 @@ def test_indices_on_the_host(mesh, dim):
 # ---- streams and pinned memory ----------------------------------------------
 
 
+@guarded_only
 @ranks(2)
 def test_record_stream_is_said_of_the_piece(mesh):
     import guarded
@@ -203,7 +213,7 @@ def test_record_stream_is_said_of_the_piece(mesh):
 
 @ranks(2)
 def test_a_piece_of_a_recorded_stream_is_not_freed_too_early(mesh):
-    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    main, side = torch.accelerator.current_stream(), torch.Stream(rig.DEVICE)
     x = torch.rand(6)
     s = shard(x, mesh, [Shard(0)]).clone()
     side.wait_stream(main)
@@ -215,6 +225,7 @@ def test_a_piece_of_a_recorded_stream_is_not_freed_too_early(mesh):
     assert_close(y, x * 2)
 
 
+@guarded_only
 @ranks(2)
 def test_gradients_of_another_stream_are_waited_for(mesh):
     import guarded
@@ -241,7 +252,7 @@ def test_gradients_of_another_stream_are_waited_for(mesh):
 @ranks(2)
 def test_terms_of_two_streams_travel_in_one_bucket(mesh):
     """The node that comes last starts it, on its own stream."""
-    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    main, side = torch.accelerator.current_stream(), torch.Stream(rig.DEVICE)
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
     weights = [*first.parameters(), *second.parameters()]
     x = torch.rand(8, 3)
@@ -261,7 +272,7 @@ def test_terms_of_two_streams_travel_in_one_bucket(mesh):
 @pytest.mark.parametrize("cut", [False, True], ids=["plain", "cut"])
 def test_gradients_from_another_stream_are_kept_until_they_are_read(mesh, cut):
     """Each is freed when its reader is queued, before it has run."""
-    main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
+    main, side = torch.accelerator.current_stream(), torch.Stream(rig.DEVICE)
     whole = torch.rand(8, 3)
     x = (shard(whole, mesh, [Shard(0)]) if cut else whole.clone()).requires_grad_()
     y = x.sin()
@@ -332,6 +343,7 @@ STEPS = {
 }
 
 
+@guarded_only
 @ranks(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_copies_nothing_to_or_from_the_host(mesh, name):
@@ -350,6 +362,7 @@ def test_a_step_copies_nothing_to_or_from_the_host(mesh, name):
     assert step() == {"to_host": 0, "to_device": 0}
 
 
+@guarded_only
 @ranks(2)
 def test_a_class_loss_copies_nothing_to_or_from_the_host(mesh):
     import guarded
@@ -417,6 +430,7 @@ def _add_number(s, rows, mesh):
     return s.clone().index_put_((rows,), torch.full((), 2.0), accumulate=True)
 
 
+@guarded_only
 @ranks(2, 3)
 @pytest.mark.parametrize(
     "call", [_argmax, _argmin_along, _from_local, _put, _add, _add_number]
@@ -442,6 +456,7 @@ def test_a_call_waits_for_no_device(mesh, call):
 # ---- many boxes -------------------------------------------------------------
 
 
+@guarded_only
 @ranks(2)
 def test_many_boxes_take_one_kernel(mesh):
     import guarded
@@ -468,16 +483,18 @@ def test_many_boxes_take_one_kernel(mesh):
 @ranks(2)
 def test_the_readme_program_brings_its_model_to_the_device(mesh):
     source = blocks(ROOT / "README.md", "python")[0].replace("721, 1440", "21, 40")
-    chosen = mock.patch.object(manager, "_device", lambda *_: torch.device("guarded"))
+    device = rig.device_of(mesh.get_rank())
+    chosen = mock.patch.object(manager, "_device", lambda *_: device)
     names = {}
     with torch.device("cpu"), chosen:
         exec(compile(source, "README.md", "exec"), names)
-    assert {names[name].device.type for name in "xy"} == {"guarded"}
+    assert {names[name].device.type for name in "xy"} == {rig.DEVICE}
 
 
 # ---- sources that one device cannot hold ------------------------------------
 
 
+@guarded_only
 @ranks(2)
 def test_a_source_on_the_host_is_cut_there(mesh):
     import guarded
