@@ -373,6 +373,14 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         kwargs.setdefault("device", self.device)
         return torch.tensor(data, **kwargs)
 
+    def new(self, *args, device=None) -> torch.Tensor:
+        """new_empty of sizes, or new_tensor of numbers, as Tensor.new tells them."""
+        numbers = (int, torch.SymInt, torch.Size)
+        if len(args) == 1 and not isinstance(args[0], numbers):
+            return self.new_tensor(args[0], device=device or self.device)
+        sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return self.new_empty(sizes, device=device)
+
     def tolist(self):
         return self.item() if self.dim() == 0 else _whole(self, "tolist").tolist()
 

@@ -249,6 +249,11 @@ def test_new_tensors_and_conversions(mesh):
     assert type(x.new_tensor([1, 2])) is torch.Tensor
     assert x.new_tensor([1, 2]).dtype == torch.float64
     assert x.new_tensor([1], dtype=torch.int32).dtype == torch.int32
+    for made in (x.new(4, 2), x.new(x.shape), x.new(x.shape, device=x.device)):
+        assert type(made) is ShardTensor and made._spec == x._spec
+        assert made.dtype == torch.float64
+    assert x.new().shape == x.new(0).shape == (0,)
+    assert x.new([4, 2]).tolist() == x.new((4, 2)).tolist() == [4, 2]
     assert x.float().dtype == torch.float32 and isinstance(x.float(), ShardTensor)
     assert_close(x.to(torch.float32), numbered(4, 2).float())
     assert x.cpu().device.type == "cpu" and x.type() == "torch.DoubleTensor"

@@ -5,12 +5,28 @@ import torch
 import torch.nn.functional as F
 from layouts import ALL, check, check_native, sweep
 from ranks import assert_close, check_op, ranks, shard, sharded
+from torch import distributions
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor
 
 aten = torch.ops.aten
+
+
+def samples(x):
+    """Of distributions that ask their parameters for new tensors."""
+    scale = x.abs() + 0.5
+    made = (
+        distributions.Exponential(scale),
+        distributions.Laplace(x, scale),
+        distributions.Cauchy(x, scale),
+        distributions.Geometric(x.sigmoid()),
+        distributions.Weibull(scale, scale),
+    )
+    return [d.sample(shape) for d in made for shape in ((), (3,))]
+
+
 LIKE = {
     "rand_like": lambda x: torch.rand_like(x),
     "rand_like_generator": lambda x: torch.rand_like(x, generator=seeded_generator()),
@@ -49,6 +65,7 @@ LIKE = {
     "transposed": lambda x: torch.rand_like(x.t()),
     "view": lambda x: torch.zeros_like(x).view(-1).uniform_(),
     "merged": lambda x: torch.bernoulli(x.expand(3, *x.shape).reshape(-1, 5).sigmoid()),
+    "distributions": samples,
     "init": lambda x: torch.nn.init.trunc_normal_(torch.empty_like(x)),
 }
 # These read their input where it is whole: how many numbers an element takes
