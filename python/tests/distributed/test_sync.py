@@ -104,7 +104,7 @@ def test_modules_that_differ_are_an_error_on_all_ranks(mesh):
 
 @ranks(2)
 def test_what_one_rank_refuses_all_refuse(mesh):
-    device = "meta" if dist.get_rank() == 1 else "cpu"
+    device = "meta" if dist.get_rank() == 1 else mesh.device_type
     model = torch.nn.Linear(2, 3, device=device)
     reason = "weight is a meta tensor" if device == "meta" else "error of mesh rank 1"
     with pytest.raises(RuntimeError, match=reason):

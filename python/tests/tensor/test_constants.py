@@ -47,7 +47,9 @@ def test_factories_give_what_they_give_without_memory(mesh):
         "zeros of a size": lambda: torch.zeros((4, 5), dtype=torch.cfloat),
         "ones": lambda: torch.ones(4, dtype=torch.bool),
         "full": lambda: torch.full((3, 2), 7),
-        "full by name": lambda: torch.full((3, 2), fill_value=2.5, device="cpu"),
+        "full by name": lambda: torch.full(
+            (3, 2), fill_value=2.5, device=mesh.device_type
+        ),
         "0-d": lambda: torch.zeros(()),
         "no elements": lambda: torch.zeros(0, 3),
         "empty": lambda: torch.empty(4, 5).fill_(1),
@@ -88,7 +90,7 @@ def test_what_stays_plain_within_it(mesh):
             torch.zeros(2, device="meta"),
             torch.zeros(2, out=given),
             torch.tensor([1.0]),
-            torch.zeros(2, layout=torch.sparse_coo),
+            torch.zeros(2, layout=torch.sparse_coo, device="cpu"),
             torch.empty(1, 2, 3, 3, memory_format=torch.channels_last),
             torch.randn(2),
         ):
@@ -235,7 +237,7 @@ def test_a_fourier_layer_fills_shards(mesh):
 
 
 def filled(x):
-    out = torch.zeros(*x.shape[:-1], 8, dtype=x.dtype)
+    out = torch.zeros(*x.shape[:-1], 8, dtype=x.dtype, device=x.device)
     out[..., :5] = x * x
     return (out.exp() * out).sin()
 

@@ -115,7 +115,9 @@ def test_tangents_pass_through_backward(mesh, name, create_graph):
 def test_zeros_without_memory(mesh):
     """Forward mode's own zeros beside a ShardTensor."""
     (whole, _), (x, _) = sample(mesh)
-    zeros = torch._efficientzerotensor(whole.shape, dtype=whole.dtype)
+    zeros = torch._efficientzerotensor(
+        whole.shape, dtype=whole.dtype, device=whole.device
+    )
     assert_close(zeros + x, whole)
     assert_close(x - zeros, whole)
     assert_close(zeros - x, -whole)
