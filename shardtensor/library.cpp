@@ -174,8 +174,8 @@ TORCH_LIBRARY(shardtensor, m) {
       "int[] index_strides, int index_offset) -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
-      "counter_poisson(Tensor rates, Tensor key, int[] index_sizes, "
-      "int[] index_strides, int index_offset) -> Tensor",
+      "counter_samples(int sample, Tensor a, Tensor b, Tensor key, "
+      "int[] index_sizes, int[] index_strides, int index_offset) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 
   // Values that a plan knows, as a tensor on like's device.

@@ -68,26 +68,32 @@ at::Tensor numbers_meta(
   return at::empty(sizes, key.options().dtype(dtype));
 }
 
-at::Tensor poisson_kernel(
-    const at::Tensor& rates,
+at::Tensor samples_kernel(
+    int64_t sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
     const at::Tensor& key,
     at::IntArrayRef index_sizes,
     at::IntArrayRef index_strides,
     int64_t index_offset) {
-  const auto on_host = poisson_by_loops(
-      rates.cpu(),
+  const auto on_host = samples_by_loops(
+      static_cast<Sample>(sample),
+      a.cpu(),
+      b.cpu(),
       static_cast<uint64_t>(key.item<int64_t>()),
       {index_sizes.vec(), index_strides.vec(), index_offset});
-  return on_host.to(rates.device());
+  return on_host.to(a.device());
 }
 
-at::Tensor poisson_meta(
-    const at::Tensor& rates,
+at::Tensor samples_meta(
+    int64_t,
+    const at::Tensor& a,
+    const at::Tensor&,
     const at::Tensor&,
     at::IntArrayRef,
     at::IntArrayRef,
     int64_t) {
-  return at::empty(rates.sizes(), rates.options());
+  return at::empty(a.sizes(), a.options());
 }
 
 } // namespace
@@ -207,22 +213,31 @@ void fill_own_part(
   part.finish();
 }
 
-at::Tensor counter_poisson(
-    const at::Tensor& rates,
+at::Tensor counter_samples(
+    Sample sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
     const at::Tensor& key,
     const GlobalIndex& index) {
-  static const auto op = find_own_operator<decltype(poisson_kernel)>(
-      "shardtensor::counter_poisson");
-  return op.call(rates, key, index.sizes, index.strides, index.offset);
+  static const auto op = find_own_operator<decltype(samples_kernel)>(
+      "shardtensor::counter_samples");
+  return op.call(
+      static_cast<int64_t>(sample),
+      a,
+      b,
+      key,
+      index.sizes,
+      index.strides,
+      index.offset);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
   m.impl("counter_numbers", numbers_kernel);
-  m.impl("counter_poisson", poisson_kernel);
+  m.impl("counter_samples", samples_kernel);
 }
 TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
   m.impl("counter_numbers", numbers_meta);
-  m.impl("counter_poisson", poisson_meta);
+  m.impl("counter_samples", samples_meta);
 }
 
 } // namespace shardtensor::detail

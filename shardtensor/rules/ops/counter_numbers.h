@@ -91,10 +91,19 @@ void fill_own_part(
     const at::Tensor& key,
     const Distribution& distribution);
 
-/// Poisson numbers of these rates, of their dtype. On the host, whatever the
-/// device: an element takes as many numbers as it needs.
-at::Tensor counter_poisson(
-    const at::Tensor& rates,
+/// What takes as many numbers for an element as it needs.
+enum class Sample {
+  Poisson, // rates a
+  Gamma, // shapes a
+  Binomial, // counts a, probabilities b
+};
+
+/// Samples of these parameters, of their dtype; on the host, whatever the
+/// device. `b` is read by Binomial alone: for others `a` again.
+at::Tensor counter_samples(
+    Sample sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
     const at::Tensor& key,
     const GlobalIndex& index);
 
@@ -111,8 +120,10 @@ at::Tensor numbers_by_tensors(
     const at::Tensor& key,
     const Distribution& distribution,
     const GlobalIndex& index);
-at::Tensor poisson_by_loops(
-    const at::Tensor& rates,
+at::Tensor samples_by_loops(
+    Sample sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
     uint64_t key,
     const GlobalIndex& index);
 

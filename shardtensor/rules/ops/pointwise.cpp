@@ -123,6 +123,8 @@ constexpr const char* kUntagged[] = {
     "aten::log_sigmoid_forward",
     "aten::log_sigmoid_backward",
     "aten::native_dropout_backward",
+    "aten::_standard_gamma_grad",
+    "aten::_dirichlet_grad",
     "aten::polar",
     "aten::lerp.Scalar",
     "aten::lerp.Tensor",

@@ -1,7 +1,14 @@
+#include <limits>
+#include <utility>
+
+#include <ATen/Dispatch.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_dropout.h>
+#include <ATen/ops/_sample_dirichlet.h>
+#include <ATen/ops/_standard_gamma.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/binomial.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -12,6 +19,7 @@
 #include <ATen/ops/poisson.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
@@ -253,24 +261,118 @@ at::Tensor gathered(const char* op, const at::Tensor& self) {
   return local_of(self, replicated(from)).tensor.contiguous();
 }
 
+/// This rank's part of what an operator draws from all of `parameters`.
+template <class Draw>
+at::Tensor drawn_whole(
+    const char* op,
+    const at::Tensor& parameters,
+    const Draw& draw) {
+  const auto target = without_partial(spec(parameters));
+  return wrap(own_part(draw(gathered(op, parameters)), target), target);
+}
+
+/// Samples of this rank's part; `b` has the sizes and the type of `a`.
+at::Tensor own_samples(
+    const char* op,
+    Sample sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const Generator& generator) {
+  TORCH_CHECK(
+      at::isFloatingType(a.scalar_type()),
+      op,
+      ": expected floating-point parameters, got ",
+      a.scalar_type());
+  const auto target = without_partial(spec(a));
+  const auto local = local_of(a, target).tensor.contiguous();
+  const auto other = a.is_same(b) ? local : local_of(b, target).tensor;
+  return wrap(
+      counter_samples(
+          sample,
+          local,
+          other,
+          draw_key(local, generator),
+          global_index(*target)),
+      target);
+}
+
 at::Tensor poisson_kernel(const at::Tensor& rates, Generator generator) {
   const CommScope scope("aten::poisson");
   check_generators("aten::poisson", generator, rates);
-  const auto target = without_partial(spec(rates));
-  if (!draws_by_counter()) {
-    return wrap(
-        own_part(
-            at::poisson(gathered("aten::poisson", rates), generator), target),
-        target);
+  if (draws_by_counter()) {
+    return own_samples("poisson", Sample::Poisson, rates, rates, generator);
   }
-  const auto local = local_of(rates, target).tensor.contiguous();
+  return drawn_whole("aten::poisson", rates, [&](const at::Tensor& whole) {
+    return at::poisson(whole, generator);
+  });
+}
+
+at::Tensor gamma_kernel(const at::Tensor& shapes, Generator generator) {
+  const CommScope scope("aten::_standard_gamma");
+  check_generators("aten::_standard_gamma", generator, shapes);
+  if (draws_by_counter()) {
+    return own_samples(
+        "_standard_gamma", Sample::Gamma, shapes, shapes, generator);
+  }
+  const auto draw = [&](const at::Tensor& whole) {
+    return at::_standard_gamma(whole, generator);
+  };
+  return drawn_whole("aten::_standard_gamma", shapes, draw);
+}
+
+/// The least and the largest number between 0 and 1.
+std::pair<double, double> inside_unit(at::ScalarType dtype) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, dtype, "_sample_dirichlet", [] {
+        using Limits = std::numeric_limits<scalar_t>;
+        return std::pair(
+            static_cast<double>(Limits::min()),
+            1 - static_cast<double>(Limits::epsilon()) / 2);
+      });
+}
+
+/// Gammas over their sum, in double for shapes whose gammas nearly vanish.
+at::Tensor dirichlet_kernel(const at::Tensor& shapes, Generator generator) {
+  const CommScope scope("aten::_sample_dirichlet");
+  check_generators("aten::_sample_dirichlet", generator, shapes);
+  const auto dtype = shapes.scalar_type();
+  if (draws_by_counter()) {
+    const auto [least, largest] = inside_unit(dtype);
+    const auto gammas =
+        at::_standard_gamma(shapes.to(at::kDouble), std::move(generator));
+    return gammas.div(gammas.sum(-1, true)).clamp(least, largest).to(dtype);
+  }
+  const auto draw = [&](const at::Tensor& whole) {
+    return at::_sample_dirichlet(whole, generator);
+  };
+  return drawn_whole("aten::_sample_dirichlet", shapes, draw);
+}
+
+at::Tensor binomial_kernel(
+    const at::Tensor& counts,
+    const at::Tensor& probabilities,
+    Generator generator) {
+  const CommScope scope("aten::binomial");
+  TORCH_CHECK_VALUE(
+      at::isFloatingType(counts.scalar_type()),
+      "binomial: expected floating-point counts, got ",
+      counts.scalar_type());
   TORCH_CHECK(
-      at::isFloatingType(local.scalar_type()),
-      "poisson: expected floating-point rates, got ",
-      local.scalar_type());
-  return wrap(
-      counter_poisson(local, draw_key(local, generator), global_index(*target)),
-      target);
+      counts.scalar_type() == probabilities.scalar_type(),
+      "binomial: expected counts and probabilities of one type, got ",
+      counts.scalar_type(),
+      " and ",
+      probabilities.scalar_type());
+  // Both as one layout.
+  const auto a = counts.add(at::zeros_like(probabilities));
+  const auto b = probabilities.add(at::zeros_like(counts));
+  check_generators("aten::binomial", generator, a);
+  if (draws_by_counter()) {
+    return own_samples("binomial", Sample::Binomial, a, b, generator);
+  }
+  return drawn_whole("aten::binomial", a, [&](const at::Tensor& whole) {
+    return at::binomial(whole, gathered("aten::binomial", b), generator);
+  });
 }
 
 void check_multinomial(
@@ -367,6 +469,9 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("native_dropout", native_dropout_kernel);
   m.impl("_fused_dropout", fused_dropout_kernel);
   m.impl("poisson", poisson_kernel);
+  m.impl("_standard_gamma", gamma_kernel);
+  m.impl("_sample_dirichlet", dirichlet_kernel);
+  m.impl("binomial", binomial_kernel);
   m.impl("multinomial", multinomial_kernel);
 }
 

@@ -34,7 +34,9 @@ LIKE = {
     "rand_like_dtype": lambda x: torch.rand_like(x, dtype=torch.float32),
     "randint_like": lambda x: torch.randint_like(x, 100),
     "randint_like_low": lambda x: torch.randint_like(x, 5, 100),
-    "randint_like_tensor": lambda x: torch.randint_like(x, torch.tensor(9)),
+    "randint_like_tensor": lambda x: torch.randint_like(
+        x, torch.tensor(9, device="cpu")
+    ),
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "bernoulli_p": lambda x: torch.bernoulli(x, 0.3),
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
@@ -72,6 +74,13 @@ LIKE = {
 # depends on its value.
 GATHERED = {
     "poisson": lambda x: torch.poisson(x.abs() * 3),
+    "gamma": lambda x: torch._standard_gamma(x.abs() + 0.1),
+    "dirichlet": lambda x: torch._sample_dirichlet(x.abs() + 0.1),
+    "binomial": lambda x: torch.binomial((x.abs() * 9).round(), x.sigmoid()),
+    "binomial_broadcast": lambda x: torch.binomial((x * 9).ceil(), x[0].sigmoid()),
+    "binomial_plain": lambda x: torch.binomial(
+        torch.full((6, 5), 9.0, dtype=x.dtype), x.sigmoid()
+    ),
     "multinomial": lambda x: torch.multinomial(x.softmax(1), 3),
     "multinomial_again": lambda x: torch.multinomial(x.softmax(1), 9, True),
 }
@@ -245,8 +254,9 @@ def test_drawing_into_a_partial_sum_and_a_view(mesh):
 @ranks(2)
 def test_wrong_calls_raise_on_every_rank(mesh):
     s = shard(torch.rand(6, 4), mesh, [Shard(0)])
-    with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1|between 0 and 1"):
-        torch.tensor(0.5).bernoulli_(s.sum())
+    if s.is_cpu:  # a device is not waited for
+        with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1|between 0 and"):
+            torch.tensor(0.5).bernoulli_(s.sum())
     below = s - 1
     with pytest.raises(RuntimeError, match="deviations of at least 0, got -"):
         torch.normal(s, below)
@@ -271,7 +281,9 @@ def test_check_mode_finds_generators_that_differ(mesh):
     assert_close(F.dropout(s, 0.0), s.full_tensor())
     if mesh.get_rank() == 1:
         torch.rand(1)
-    with pytest.raises(ValueError, match="aten::bernoulli_.*same state on all ranks"):
+    with pytest.raises(
+        ValueError, match="aten::(bernoulli_|native_dropout).*same state on all ranks"
+    ):
         F.dropout(s)
     same = seeded_generator()
     torch.rand_like(s, generator=same)

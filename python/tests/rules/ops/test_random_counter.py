@@ -11,6 +11,7 @@ from compiled import Compiled
 from layouts import sweep
 from memory import MEMORY, layouts_of
 from ranks import assert_close, ranks, run_isolated, shard
+from torch import distributions
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +27,19 @@ def generator():
     return torch.Generator().manual_seed(11)
 
 
+def samples(x):
+    """Of distributions that ask their parameters for new tensors."""
+    scale = x.abs() + 0.5
+    made = (
+        distributions.Exponential(scale, validate_args=False),
+        distributions.Laplace(x, scale, validate_args=False),
+        distributions.Cauchy(x, scale, validate_args=False),
+        distributions.Geometric(x.sigmoid(), validate_args=False),
+        distributions.Weibull(scale, scale, validate_args=False),
+    )
+    return [d.sample(shape) for d in made for shape in ((), (3,))]
+
+
 DRAWS = {
     "rand_like": torch.rand_like,
     "rand_like_half": lambda x: torch.rand_like(x, dtype=torch.half),
@@ -34,7 +48,9 @@ DRAWS = {
     "randn_like_bfloat16": lambda x: torch.randn_like(x, dtype=torch.bfloat16),
     "randn_like_complex": lambda x: torch.randn_like(x, dtype=torch.complex128),
     "randint_like": lambda x: torch.randint_like(x, 5, 100),
-    "randint_like_tensor": lambda x: torch.randint_like(x, torch.tensor(9)),
+    "randint_like_tensor": lambda x: torch.randint_like(
+        x, torch.tensor(9, device="cpu")
+    ),
     "uniform_": lambda x: x.float().uniform_(-1, 2),
     "normal_": lambda x: x.float().normal_(1, 2),
     "normal_generator": lambda x: x.clone().normal_(generator=generator()),
@@ -63,6 +79,12 @@ DRAWS = {
     "normal_of_deviation": lambda x: torch.normal(1.0, x.abs()),
     "poisson": lambda x: torch.poisson(x.abs() * 20),
     "poisson_float": lambda x: torch.poisson(x.abs().float() * 3),
+    "gamma": lambda x: torch._standard_gamma(x.abs() * 3),
+    "gamma_half": lambda x: torch._standard_gamma(x.abs().half()),
+    "binomial": lambda x: torch.binomial((x.abs() * 50).round(), x.sigmoid()),
+    "binomial_plain": lambda x: torch.binomial(
+        torch.full(x.shape[-1:], 9.0, dtype=x.dtype), x.sigmoid()
+    ),
     "trunc_normal_": lambda x: torch.nn.init.trunc_normal_(x.clone()),
     "dropout": lambda x: F.dropout(x, 0.4),
     "dropout_half": lambda x: F.dropout(x.bfloat16(), 0.4),
@@ -72,12 +94,14 @@ DRAWS = {
     "fused_dropout": lambda x: torch._fused_dropout(x, 0.4),
     "rrelu": lambda x: F.rrelu(x, training=True),
     "rrelu_": lambda x: F.rrelu(x * 1, training=True, inplace=True),
+    "distributions": samples,
     "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=-1),
     "transposed": lambda x: torch.rand_like(x.transpose(0, -1)),
     "step": lambda x: x.clone()[..., ::2].uniform_(),
     "merged": lambda x: torch.rand_like(x.expand(3, *x.shape).flatten(0, 1)),
 }
-ROWS = {  # the last dim must be whole
+ROWS = {  # the last dim must be whole, or is summed
+    "dirichlet": lambda x: torch._sample_dirichlet(x.abs() + 0.1),
     "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3),
     "multinomial_one": lambda x: torch.multinomial(x.softmax(-1), 1),
     "multinomial_again": lambda x: torch.multinomial(x.softmax(-1), 9, True),
@@ -110,7 +134,8 @@ def check_same(fn, x, mesh, layouts, lay=lambda x: x, what="result"):
         drawn, after = seeded(fn, lay(shard(x, mesh, placements, sizes)))
         assert torch.equal(after, expected_after)
         for d, e in zip(drawn, expected, strict=True):
-            rtol = 1e-12 if "softmax" in what else 0  # sums as it is cut
+            exact = "softmax" not in what and what not in ("dirichlet", "distributions")
+            rtol = 0 if exact else 1e-12  # sums as it is cut, powers as it is long
             assert_close(d, e, rtol=rtol, atol=0, what=what)
 
 
@@ -204,6 +229,20 @@ CONTINUOUS = {  # draw, cumulative distribution
         lambda x: x.log_normal_(0.5, 0.7),
         lambda v: (1 + torch.erf((v.log() - 0.5) / 0.7 / SQRT2)) / 2,
     ),
+    "gamma": (
+        lambda x: torch._standard_gamma(x + 2.5),
+        lambda v: torch.special.gammainc(torch.tensor(2.5, dtype=v.dtype), v),
+    ),
+    "small_gamma": (
+        lambda x: torch._standard_gamma(x + 0.4),
+        lambda v: torch.special.gammainc(torch.tensor(0.4, dtype=v.dtype), v),
+    ),
+    "dirichlet": (  # the first of two is uniform
+        lambda x: torch._sample_dirichlet(x.unsqueeze(-1).expand(*x.shape, 2) + 1)[
+            ..., 0
+        ],
+        lambda v: v,
+    ),
 }
 DISCRETE = {  # draw, probability of k = 0, 1, 2, ...
     "bernoulli": (lambda x: x.bernoulli_(0.3), [0.7, 0.3]),
@@ -220,6 +259,14 @@ DISCRETE = {  # draw, probability of k = 0, 1, 2, ...
     "large_poisson": (
         lambda x: torch.poisson(x * 0 + 14.0),
         [math.exp(-14.0) * 14.0**k / math.factorial(k) for k in range(30)],
+    ),
+    "binomial": (
+        lambda x: torch.binomial(x + 9, x + 0.3),
+        [math.comb(9, k) * 0.3**k * 0.7 ** (9 - k) for k in range(10)],
+    ),
+    "large_binomial": (
+        lambda x: torch.binomial(x + 60, x + 0.7),
+        [math.comb(60, k) * 0.7**k * 0.3 ** (60 - k) for k in range(61)],
     ),
     "multinomial": (
         lambda x: torch.multinomial(_weights(x), 1),
@@ -252,6 +299,36 @@ def test_continuous_distributions(mesh, name):
         steps = torch.arange(len(values)).double() / len(values)
         distance = (cumulative(values) - steps).abs().max().item()
         assert distance < 1.95 / math.sqrt(len(values))  # Kolmogorov, 0.1 %
+
+
+@ranks(1, 2, "2x2")
+def test_samples_have_pytorchs_gradients(mesh):
+    """Of gammas that policies draw in their ways, and of what no gamma has."""
+    x = torch.rand(6, 5, dtype=torch.float64) + 0.1
+    for placements, sizes in sweep(mesh, x.shape):
+        for policy in ("counter", "one_device"):
+            s = shard(x, mesh, placements, sizes).requires_grad_()
+            plain = x.clone().requires_grad_()
+            with shardtensor.random_policy(policy):
+                gamma = torch._standard_gamma(s)
+                parts = distributions.dirichlet._Dirichlet.apply(s)
+                with shardtensor.fallback_mode("error"):
+                    (actual,) = torch.autograd.grad(gamma.sum(), s)
+            expected = torch._standard_gamma_grad(plain, gamma.full_tensor().detach())
+            assert_close(actual, expected)
+            (actual,) = torch.autograd.grad(parts[:, 0].sum(), s)
+            p = parts.full_tensor().detach()
+            total = x.sum(-1, True).expand_as(x)
+            grad = torch.zeros_like(p)
+            grad[:, 0] = 1
+            expected = torch._dirichlet_grad(p, x, total)
+            assert_close(actual, expected * (grad - (p * grad).sum(-1, True)))
+    with shardtensor.random_policy("counter"):
+        for impossible in (-1.0, math.nan, math.inf):
+            y = torch._standard_gamma(shard(x, mesh, placements) * 0 + impossible)
+            assert y.full_tensor().isnan().all()
+        y = torch.binomial(s.detach() * 0 + math.nan, s.detach())
+        assert y.full_tensor().isnan().all()
 
 
 @ranks(2)
@@ -443,15 +520,19 @@ def test_wrong_arguments_raise_what_pytorch_raises(mesh):
         "expects to return a .from, to. range": lambda: s.uniform_(2, 1),
         "expects lambda > 0": lambda: s.exponential_(-1),
         "expects 'from' to be less than 'to'": lambda: s.random_(5, 3),
-        "p_in <= 1": lambda: s.bernoulli_(s + 5),
         "between 0 and 1, got 1.5": lambda: torch.native_dropout(s, 1.5, True),
         "at most 4": lambda: torch.multinomial(s, 5),
-        "with a sum above 0": lambda: torch.multinomial(s * 0, 1),
+        "_standard_gamma: expected floating": lambda: torch._standard_gamma(s.long()),
+        "Double and Float": lambda: torch.binomial(s.double(), s),
+        "floating-point counts, got Long": lambda: torch.binomial(s.long(), s),
     }
+    if s.is_cpu:  # a device is not waited for
+        calls["p_in <= 1"] = lambda: s.bernoulli_(s + 5)
+        calls["with a sum above 0"] = lambda: torch.multinomial(s * 0, 1)
     state = torch.get_rng_state()
     with shardtensor.random_policy("counter"):
         for message, call in calls.items():
-            with pytest.raises(RuntimeError, match=message):
+            with pytest.raises((RuntimeError, ValueError), match=message):
                 call()
     assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
 
@@ -474,7 +555,9 @@ def test_check_mode_finds_generators_that_differ(mesh):
         F.dropout(s)
         if mesh.get_rank() == 1:
             torch.rand(1)
-        with pytest.raises(ValueError, match="aten::bernoulli_.*same state"):
+        with pytest.raises(
+            ValueError, match="aten::(bernoulli_|native_dropout).*same state"
+        ):
             F.dropout(s)
 
 

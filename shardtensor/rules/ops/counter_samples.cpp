@@ -4,6 +4,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/native/Distributions.h>
 
 #include "shardtensor/rules/ops/counter_numbers.h"
 #include "shardtensor/rules/ops/counter_runs.h"
@@ -78,25 +79,59 @@ double large_poisson(double rate, Stream& stream) {
   }
 }
 
-double poisson(double rate, Stream stream) {
-  if (!(rate >= 0) || std::isinf(rate)) {
+double poisson(double rate, Stream& stream) {
+  return rate < 10 ? small_poisson(rate, stream) : large_poisson(rate, stream);
+}
+
+double gamma(double shape, Stream& stream) {
+  const auto uniform = [&] { return stream.next(); };
+  const auto normal = [&] { // Box and Muller
+    const double radius = std::sqrt(-2 * std::log(stream.next()));
+    return radius * std::cos(2 * c10::pi<double> * stream.next());
+  };
+  BaseSampler<double, decltype(uniform)> uniforms(uniform);
+  BaseSampler<double, decltype(normal)> normals(normal);
+  return sample_gamma<double, double>(shape, uniforms, normals);
+}
+
+double binomial(double count, double probability, Stream& stream) {
+  const auto uniform = [&] { return stream.next(); };
+  BaseSampler<double, decltype(uniform)> uniforms(uniform);
+  return sample_binomial<double, double>(count, probability, uniforms);
+}
+
+/// NaN where rejection would never end.
+double draw(Sample sample, double a, double b, Stream stream) {
+  if (!(a >= 0) || std::isinf(a) || std::isnan(b)) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  return rate < 10 ? small_poisson(rate, stream) : large_poisson(rate, stream);
+  switch (sample) {
+    case Sample::Poisson:
+      return poisson(a, stream);
+    case Sample::Gamma:
+      return gamma(a, stream);
+    case Sample::Binomial:
+      return binomial(a, b, stream);
+  }
+  return 0;
 }
 
 } // namespace
 
-at::Tensor poisson_by_loops(
-    const at::Tensor& rates,
+at::Tensor samples_by_loops(
+    Sample sample,
+    const at::Tensor& a,
+    const at::Tensor& b,
     uint64_t key,
     const GlobalIndex& index) {
-  const auto result = rates.contiguous().clone();
+  const auto result = a.contiguous().clone();
+  const auto second = b.contiguous();
   const Philox philox(key);
   const Runs runs(index);
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, rates.scalar_type(), "poisson", [&] {
+      at::kHalf, at::kBFloat16, a.scalar_type(), "counter_samples", [&] {
         auto* data = result.mutable_data_ptr<scalar_t>();
+        const auto* others = second.const_data_ptr<scalar_t>();
         at::parallel_for(
             0,
             result.numel(),
@@ -105,8 +140,10 @@ at::Tensor poisson_by_loops(
               runs.visit(
                   begin, end, [&](int64_t to, int64_t first, int64_t count) {
                     for (int64_t i = 0; i < count; ++i) {
-                      data[to + i] = static_cast<scalar_t>(poisson(
+                      data[to + i] = static_cast<scalar_t>(draw(
+                          sample,
                           static_cast<double>(data[to + i]),
+                          static_cast<double>(others[to + i]),
                           Stream(philox, first + i)));
                     }
                   });
