@@ -114,13 +114,23 @@ test-cpp: build-tests setup-demo setup-fields setup-sphere  ## ctest: C++ alone 
 test-python: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere  ## pytest: gloo ranks, the API and the examples
 	@$(PYTEST) $(ARGS)
 
-# Sweeps whose rules see every kind of local tensor; 2 ranks, the rest is tail.
-DEVICE_TESTS ?= device rules/norm/test_norm.py rules/points/test_neighbours.py \
-  rules/points/test_interpolate_neighbors.py rules/points/test_sampling.py \
-  rules/index$(if $(TAIL),,/test_indexing.py) $(if $(TAIL),rules/stencil rules/reduce)
+# Sweeps whose rules see every kind of local tensor, on 2 ranks; some with their tail.
+TEST_FILES = $(addsuffix .py,$(addprefix $(1)/test_,$(2)))
+DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/view \
+  $(call TEST_FILES,distributed,manager sync) \
+  $(call TEST_FILES,rules/index,indexing) \
+  $(call TEST_FILES,rules/ops,activations matmul pointwise) \
+  $(call TEST_FILES,rules/ops,random random_counter random_layouts) \
+  $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling) \
+  $(call TEST_FILES,rules/stencil,conv interpolate pad pooling) \
+  $(call TEST_FILES,training,parallelize)
+DEVICE_TAIL ?= rules/index rules/norm rules/reduce rules/stencil \
+  $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling)
+IN_TESTS = $(addprefix python/tests/,$(1))
 
 test-device: build-tests  ## pytest on a device whose memory the host cannot touch
-	@DEVICE=guarded $(PYTEST) $(addprefix python/tests/,$(DEVICE_TESTS)) $(ARGS)
+	@DEVICE=guarded $(PYTEST) -m 'not tail' $(call IN_TESTS,$(DEVICE_TESTS)) $(ARGS)
+	$(if $(TAIL),@DEVICE=guarded $(PYTEST) $(call IN_TESTS,$(DEVICE_TAIL)) $(ARGS))
 
 conformance: build setup-test  ## PyTorch's samples of all operators: docs/coverage.md
 	@OMP_NUM_THREADS=1 PYTHONPATH=python/tests/support:$$PYTHONPATH \

@@ -30,8 +30,17 @@ def copies_since(before):
     return {name: now[name] - before[name] for name in ("to_host", "to_device")}
 
 
+def _stream(_device=None, priority=0):
+    return torch.Stream(device=NAME, priority=priority)
+
+
 class _Runtime:
     """What PyTorch asks torch.<device> for."""
+
+    Stream = staticmethod(_stream)
+    Event = staticmethod(lambda *_, **__: torch.Event(NAME))
+    current_stream = staticmethod(torch.accelerator.current_stream)
+    stream = staticmethod(lambda stream: stream)  # a context by itself
 
     @staticmethod
     def is_available():

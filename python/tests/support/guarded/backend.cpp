@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -47,8 +50,8 @@ void poison(const Tensor& x) {
 
 class LateWork : public c10d::Work {
  public:
-  explicit LateWork(std::function<void()> finish)
-      : finish_(std::move(finish)) {}
+  LateWork(Tensors results, std::function<void()> finish)
+      : results_(std::move(results)), finish_(std::move(finish)) {}
   bool wait(std::chrono::milliseconds) override {
     if (finish_) {
       std::exchange(finish_, nullptr)();
@@ -61,8 +64,18 @@ class LateWork : public c10d::Work {
   void synchronize() override {
     wait(std::chrono::milliseconds(0));
   }
+  /// Who asks for it waits: a future can't be late by itself.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    synchronize();
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::ofTensors(),
+        std::vector<c10::Device>{c10::Device(kDevice, 0)});
+    future->markCompleted(results_);
+    return future;
+  }
 
  private:
+  Tensors results_;
   std::function<void()> finish_;
 };
 
@@ -87,7 +100,7 @@ class StagedBackend : public c10d::Backend {
       std::vector<int64_t>& in_splits,
       const c10d::AllToAllOptions& options) override {
     poison(out);
-    return start(options.asyncOp, [=, this]() mutable {
+    return start(options.asyncOp, {out}, [=, this]() mutable {
       Tensor staged_in = read(in);
       Tensor staged_out = read(out);
       gloo_->alltoall_base(staged_out, staged_in, out_splits, in_splits)
@@ -98,7 +111,7 @@ class StagedBackend : public c10d::Backend {
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
       override {
-    return start(options.asyncOp, [=, this] {
+    return start(options.asyncOp, tensors, [=, this] {
       Tensors staged{read(tensors[0])};
       c10d::AllreduceOptions inner;
       inner.reduceOp = options.reduceOp;
@@ -109,7 +122,7 @@ class StagedBackend : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options)
       override {
-    return start(options.asyncOp, [=, this] {
+    return start(options.asyncOp, tensors, [=, this] {
       Tensors staged{read(tensors[0])};
       c10d::BroadcastOptions inner;
       inner.rootRank = options.rootRank;
@@ -125,7 +138,7 @@ class StagedBackend : public c10d::Backend {
     for (const auto& out : outputs[0]) {
       poison(out);
     }
-    return start(options.asyncOp, [=, this] {
+    return start(options.asyncOp, outputs[0], [=, this] {
       Tensors staged_in{read(inputs[0])};
       std::vector<Tensors> staged_out(1);
       for (size_t i = 0; i < outputs[0].size(); ++i) {
@@ -143,11 +156,59 @@ class StagedBackend : public c10d::Backend {
       Tensor& in,
       const c10d::AllgatherOptions& options) override {
     poison(out);
-    return start(options.asyncOp, [=, this]() mutable {
+    return start(options.asyncOp, {out}, [=, this]() mutable {
       Tensor staged_in = read(in);
       Tensor staged_out = read(out);
       gloo_->_allgather_base(staged_out, staged_in)->wait();
       write(out, staged_out);
+    });
+  }
+
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      auto one = _allgather_base(outputs[i], inputs[i], options);
+      if (one) {
+        one->wait();
+      }
+    }
+    return start(options.asyncOp, outputs, [] {});
+  }
+
+  WorkPtr _reduce_scatter_base(
+      Tensor& out,
+      Tensor& in,
+      const c10d::ReduceScatterOptions& options) override {
+    poison(out);
+    return start(options.asyncOp, {out}, [=, this]() mutable {
+      Tensor staged_in = read(in);
+      Tensor staged_out = read(out);
+      c10d::ReduceScatterOptions inner;
+      inner.reduceOp = options.reduceOp;
+      gloo_->_reduce_scatter_base(staged_out, staged_in, inner)->wait();
+      write(out, staged_out);
+    });
+  }
+
+  WorkPtr scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ScatterOptions& options) override {
+    poison(outputs.at(0));
+    return start(options.asyncOp, outputs, [=, this] {
+      Tensors staged_out{read(outputs[0])};
+      std::vector<Tensors> staged_in;
+      for (const auto& list : inputs) { // of the root alone
+        auto& staged = staged_in.emplace_back();
+        std::transform(
+            list.begin(), list.end(), std::back_inserter(staged), read);
+      }
+      c10d::ScatterOptions inner;
+      inner.rootRank = options.rootRank;
+      gloo_->scatter(staged_out, staged_in, inner)->wait();
+      write(outputs[0], staged_out[0]);
     });
   }
 
@@ -188,7 +249,13 @@ class StagedBackend : public c10d::Backend {
   }
 
   WorkPtr start_messages(const std::vector<Message>& messages) {
-    return start(/*asynchronous=*/true, [=, this] {
+    Tensors received;
+    for (const auto& m : messages) {
+      if (m.receives) {
+        received.push_back(m.tensor);
+      }
+    }
+    return start(/*asynchronous=*/true, std::move(received), [=, this] {
       std::vector<Tensors> staged;
       std::vector<WorkPtr> works;
       for (const auto& m : messages) {
@@ -207,7 +274,10 @@ class StagedBackend : public c10d::Backend {
   }
 
   /// On a stream of its own, which waits for the current one as it is now.
-  static WorkPtr start(bool asynchronous, std::function<void()> transfer) {
+  static WorkPtr start(
+      bool asynchronous,
+      Tensors results,
+      std::function<void()> transfer) {
     auto late = [now = end_of(current_stream()),
                  transfer = std::move(transfer)] {
       finish(now);
@@ -217,7 +287,7 @@ class StagedBackend : public c10d::Backend {
       late();
       return nullptr;
     }
-    return c10::make_intrusive<LateWork>(std::move(late));
+    return c10::make_intrusive<LateWork>(std::move(results), std::move(late));
   }
 
   BackendPtr gloo_;

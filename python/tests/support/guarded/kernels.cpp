@@ -6,6 +6,8 @@
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
@@ -407,11 +409,8 @@ const Tensor& resize(
   }
   const auto bytes = (self.storage_offset() + self.numel()) *
       static_cast<int64_t>(self.element_size());
-  auto storage = self.storage();
-  if (bytes > static_cast<int64_t>(storage.nbytes())) {
-    auto memory = allocator()->allocate(bytes); // what it held is lost
-    storage.set_data_ptr_noswap(std::move(memory));
-    storage.set_nbytes(bytes);
+  if (bytes > static_cast<int64_t>(self.storage().nbytes())) {
+    resize_storage(self.storage(), bytes);
   }
   return self;
 }
@@ -451,6 +450,8 @@ Tensor source_of(const Tensor& x, bool non_blocking) {
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
+  at::assert_no_internal_overlap(dst);
+  at::infer_size(dst.sizes(), self.sizes()); // raises where they don't fit
   const bool late =
       is_guarded(dst) || (non_blocking && dst.is_pinned()); // for the host
   counts().to_host += late ? 0 : 1;
@@ -523,6 +524,18 @@ void convolution_backward(
   run_as(op, kernel, *stack);
 }
 
+// ---- what CUDA lays row-major, whatever it is given
+// --------------------------
+
+void reflection_pad(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  auto& x = (*stack)[stack->size() - op.schema().arguments().size()];
+  x = x.toTensor().contiguous();
+  run_as(op, op, *stack);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
@@ -534,11 +547,22 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("record_stream", record_stream);
   m.impl(
+      "reflection_pad2d",
+      torch::CppFunction::makeFromBoxedFunction<&reflection_pad>());
+  m.impl(
       "convolution_overrideable",
       torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl(
       "convolution_backward_overrideable",
       torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+}
+
+// It reads and writes what such views show, for the memory is the host's.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 // A device has these of its own, not the formulas that PyTorch gives to others.

@@ -117,6 +117,12 @@ c10::Allocator* allocator() {
   return instance;
 }
 
+void resize_storage(const c10::Storage& storage, size_t bytes) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(allocator()->allocate(bytes));
+  impl->set_nbytes(bytes);
+}
+
 Block* block_of(const c10::DataPtr& memory) {
   return memory.get_deleter() == &release
       ? static_cast<Block*>(memory.get_context())

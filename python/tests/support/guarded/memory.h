@@ -62,6 +62,9 @@ struct Use {
 
 c10::Allocator* allocator();
 
+/// What the storage held is lost.
+void resize_storage(const c10::Storage& storage, size_t bytes);
+
 /// Nothing where the tensor has no memory.
 Block* block_of(const c10::DataPtr& memory);
 

@@ -157,6 +157,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::detail::createCPUGenerator();
   }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes)
+      const override {
+    resize_storage(storage, bytes);
+  }
   at::Allocator* getPinnedMemoryAllocator() const override {
     static auto* pinned = new PinnedAllocator();
     return pinned;
