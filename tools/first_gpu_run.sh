@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# What to run first where there is a GPU, in pieces of at most 10 minutes:
+# What to run first where there is a GPU, in pieces of at most 10 minutes and
+# 30 minutes in all:
 #
 #     tools/first_gpu_run.sh build         # configure, compile, one program
 #     tools/first_gpu_run.sh correctness   # the sweeps, two ranks on one GPU
-#     tools/first_gpu_run.sh measure       # what nobody could know before
+#     tools/first_gpu_run.sh alone         # what nobody could know before: one rank
+#     tools/first_gpu_run.sh ranks         # and two, through the host and over NCCL
 #     tools/first_gpu_run.sh table         # all results again
-#     tools/first_gpu_run.sh               # the four in turn
+#     tools/first_gpu_run.sh               # the five in turn
 #
 # PYTHON (python3) has PyTorch with CUDA; JOBS (all cores) compile. DEVICE=cpu is a
 # dry run without a GPU: small sizes, one test file.
@@ -15,7 +17,9 @@ export DEVICE=${DEVICE:-cuda} OMP_NUM_THREADS=1
 PYTHON=${PYTHON:-python3}
 BUILD=${BUILD:-build-gpu}
 OUT=out/first_gpu
-LIMIT=570 # seconds of a piece
+MEASURE=(benchmarks/python/first_gpu.py "$OUT/measured.json")
+SMOKE=(benchmarks/python/first_gpu.py "$OUT/smoke.json" --stages "one rank"
+  --only "values at the edges")
 
 if [ "$DEVICE" = cuda ] && ! "$PYTHON" -c \
   'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
@@ -27,38 +31,42 @@ export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
 
 build() {
   cmake --preset dev -B "$BUILD" -D Python_EXECUTABLE="$(command -v "$PYTHON")" &&
-    timeout $LIMIT cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" &&
-    "$PYTHON" benchmarks/python/first_gpu.py "$OUT/smoke.json" --only "values at the edges"
+    timeout 480 cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" &&
+    timeout 60 "$PYTHON" "${SMOKE[@]}"
 }
 
 correctness() {
-  local tests=(halo rules/norm rules/stencil rules/index rules/ops device)
+  local tests=(device halo rules/norm rules/stencil rules/index rules/ops)
   [ "$DEVICE" = cpu ] && tests=(halo)
-  timeout $LIMIT "$PYTHON" -m pytest -q -m "not tail" \
+  timeout 420 "$PYTHON" -m pytest -q -m "not tail" \
     "${tests[@]/#/python/tests/}" 2>&1 | tee "$OUT/correctness.log" | tail -40
 }
 
-measure() {
-  timeout $((LIMIT - 60)) "$PYTHON" benchmarks/python/first_gpu.py "$OUT/measured.json"
+alone() {
+  "$PYTHON" "${MEASURE[@]}" --limit 330 --stages "one rank"
   if command -v compute-sanitizer >/dev/null; then
-    timeout 60 compute-sanitizer --tool memcheck "$PYTHON" \
-      benchmarks/python/first_gpu.py "$OUT/smoke.json" --only "values at the edges" \
+    timeout 60 compute-sanitizer --tool memcheck "$PYTHON" "${SMOKE[@]}" \
       2>&1 | tee "$OUT/memcheck.log" | tail -3
   fi
 }
 
+ranks() {
+  "$PYTHON" "${MEASURE[@]}" --limit 330 --stages "two ranks" "two ranks of NCCL" \
+    "a rank of 2" "a rank of 8" "a rank of 64"
+}
+
 table() {
-  "$PYTHON" benchmarks/python/first_gpu.py "$OUT/measured.json" --show
+  "$PYTHON" "${MEASURE[@]}" --show
   [ -f "$OUT/correctness.log" ] && echo && echo "Tests: $(tail -1 "$OUT/correctness.log")"
   [ -f "$OUT/memcheck.log" ] && echo && echo "memcheck: $(tail -1 "$OUT/memcheck.log")"
   return 0
 }
 
 case ${1:-all} in
-  build | correctness | measure | table) "$1" ;;
-  all) build && { correctness; measure; table; } ;;
+  build | correctness | alone | ranks | table) "$1" ;;
+  all) build && { correctness; alone; ranks; table; } ;;
   *)
-    echo "first_gpu_run: expected build, correctness, measure or table, got $1"
+    echo "first_gpu_run: expected build, correctness, alone, ranks or table, got $1"
     exit 2
     ;;
 esac

@@ -1,365 +1,232 @@
-"""What nobody knows of a device until it has run there: one rank, one table.
+"""What nobody knows of a device until it has run there: one table.
 
     python benchmarks/python/first_gpu.py out/first_gpu.json       # the current GPU
     DEVICE=cpu python benchmarks/python/first_gpu.py out/first_gpu.json  # a dry run
 
-Each measurement stands alone: what one raises is its row. Rows are written as they
-come; `--show` prints the table. tools/first_gpu_run.sh calls it.
+Each stage has ranks of its own: one (NCCL), two that share a GPU (gloo, through the
+host), two of NCCL where it allows that, and one rank of 2, 8 and 64 whose peers are
+not there, which counts what it queues. What a row raises is its cell; its ranks end
+then, and the rows that are left go on on fresh ones. Rows are written as they come;
+`--show` prints the table. tools/first_gpu_run.sh calls it.
 """
 
 import argparse
-import copy
+import dataclasses
+import datetime
 import json
 import os
-import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 os.environ.setdefault("DEVICE", "cuda")
 
 import device
+import first_gpu_alone
+import first_gpu_pieces
+import first_gpu_ranks
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.distributed.tensor import Shard
-from unet import UNet
+from first_gpu_tools import CannotRun
+from torch.distributed.device_mesh import init_device_mesh
 
 import shardtensor
 from shardtensor.distributed import DistributedManager
 
-ON_GPU = device.DEVICE == "cuda"
-EXTENT = 512 if ON_GPU else 32
-FIELD = (1, 64, 721, 1440) if ON_GPU else (1, 16, 24, 32)
-CALLS = 20 if ON_GPU else 3
+MESSAGES = 60  # seconds that a message may take
+UNDER_WAY = "did not end"
 
 
-class NeedsGpu(Exception):
-    """A dry run on the CPU has nothing to say."""
+@dataclasses.dataclass
+class Stage:
+    ranks: int
+    backend: str
+    measurements: dict  # name -> (function of a mesh, what is expected)
+
+    def missing(self):
+        """Why it cannot run here, in one line; None where it can."""
+        if self.backend != "nccl" or self.ranks == 1:
+            return None
+        return first_gpu_ranks.missing_nccl(self.ranks)
 
 
-def need_gpu():
-    if not ON_GPU:
-        raise NeedsGpu("needs a GPU")
-
-
-# ---- tools ------------------------------------------------------------------
-
-
-def sharded(x, mesh, dim=2):
-    x = shardtensor.scatter_tensor(x.detach(), 0, mesh, [Shard(dim)])
-    return x.requires_grad_(x.is_floating_point())
-
-
-def milliseconds(fn):
-    for _ in range(3):
-        fn()
-    device.finish()
-    times = []
-    for _ in range(CALLS):
-        begin = time.perf_counter()
-        fn()
-        device.finish()
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
-
-
-def queued_microseconds(fn, calls=100):
-    """What the host needs to queue a call."""
-    fn()
-    device.finish()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        fn()
-    seconds = time.perf_counter() - begin
-    device.finish()
-    return 1e6 * seconds / calls
-
-
-def step(model, x):
-    model.zero_grad(set_to_none=True)
-    model(x).square().mean().backward()
-
-
-def compared(plain, ours, unit="ms"):
-    return f"{plain:.3g} {unit} plain, {ours:.3g} {unit} sharded: {ours / plain:.2f}"
-
-
-def holds(wrong):
-    return "wrong: " + ", ".join(wrong) if wrong else "right"
-
-
-# ---- measurements: each gives one cell --------------------------------------
-
-
-def values(mesh):
-    """0-d tensors, channels last, a scaled loss, indices of the host."""
-    x = torch.randn(2, 8, 6, 5)
-    scale = torch.tensor(3.0)
-    last = x.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(5, (2, 6, 5))
-    rows = torch.tensor([3, 0, 5], device="cpu")
-    programs = {
-        "x * 0-d": lambda of: of(x) * scale,
-        "channels last * 0-d": lambda of: of(last) * scale,
-        "scaled mean": lambda of: of(x).square().mean() * scale,
-        "index on the host": lambda of: of(x)[:, :, rows],
-        "cross entropy": lambda of: F.cross_entropy(of(x), labels),
-    }
-    wrong = []
-    for name, program in programs.items():
-        got = program(lambda tensor: sharded(tensor, mesh))
-        got = got.full_tensor() if hasattr(got, "full_tensor") else got
-        if not torch.allclose(got, program(lambda tensor: tensor), atol=1e-5):
-            wrong.append(name)
-    return holds(wrong)
-
-
-def scaled_gradients(mesh):
-    need_gpu()
-    scaler = torch.amp.GradScaler("cuda")
-    layer = nn.Conv2d(3, 4, 3, padding=1)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    with torch.autocast("cuda", dtype=torch.float16):
-        loss = layer(sharded(torch.randn(1, 3, 32, 32), mesh)).square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return f"scale {scaler.get_scale():.0f}, loss {loss.full_tensor().item():.4f}"
-
-
-def host_syncs(mesh):
-    """Which calls wait for the GPU."""
-    need_gpu()
-    x = sharded(torch.randn(1, 3, 64, 64), mesh)
-    unet = UNet()
-    labels = sharded(torch.randint(3, (1, 64, 64)), mesh, 1)
-    rows = torch.tensor([1, 5])
-    programs = {
-        "UNet": lambda: step(unet, x),
-        "align_corners": lambda: F.interpolate(
-            x, scale_factor=2, mode="bilinear", align_corners=True
-        ),
-        "cross entropy": lambda: F.cross_entropy(x, labels).backward(),
-        "argmax": lambda: x.argmax(),
-        "index": lambda: x[:, :, rows],
-    }
-    waiting = []
-    for name, program in programs.items():
-        program()  # plans
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            program()
-        except RuntimeError:
-            waiting.append(name)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return f"wait: {', '.join(waiting) or 'none'}"
-
-
-def norm(kind, dtype):
-    def run(mesh):
-        channels, *grid = FIELD[1:]
-        layers = {
-            "group": lambda: nn.GroupNorm(8, channels),
-            "batch": lambda: nn.BatchNorm2d(channels),
-            "layer": lambda: nn.LayerNorm([channels, *grid]),
-        }
-        layer = layers[kind]().to(dtype)
-        x = torch.randn(FIELD, dtype=dtype, requires_grad=True)
-        y = sharded(x, mesh)
-        return compared(*(milliseconds(lambda z=z: step(layer, z)) for z in (x, y)))
-
-    return run
-
-
-def convolution(channels, rows, dtype, last=False):
-    def run(mesh):
-        shape = (1, channels, rows if ON_GPU else 8, FIELD[3])
-        layer = nn.Conv2d(channels, channels, 3, padding=1).to(dtype)
-        x = torch.randn(shape, dtype=dtype)
-        if last:
-            x = x.contiguous(memory_format=torch.channels_last)
-        y = sharded(x, mesh)
-        x.requires_grad_()
-        return compared(*(milliseconds(lambda z=z: step(layer, z)) for z in (x, y)))
-
-    return run
-
-
-def host_time(call):
-    def run(mesh):
-        x = torch.randn(8, 8, 16, 16)
-        y = sharded(x, mesh)
-        with torch.no_grad():
-            times = [queued_microseconds(lambda z=z: call(z)) for z in (x, y)]
-        return compared(*times, "us")
-
-    return run
-
-
-def unet_step(mesh):
-    model = UNet()
-    x = torch.randn(1, 3, EXTENT, EXTENT)
-    y = sharded(x, mesh)
-    return compared(*(milliseconds(lambda z=z: step(model, z)) for z in (x, y)))
-
-
-def all_reduce_time(limit):
-    def run(mesh):
-        x = torch.ones(1024)
-        shardtensor.set_communication_timeout(limit)
-        try:
-            own = sharded(torch.ones(4, 4), mesh, 0)
-            ours = queued_microseconds(lambda: own.sum().full_tensor())
-        finally:
-            shardtensor.set_communication_timeout(0.0)
-        theirs = queued_microseconds(lambda: dist.all_reduce(x))
-        return f"all_reduce {theirs:.0f} us, sum and full_tensor {ours:.0f} us"
-
-    return run
-
-
-def streams(mesh):
-    """Forward in a side stream, backward outside."""
-    need_gpu()
-    model = UNet()
-    x = sharded(torch.randn(1, 3, 64, 64), mesh)
-    step(model, x)
-    expected = [p.grad.clone() for p in model.parameters()]
-    furthest = 0.0
-    for _ in range(CALLS):
-        model.zero_grad(set_to_none=True)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loss = model(x).square().mean()
-            torch.cuda._sleep(10_000_000)
-        torch.cuda.current_stream().wait_stream(side)
-        loss.backward()
-        pairs = zip(model.parameters(), expected, strict=True)
-        furthest = max(furthest, *((p.grad - e).abs().max().item() for p, e in pairs))
-    return f"largest difference of a gradient in {CALLS} runs: {furthest:.1e}"
-
-
-def dropout(policy):
-    def run(mesh):
-        x = torch.randn(FIELD)
-        y = sharded(x, mesh)
-        shardtensor.set_random_policy(policy)
-        try:
-            return compared(*(milliseconds(lambda z=z: F.dropout(z)) for z in (x, y)))
-        finally:
-            shardtensor.set_random_policy("one_device")
-
-    return run
-
-
-def peak_memory(mesh):
-    need_gpu()
-    peaks = []
-    for place in (lambda x: x, lambda x: sharded(x, mesh)):
-        model, x = UNet(), place(torch.randn(1, 3, EXTENT, EXTENT))
-        step(model, x)
-        torch.cuda.reset_peak_memory_stats()
-        step(model, x)
-        peaks.append(torch.cuda.max_memory_allocated() / 2**20)
-    return compared(*peaks, "MiB")
-
-
-def graph(mesh):
-    need_gpu()
-    model, x = UNet(), sharded(torch.randn(1, 3, EXTENT, EXTENT), mesh)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(model, x)
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    model.zero_grad(set_to_none=True)
-    with torch.cuda.graph(captured):
-        model(x).square().mean().backward()
-    return f"{milliseconds(captured.replay):.3g} ms a replay"
-
-
-def compiled(mode):
-    def run(mesh):
-        need_gpu()
-        model, x = UNet(), sharded(torch.randn(1, 3, EXTENT, EXTENT), mesh)
-        fast = torch.compile(copy.deepcopy(model), mode=mode)
-        return compared(*(milliseconds(lambda m=m: step(m, x)) for m in (model, fast)))
-
-    return run
-
-
-MEASUREMENTS = {
-    "values at the edges": (values, "right"),
-    "GradScaler": (scaled_gradients, "a finite loss"),
-    "calls that wait for the GPU": (host_syncs, "wait: align_corners, argmax, index"),
-    "GroupNorm, fp32": (norm("group", torch.float32), "3.5; 1.3 with native passes"),
-    "BatchNorm, fp32": (norm("batch", torch.float32), "3.5; 1.3 with native passes"),
-    "LayerNorm, fp32": (norm("layer", torch.float32), "3.5; 1.3 with native passes"),
-    "GroupNorm, bf16": (norm("group", torch.bfloat16), "more than in fp32"),
-    "conv 64, 361 rows, fp32": (convolution(64, 361, torch.float32), "1.0"),
-    "conv 64, 361 rows, bf16": (convolution(64, 361, torch.bfloat16), "1.0"),
-    "conv 64, 16 rows, fp32": (convolution(64, 16, torch.float32), "1.0"),
-    "conv 256, 90 rows, bf16, channels last": (
-        convolution(256, 90, torch.bfloat16, last=True),
-        "1.0",
-    ),
-    "host: add": (host_time(lambda x: x + x), "0.7 to 2 us more"),
-    "host: group_norm": (host_time(lambda x: F.group_norm(x, 4)), "0.7 to 2 us more"),
-    "host: relu": (host_time(F.relu), "0.7 to 2 us more"),
-    "UNet step": (unet_step, "1.0 to 1.15"),
-    "messages, no limit": (all_reduce_time(0.0), "18 to 30 us"),
-    "messages, limit of 60 s": (all_reduce_time(60.0), "at least 1000 us"),
-    "two streams": (streams, "0"),
-    "dropout, one_device": (dropout("one_device"), "1.0 on one rank"),
-    "dropout, counter": (dropout("counter"), "1.0"),
-    "peak memory of a step": (peak_memory, "at most 1.05"),
-    "CUDA graph": (graph, "captured"),
-    "torch.compile": (compiled("default"), "below 1"),
-    "torch.compile, reduce-overhead": (compiled("reduce-overhead"), "below 1"),
+STAGES = {
+    "one rank": Stage(1, "nccl", first_gpu_alone.MEASUREMENTS),
+    "two ranks": Stage(2, "gloo", first_gpu_ranks.MEASUREMENTS),
+    "two ranks of NCCL": Stage(2, "nccl", first_gpu_ranks.OVER_NCCL),
 }
+for pieces in (2, 8, 64):
+    STAGES[f"a rank of {pieces}"] = Stage(
+        pieces, "fake", first_gpu_pieces.measurements(pieces)
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--show", action="store_true", help="only print the table")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME")
-    options = parser.parse_args()
+    options = parse()
     if options.show:
         return show(options.results)
     if reason := device.missing():
         return print(reason)
-    DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((1,), ("domain",))
-    device.enter(0)
-    rows = {}
-    for name in options.only or MEASUREMENTS:
-        rows[name] = measured(MEASUREMENTS[name][0], mesh)
-        print(f"{name}: {rows[name]}", flush=True)
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(rows, indent=1))
-    DistributedManager.cleanup()
+    if options.rows:
+        return measure(options.results, options.stages[0], options.rows)
+    ends = time.monotonic() + options.limit
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    for name in options.stages:
+        run_stage(options.results, name, options.only, ends)
 
 
-def measured(measurement, mesh):
-    torch.manual_seed(0)
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("results", type=Path)
+    add("--show", action="store_true", help="only print the table")
+    add("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE")
+    add("--only", nargs="+", metavar="NAME", help="these measurements of the stages")
+    add("--limit", type=float, default=3600, help="seconds for all of it")
+    add("--rows", nargs="+", help=argparse.SUPPRESS)  # in a rank of a stage
+    options = parser.parse_args()
+    for row in options.only or ():
+        if not any(row in STAGES[name].measurements for name in options.stages):
+            parser.error(f"no measurement {row!r} in {', '.join(options.stages)}")
+    return options
+
+
+# ---- stages -----------------------------------------------------------------
+
+
+def run_stage(results, name, only, ends):
+    stage = STAGES[name]
+    rows = [row for row in only or stage.measurements if row in stage.measurements]
+    if reason := stage.missing():
+        print(f"{name}: {reason}", flush=True)
+        for row in rows:
+            record(results, name, row, reason)
+        return
+    for row in rows:
+        forget(results, name, row)
+    while rows and time.monotonic() < ends:
+        start_ranks(results, name, rows, ends)
+        known = read(results).get(name, {})
+        left = [row for row in rows if row not in known]
+        if len(left) == len(rows):
+            record(results, name, left.pop(0), "its ranks did not start")
+        rows = left
+
+
+def start_ranks(results, name, rows, ends):
+    stage = STAGES[name]
+    launcher = [sys.executable]
+    if stage.ranks > 1 and stage.backend != "fake":
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += [f"--nproc-per-node={stage.ranks}"]
+    settings = {
+        "SHARDTENSOR_DISTRIBUTED_TIMEOUT": str(MESSAGES),
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    }
+    command = [*launcher, __file__, results, "--stages", name, "--rows", *rows]
+    process = subprocess.Popen(command, env=os.environ | settings)
     try:
-        return measurement(mesh)
-    except NeedsGpu as reason:
-        return str(reason)
-    except Exception as error:  # the row says it, the others are still measured
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        process.wait(max(1, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun takes its ranks along
+        process.wait()
+
+
+def measure(results, name, rows):
+    """In each rank of a stage."""
+    mesh = join(STAGES[name])
+    for row in rows:
+        if is_first():
+            record(results, name, row, UNDER_WAY)
+        shardtensor.reset_comm_stats()
+        torch.manual_seed(0)
+        try:
+            cell = STAGES[name].measurements[row][0](mesh)
+            device.finish()
+        except CannotRun as reason:
+            cell = str(reason)
+        except Exception as error:  # the row says it, the others are still measured
+            fail(results, name, row, error)
+        if is_first():
+            record(results, name, row, cell, shardtensor.comm_stats().exchanges)
+            print(f"{name}, {row}: {cell}", flush=True)
+    leave()
+
+
+def fail(results, name, row, error):
+    """Ends this rank. What the first rank to fail says counts: others fail of that."""
+    told = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    print(f"{name}, {row}: {told}", flush=True)
+    if not read(results).get(name, {}).get(row, {}).get("failed"):
+        record(results, name, row, told, failed=True)
+    os._exit(1)
+
+
+def join(stage):
+    """The stage's mesh, whose tensors are on the device."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    if stage.backend == "nccl":
+        DistributedManager.initialize()
+        mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
+        device.enter(rank)
+        return mesh
+    if stage.backend == "fake":
+        first_gpu_pieces.join(stage.ranks)
+    else:  # DistributedManager would take host tensors, too
+        limit = datetime.timedelta(seconds=MESSAGES)
+        dist.init_process_group(stage.backend, timeout=limit)
+    device.enter(rank)
+    return init_device_mesh(device.DEVICE, (stage.ranks,), mesh_dim_names=("domain",))
+
+
+def is_first():
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def leave():
+    if DistributedManager.is_initialized():
+        DistributedManager.cleanup()
+    else:
+        dist.destroy_process_group()
+
+
+# ---- the table --------------------------------------------------------------
+
+
+def read(results):
+    return json.loads(results.read_text()) if results.exists() else {}
+
+
+def write(results, stages):
+    """At once: another rank may read it."""
+    new = results.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(stages, indent=1))
+    new.replace(results)
+
+
+def record(results, stage, row, cell, exchanges=0, failed=False):
+    stages = read(results)
+    found = {"here": cell, "exchanges": exchanges, "failed": failed}
+    stages.setdefault(stage, {})[row] = found
+    write(results, stages)
+
+
+def forget(results, stage, row):
+    stages = read(results)
+    stages.get(stage, {}).pop(row, None)
+    write(results, stages)
 
 
 def show(results):
-    rows = json.loads(results.read_text()) if results.exists() else {}
-    print("| what | here | expected |\n|---|---|---|")
-    for name, (_, expected) in MEASUREMENTS.items():
-        print(f"| {name} | {rows.get(name, 'not measured')} | {expected} |")
+    stages = read(results)
+    print("| ranks | what | here | exchanges | expected |\n|---|---|---|---|---|")
+    for name, stage in STAGES.items():
+        for row, (_, expected) in stage.measurements.items():
+            found = {"here": "not measured", "exchanges": 0}
+            found |= stages.get(name, {}).get(row, {})
+            cells = name, row, found["here"], found["exchanges"], expected
+            print(f"| {' | '.join(map(str, cells))} |")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,35 @@ def test_one_line_without_a_gpu():
 def test_a_dry_run_on_the_cpu(tmp_path):
     command = sys.executable, ROOT / "benchmarks" / "python" / "first_gpu.py"
     results = tmp_path / "measured.json"
-    run(*command, results, "--only", "values at the edges", "two streams", DEVICE="cpu")
-    lines = run(*command, results, "--show", DEVICE="cpu").splitlines()
-    assert "| values at the edges | right | right |" in lines
-    assert "| two streams | needs a GPU | 0 |" in lines
-    assert "| UNet step | not measured | 1.0 to 1.15 |" in lines
+    rows = ["values at the edges", "two streams", "GroupNorm, fp32", "label 255"]
+    rows += ["conv 64, 16 rows, fp32", "convolution", "neighbours"]
+    told = run(*command, results, "--only", *rows, DEVICE="cpu")
+    assert "two ranks of NCCL: needs a GPU\n" in told
+    found = {}
+    for line in run(*command, results, "--show", DEVICE="cpu").splitlines()[2:]:
+        ranks, what, here, exchanges, _ = line.strip("| ").split(" | ")
+        found[ranks, what] = here, int(exchanges)
+    assert found["one rank", "values at the edges"] == ("right", 0)
+    assert found["one rank", "two streams"] == ("needs a GPU", 0)
+    assert found["one rank", "UNet step"] == ("not measured", 0)
+    assert found["two ranks of NCCL", "neighbours"] == ("needs a GPU", 0)
+    assert "out of bounds" in found["two ranks", "label 255"][0]
+    here, exchanges = found["two ranks", "values at the edges"]
+    assert here == "right" and exchanges > 0
+    here, exchanges = found["two ranks", "GroupNorm, fp32"]
+    assert "ms plain" in here and "launches" in here and exchanges > 0
+    here, exchanges = found["two ranks", "conv 64, 16 rows, fp32"]
+    assert "joined" in here and "apart" in here and exchanges > 0
+    for ranks in ("a rank of 2", "a rank of 8", "a rank of 64"):
+        here, exchanges = found[ranks, "convolution"]
+        assert "launches" in here and exchanges > 0
+
+
+def test_a_row_that_fails_takes_no_other_along(tmp_path):
+    """Its ranks end; the next row has fresh ones."""
+    command = sys.executable, ROOT / "benchmarks" / "python" / "first_gpu.py"
+    results = tmp_path / "measured.json"
+    rows = ["label 255", "record_stream"]
+    run(*command, results, "--stages", "two ranks", "--only", *rows, DEVICE="cpu")
+    lines = run(*command, results, "--show", DEVICE="cpu")
+    assert "| record_stream | needs a GPU |" in lines and "out of bounds" in lines
