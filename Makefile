@@ -95,7 +95,11 @@ demo-mesh: build setup-demo setup-mesh  ## a MeshGraphNet learns heat flow on a 
 demo-sphere: build setup-demo setup-sphere  ## train a spherical operator on the globe's weather
 	@$(call RUN_DEMO,examples/python/train_sphere.py)
 
-test: test-cpp test-python test-device  ## all tests but the tail (DEVICE=cuda: there)
+# Not as prerequisites: without the DEVICE that was asked for nothing is built.
+test: setup  ## all tests but the tail (DEVICE=cuda: those of Python on a GPU)
+	@missing=$$($(BIN)/python python/tests/support/rig.py) && \
+	  if [ "$$missing" ]; then echo "$$missing"; \
+	  else $(MAKE) --no-print-directory test-cpp test-python test-device; fi
 
 test-all:  ## the same with the tail: full sweeps, larger compiled models
 	@$(MAKE) test TAIL=1
@@ -162,7 +166,8 @@ bench: build-tests setup-demo setup-sphere  ## per-operator cost and the UNet st
 	@RANKS=$(RANKS) $(BIN)/python benchmarks/python/run.py $(ARGS)
 
 report: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
-	@$(BIN)/python tools/report.py $(ARGS)
+	@GUARDED_TESTS='$(addprefix python/tests/,$(DEVICE_TESTS))' \
+	  $(BIN)/python tools/report.py $(ARGS)
 
 wheel: setup  ## a wheel for the torch of .venv, in dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation \

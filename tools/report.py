@@ -4,9 +4,11 @@
     make report                                  # everything, out/report.html
     make report ARGS="--tests python/tests/halo --parts operators unet"
     make report ARGS="--tests --parts unet"      # no tests, one benchmark
+    make report DEVICE=cpu                       # though there is a GPU
 
-The file stands alone (tables, plots, the text of each failure), so that it can be
-sent. Exit status 1 where a test failed or a benchmark did not come to its end.
+Python tests and benchmarks run on a GPU where there is one; C++ tests, and those on
+the guarded device, need none. The file stands alone (tables, plots, the text of each
+failure), so that it can be sent. Exit status 1 where a test failed or a benchmark did not come to its end.
 """
 
 import argparse
@@ -40,9 +42,12 @@ pre { background: #f4f4f4; padding: 0.7em; overflow-x: auto; font-size: 12px }
 
 def main():
     args = parse()
+    if told := choose_device():
+        print(told)
+        return 0
     args.output.parent.mkdir(parents=True, exist_ok=True)
     sections = [heading(), machine()]
-    suites = run_tests(args.tests, args.cpp)
+    suites = run_tests(args.tests, args.guarded, args.cpp)
     sections += [section_of(suite) for suite in suites]
     failed = [suite for suite in suites if suite.failures or not suite.cases]
     for part in parts_of(args.parts):
@@ -59,11 +64,31 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--tests", nargs="*", default=["python/tests"], help="for pytest; none: none")
+    add("--tests", nargs="*", help="for pytest; none: none, default: all")
+    add("--guarded", nargs="*", help="the same on the guarded device")
     add("--no-cpp", dest="cpp", action="store_false", help="without ctest")
     add("--parts", nargs="*", help="benchmarks; none: none, default: all")
     add("--output", type=Path, default=Path("out/report.html"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.tests is None:
+        args.tests = ["python/tests"]
+        args.guarded = args.guarded or os.environ.get("GUARDED_TESTS", "").split()
+    return args
+
+
+def choose_device():
+    """DEVICE, which all that is started reads: what was asked for, else what the
+    machine has. Why nothing can run there, in one line."""
+    import torch
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = os.environ.setdefault("DEVICE", found) or found
+    os.environ["DEVICE"] = wanted
+    if wanted not in ("cpu", "cuda"):
+        return f"DEVICE={wanted}: expected cpu or cuda; nothing was run"
+    if wanted == "cuda" and found == "cpu":
+        return "DEVICE=cuda: this PyTorch sees no GPU; nothing was run"
+    return None
 
 
 # ---- the machine ------------------------------------------------------------
@@ -80,6 +105,7 @@ def machine():
     ]
     rows += [("processor", processor()), ("cores", str(len(os.sched_getaffinity(0))))]
     rows += [("memory", memory()), ("Python", platform.python_version())]
+    rows += [("tests and benchmarks on", os.environ["DEVICE"])]
     rows += torch_rows()
     rows += [(name, version(*command)) for name, command in PROGRAMS.items()]
     return f"<h2>Machine</h2>{table(['', ''], rows)}"
@@ -149,27 +175,26 @@ class Suite:
         return [case for case in self.cases if case.outcome == "failed"]
 
 
-def run_tests(paths, with_cpp):
+def run_tests(paths, guarded, with_cpp):
+    pytest = [sys.executable, "-m", "pytest", "-m", "not tail"]
     suites = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.xml"
-        if with_cpp and paths:
-            command = [
-                "ctest",
-                "--preset",
-                "dev",
-                "-LE",
-                "tail",
-                "--output-junit",
-                file,
-            ]
-            subprocess.run(command, cwd=ROOT)
-            suites.append(Suite("C++ tests", cases_of(file)))
-        if paths:
-            command = [sys.executable, "-m", "pytest", "-m", "not tail", *paths]
+
+        def run(title, command, **settings):
             file.unlink(missing_ok=True)
-            subprocess.run([*command, f"--junit-xml={file}"], cwd=ROOT)
-            suites.append(Suite("Python tests", cases_of(file)))
+            subprocess.run(command, cwd=ROOT, env=os.environ | settings)
+            suites.append(Suite(title, cases_of(file)))
+
+        if with_cpp and paths:
+            ctest = ["ctest", "--preset", "dev", "-LE", "tail"]
+            run("C++ tests", [*ctest, "--output-junit", file])
+        xml = f"--junit-xml={file}"
+        if paths:
+            run("Python tests", [*pytest, *paths, xml])
+        if guarded:
+            command = [*pytest, *guarded, xml]
+            run("Tests on the guarded device", command, DEVICE="guarded")
     return suites
 
 

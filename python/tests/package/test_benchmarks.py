@@ -1,4 +1,4 @@
-"""Benchmarks say where they cannot run."""
+"""Benchmarks and tests say where they cannot run."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-RUN = Path(__file__).resolve().parents[3] / "benchmarks" / "python" / "run.py"
+ROOT = Path(__file__).resolve().parents[3]
+RUN = ROOT / "benchmarks" / "python" / "run.py"
 
 
 @pytest.mark.parametrize(
@@ -30,4 +31,16 @@ def test_one_line_where_nothing_can_be_measured(device, told):
         capture_output=True,
         text=True,
     )
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_one_line_where_no_test_can_run():
+    """Nothing is built, neither ctest nor the guarded device are run."""
+    command = ["make", "--old-file=setup", "test", "DEVICE=cuda"]
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=outside, capture_output=True, text=True
+    )
+    told = "DEVICE=cuda: this PyTorch sees no GPU; no test has run\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")

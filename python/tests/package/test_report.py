@@ -1,15 +1,28 @@
 """One file that says what tests and benchmarks came to on a machine."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = [sys.executable, ROOT / "tools" / "report.py", "--no-cpp"]
 FAILING = (
     "def test_good():\n    pass\n\ndef test_bad():\n    assert 1 + 1 == 3, '<&>'\n"
 )
+
+ON_DEVICE = """
+import os, torch
+
+GPU = torch.cuda.is_available()
+
+def test_device():
+    assert os.environ['DEVICE'] == ('{}')
+"""
 
 PRINTED = """### first, over gloo
 
@@ -31,6 +44,33 @@ def report(tmp_path, *arguments):
     page = tmp_path / "report.html"
     done = subprocess.run([*PROGRAM, f"--output={page}", *arguments], cwd=ROOT)
     return done.returncode, page.read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+@pytest.mark.parametrize(
+    "device, told",
+    [
+        ("cuda", "DEVICE=cuda: this PyTorch sees no GPU; nothing was run\n"),
+        ("tpu", "DEVICE=tpu: expected cpu or cuda; nothing was run\n"),
+    ],
+)
+def test_one_line_without_the_device(tmp_path, device, told):
+    environment = os.environ | {"DEVICE": device}
+    page = tmp_path / "report.html"
+    command = [*PROGRAM, f"--output={page}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+    assert not page.exists()
+
+
+def test_the_guarded_device_has_tests_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("DEVICE", raising=False)
+    (tmp_path / "test_here.py").write_text(ON_DEVICE.format("cuda' if GPU else 'cpu"))
+    (tmp_path / "test_there.py").write_text(ON_DEVICE.format("guarded"))
+    tests = f"--tests={tmp_path}/test_here.py", f"--guarded={tmp_path}/test_there.py"
+    status, page = report(tmp_path, *tests, "--parts")
+    assert status == 0
+    assert page.index("Python tests") < page.index("Tests on the guarded device")
 
 
 def test_a_failure_is_told(tmp_path):

@@ -18,11 +18,13 @@ BACKEND = BACKENDS[DEVICE]
 
 def missing():
     """Why nothing can run on DEVICE here, in one line; None where it can."""
+    if DEVICE != "cuda":
+        return None
     import torch
 
-    if DEVICE == "cuda" and not torch.cuda.is_available():
-        return "DEVICE=cuda: this PyTorch sees no GPU; no test has run"
-    return None
+    if torch.cuda.is_available():
+        return None
+    return "DEVICE=cuda: this PyTorch sees no GPU; no test has run"
 
 
 def prepare():
@@ -57,3 +59,7 @@ def finish():
 
     if DEVICE != "cpu":
         torch.accelerator.synchronize()
+
+
+if __name__ == "__main__":  # for make
+    print(missing() or "", end="")
