@@ -8,7 +8,8 @@
 
 Python tests and benchmarks run on a GPU where there is one; C++ tests, and those on
 the guarded device, need none. The file stands alone (tables, plots, the text of each
-failure), so that it can be sent. Exit status 1 where a test failed or a benchmark did not come to its end.
+failure), so that it can be sent. Exit status 1 where a test failed or a benchmark did
+not come to its end.
 """
 
 import argparse

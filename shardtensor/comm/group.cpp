@@ -125,6 +125,17 @@ class WithoutPythonState {
   at::impl::SavedTensorDefaultHooksTLS saved_;
 };
 
+/// Names the other end of a message that does not come.
+void wait(const PeerWork& under_way, std::chrono::milliseconds limit) {
+  try {
+    wait(under_way.work, limit);
+  } catch (const std::exception& error) {
+    const auto peer = under_way.peer;
+    TORCH_CHECK(peer >= 0, first_line(error));
+    TORCH_CHECK(false, "waiting for rank ", peer, ": ", first_line(error));
+  }
+}
+
 /// call(), which talks to the backend; any failure names what was under way.
 template <typename Call>
 auto talk(const Group& group, Describe describe, Call call) {
@@ -139,8 +150,8 @@ auto talk(const Group& group, Describe describe, Call call) {
 
 void wait_for_all(const Works& works, std::chrono::milliseconds limit) {
   const auto begin = Clock::now();
-  for (const auto& work : works) {
-    wait(work, limit);
+  for (const auto& under_way : works) {
+    wait(under_way, limit);
   }
   count_wait(std::chrono::duration<double>(Clock::now() - begin).count());
 }
@@ -391,7 +402,7 @@ void Group::all_to_all(
                   in,
                   parts(out_bytes, out_lengths),
                   parts(in_bytes, in_lengths))
-            : Works{start_collective()};
+            : Works{{start_collective()}};
       },
       meanwhile);
 }
@@ -414,7 +425,7 @@ void Group::all_reduce(const at::Tensor& x, Reduce reduce, Describe describe)
       *this,
       describe,
       limit,
-      [&] { return Works{process_group->allreduce(tensors, options)}; },
+      [&] { return Works{{process_group->allreduce(tensors, options)}}; },
       [] {});
 }
 
@@ -444,7 +455,7 @@ Started Group::start_all_reduce(
       *this,
       what,
       limit,
-      [&] { return Works{process_group->allreduce(tensors, options)}; },
+      [&] { return Works{{process_group->allreduce(tensors, options)}}; },
       [x] {}); // the backend may not keep it
 }
 
@@ -464,7 +475,9 @@ at::Tensor Group::all_gather(const at::Tensor& row, Describe describe) const {
       *this,
       describe,
       limit,
-      [&] { return Works{process_group->allgather(outputs, inputs, options)}; },
+      [&] {
+        return Works{{process_group->allgather(outputs, inputs, options)}};
+      },
       [] {});
   return all;
 }
@@ -486,7 +499,9 @@ void Group::all_gather_into(
       *this,
       describe,
       limit,
-      [&] { return Works{start_all_gather(*process_group, out, in, options)}; },
+      [&] {
+        return Works{{start_all_gather(*process_group, out, in, options)}};
+      },
       [] {});
 }
 

@@ -108,7 +108,7 @@ Works start_messages(
     for (const auto& [rank, tensor] : messages) {
       std::vector<at::Tensor> message{tensor};
       try {
-        works.push_back(start_one(message, static_cast<int>(rank)));
+        works.push_back({start_one(message, static_cast<int>(rank)), rank});
       } catch (...) {
         // A rank that is gone: those that are left shall not wait for us.
         error = error ? error : std::current_exception();
@@ -124,7 +124,7 @@ Works start_messages(
   if (error) {
     std::rethrow_exception(error);
   }
-  return together ? Works{group.endCoalescing(x.device().type())} : works;
+  return together ? Works{{group.endCoalescing(x.device().type())}} : works;
 }
 
 void reduce_rows(

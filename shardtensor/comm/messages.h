@@ -31,7 +31,12 @@ namespace shardtensor::detail {
 // tensors and few ranks: this thread computes meanwhile. Otherwise messages to
 // and from the peers alone, started by this thread, take less time.
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+/// A call under way; `peer` is the rank that a message is to or from.
+struct PeerWork {
+  c10::intrusive_ptr<c10d::Work> work;
+  int64_t peer = -1; // all ranks
+};
+using Works = std::vector<PeerWork>;
 
 /// What goes to, or comes from, one rank.
 struct RankTensor {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -71,7 +72,13 @@ void MpiOperation::send(const at::Tensor& x, int rank, std::optional<int> tag) {
   for_each_chunk(x, [&](void* data, int bytes) {
     const int number = tag.value_or(tag_of(bytes));
     return MPI_Isend(
-        data, bytes, MPI_BYTE, rank, number, comm_, next(x, /*received=*/-1));
+        data,
+        bytes,
+        MPI_BYTE,
+        rank,
+        number,
+        comm_,
+        next(x, rank, /*received=*/-1));
   });
 }
 
@@ -82,8 +89,26 @@ void MpiOperation::receive(
   for_each_chunk(x, [&](void* data, int bytes) {
     const int number = tag.value_or(tag_of(bytes));
     return MPI_Irecv(
-        data, bytes, MPI_BYTE, rank, number, comm_, next(x, bytes));
+        data, bytes, MPI_BYTE, rank, number, comm_, next(x, rank, bytes));
   });
+}
+
+/// Whose messages have not come, for the error of a passed time limit.
+std::string MpiOperation::missing() const {
+  std::set<int> ranks;
+  const std::lock_guard lock(MpiSession::get().mutex());
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    int completed = 0;
+    MPI_Request_get_status(requests_[i], &completed, MPI_STATUS_IGNORE);
+    if (!completed && ranks_[i] >= 0) {
+      ranks.insert(ranks_[i]);
+    }
+  }
+  std::string text;
+  for (const int rank : ranks) {
+    text += c10::str(text.empty() ? ", waiting for rank " : ", rank ", rank);
+  }
+  return text;
 }
 
 /// What has arrived that nobody takes, for the error of a passed time limit.
@@ -107,11 +132,12 @@ std::string MpiOperation::strays() const {
 
 void MpiOperation::barrier() {
   const std::lock_guard lock(MpiSession::get().mutex());
-  check_mpi(MPI_Ibarrier(comm_, next({}, /*received=*/-1)), "mpi");
+  check_mpi(MPI_Ibarrier(comm_, next({}, -1, /*received=*/-1)), "mpi");
 }
 
-MPI_Request* MpiOperation::next(const at::Tensor& x, int received) {
+MPI_Request* MpiOperation::next(const at::Tensor& x, int rank, int received) {
   tensors_.push_back(x);
+  ranks_.push_back(std::max(rank, -1)); // MPI_ANY_SOURCE is negative
   received_.push_back(received);
   return &requests_.emplace_back(MPI_REQUEST_NULL);
 }
@@ -174,6 +200,7 @@ bool MpiWork::test_messages() {
   source_ = statuses.size() == 1 ? statuses[0].MPI_SOURCE : source_;
   requests.clear();
   operation_.received_.clear();
+  operation_.ranks_.clear();
   operation_.tensors_.clear();
   return true;
 }
@@ -232,6 +259,7 @@ bool MpiWork::wait(std::chrono::milliseconds limit) {
               "not finished after ",
               limit.count(),
               " ms",
+              operation_.missing(),
               operation_.strays()));
     }
     if (polls < kEagerPolls) {

@@ -41,7 +41,8 @@ class MpiOperation {
  private:
   friend class MpiWork;
 
-  MPI_Request* next(const at::Tensor& x, int received);
+  MPI_Request* next(const at::Tensor& x, int rank, int received);
+  std::string missing() const;
   std::string strays() const;
 
   c10d::OpType type_;
@@ -49,6 +50,7 @@ class MpiOperation {
   std::chrono::milliseconds limit_; // counted from the start
   std::vector<MPI_Request> requests_;
   std::vector<int> received_; // bytes per request; -1: receives nothing
+  std::vector<int> ranks_; // per request; -1: all or any
   std::vector<at::Tensor> tensors_; // kept alive
   std::vector<at::Tensor> results_;
   std::deque<Step> steps_;

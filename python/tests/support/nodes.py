@@ -50,6 +50,9 @@ class Nodes:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            for process in self.processes():  # what launchers left
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
     def start(self, node, command, **env):
         """A program on a node; its output is text in process.stdout."""
@@ -68,6 +71,13 @@ class Nodes:
     def vanish(self, node):
         """Nothing that it sends arrives, and nothing says so."""
         self.inside(node, "ip", "link", "set", "link0", "down")
+
+    def processes(self):
+        listed = [
+            subprocess.run(["ip", "netns", "pids", name], capture_output=True)
+            for name in self.names
+        ]
+        return [int(pid) for done in listed for pid in done.stdout.split()]
 
     def inside(self, node, *command):
         call(*self.prefix(node), *command)
