@@ -72,6 +72,22 @@ Tensor cut_along(const Tensor& x, int64_t dim, const Dims& axes) {
       x, contiguous_dim(with_placements(spec(x), std::move(placements)), dim));
 }
 
+/// The same in memory of these nominal strides, none: contiguous.
+Tensor in_memory_order(const Tensor& x, const Dims& strides) {
+  if (strides.empty()) {
+    return x.contiguous();
+  }
+  Dims order(x.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  Dims back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  return x.permute(order).contiguous().permute(back);
+}
+
 // ---- a mask -----------------------------------------------------------------
 
 /// x[:, mask] where keeps_rows() is false for cuts of the dims of the mask.
@@ -95,8 +111,9 @@ std::optional<Tensor> read_by_flat_mask(const Tensor& x, const Indices& given) {
   }
   const auto rows = cut_along(flattened(x, *place, dims), *place, axes);
   const auto chosen = flattened(promote(*mask, own->mesh()), 0, dims);
-  return read_along(
+  const auto found = read_along(
       rows, *place, redistribute(chosen, layout_of_dim(spec(rows), *place)));
+  return in_memory_order(found, indexed_strides(x, given, found.sizes().vec()));
 }
 
 // ---- indices of several dims ------------------------------------------------
@@ -181,22 +198,6 @@ Tensor cut_index(const Tensor& given, const MeshPtr& mesh, const Dims& axes) {
     }
   }
   return redistribute(index, with_placements(own, std::move(placements)));
-}
-
-/// The same in memory of these nominal strides, none: contiguous.
-Tensor in_memory_order(const Tensor& x, const Dims& strides) {
-  if (strides.empty()) {
-    return x.contiguous();
-  }
-  Dims order(x.dim());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(
-      order, [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-  Dims back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    back[order[i]] = static_cast<int64_t>(i);
-  }
-  return x.permute(order).contiguous().permute(back);
 }
 
 /// Indices that are whole and name fewer rows than there are need no plan: each
