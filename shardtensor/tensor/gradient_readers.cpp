@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -35,6 +36,9 @@ std::function<void()>& teller() {
 } // namespace
 
 void note_reader(const at::Tensor& leaf, std::vector<int64_t> ranks) {
+  if (!leaf.requires_grad()) {
+    return;
+  }
   std::sort(ranks.begin(), ranks.end());
   const auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
   const auto* known = dynamic_cast<const Reader*>(hook.get());
@@ -53,7 +57,8 @@ namespace detail {
 void learn_readers() {
   static thread_local int last = -1;
   const int task = torch::autograd::get_current_graph_task_id();
-  if (teller() && std::exchange(last, task) != task) {
+  const bool is_traced = c10::impl::dispatch_mode_enabled();
+  if (teller() && !is_traced && std::exchange(last, task) != task) {
     teller()();
   }
 }
