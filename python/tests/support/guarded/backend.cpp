@@ -66,7 +66,14 @@ class LateWork : public c10d::Work {
   }
   /// Who asks for it waits: a future can't be late by itself.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    synchronize();
+    {
+      // Python asks with its lock, which gloo's thread takes to free a tensor.
+      std::optional<pybind11::gil_scoped_release> released;
+      if (PyGILState_Check()) {
+        released.emplace();
+      }
+      synchronize();
+    }
     auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::ofTensors(),
         std::vector<c10::Device>{c10::Device(kDevice, 0)});
