@@ -1,5 +1,6 @@
 """The attention kernels of a device, which PyTorch chooses: `make test-device`."""
 
+import math
 import sys
 from types import ModuleType
 
@@ -155,16 +156,15 @@ PIECES = [
 ]
 
 
-def attend_by_natten():
-    mesh = init_device_mesh(rig.DEVICE, (torch.distributed.get_world_size(),))
+def attend_by_natten(shape):
+    mesh = init_device_mesh(rig.DEVICE, shape)
     calls, taken = natten(), 0
     use_natten_kernels("PrivateUse1")
     for lengths, *parameters in PIECES:
         for features in (4, 5):
             x = [torch.randn(1, *lengths, 2, features) for _ in range(3)]
             wholes = [t.requires_grad_() for t in x]
-            sizes = {1: sizes_of(lengths[0], mesh.size())}
-            shards = [sharded_leaf(t, mesh, sizes) for t in x]
+            shards = [sharded_leaf(t, mesh, len(lengths)) for t in x]
             calls.clear()
             out = neighborhood_attention(*shards, *parameters)
             grads = torch.autograd.grad(out.square().sum(), shards)
@@ -179,11 +179,14 @@ def attend_by_natten():
     assert taken >= len(PIECES) - 1
 
 
-def sharded_leaf(x, mesh, sizes):
-    return shard(x.detach(), mesh, [Shard(1)], sizes).requires_grad_()
+def sharded_leaf(x, mesh, dims):
+    """Cut along the first dim, on a grid the second, too."""
+    cut = [Shard(1 + min(axis, dims - 1)) for axis in range(mesh.ndim)]
+    sizes = {1: sizes_of(x.shape[1], mesh.size())} if mesh.ndim == 1 else None
+    return shard(x.detach(), mesh, cut, sizes).requires_grad_()
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_pieces_of_a_neighbourhood_become_domains_of_nattens(count):
-    for outcome in run_isolated(count, attend_by_natten):
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
+def test_pieces_of_a_neighbourhood_become_domains_of_nattens(shape):
+    for outcome in run_isolated(math.prod(shape), attend_by_natten, shape):
         assert outcome.kind == "ok", outcome.text

@@ -143,6 +143,26 @@ bool is_installed(const Tensor& x) {
       c10::highestPriorityBackendTypeId(x.key_set()));
 }
 
+/// op's results on whole domains; none where NATTEN cannot.
+template <class Op, class... Tensors>
+std::vector<Tensor> call(
+    const Op& op,
+    const Domain& domain,
+    double scale,
+    const Tensors&... operands) {
+  c10::List<bool> causal;
+  for (const bool one : domain.causal) {
+    causal.push_back(one);
+  }
+  return op.call(
+      operands...,
+      domain.kernel,
+      domain.dilation,
+      domain.stride,
+      std::move(causal),
+      scale);
+}
+
 bool takes(const Tensor& query, const Tensor& key, const Tensor& value) {
   const auto type = query.scalar_type();
   return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
@@ -150,12 +170,13 @@ bool takes(const Tensor& query, const Tensor& key, const Tensor& value) {
       query.size(-1) == value.size(-1) && is_installed(query);
 }
 
-c10::List<bool> list_of(const std::vector<bool>& values) {
-  c10::List<bool> list;
-  for (const bool value : values) {
-    list.push_back(value);
-  }
-  return list;
+/// What NATTEN attends to in the place of the piece, if it can.
+std::optional<Domain> domain_of_piece(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims) {
+  return takes(query, key, value) ? domain_of(dims) : std::nullopt;
 }
 
 } // namespace
@@ -166,19 +187,17 @@ std::optional<NeighborhoodOutput> attend_by_natten(
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
-  const auto domain = takes(query, key, value) ? domain_of(dims) : std::nullopt;
+  const auto domain = domain_of_piece(query, key, value, dims);
   if (!domain) {
     return std::nullopt;
   }
-  const auto attended = forward_operator().call(
+  const auto attended = call(
+      forward_operator(),
+      *domain,
+      scale,
       extended(query, *domain, domain->queries),
       extended(key, *domain, domain->keys),
-      extended(value, *domain, domain->keys),
-      domain->kernel,
-      domain->dilation,
-      domain->stride,
-      list_of(domain->causal),
-      scale);
+      extended(value, *domain, domain->keys));
   if (attended.empty()) {
     return std::nullopt;
   }
@@ -194,20 +213,18 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> attend_by_natten_backward(
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
-  const auto domain = takes(query, key, value) ? domain_of(dims) : std::nullopt;
+  const auto domain = domain_of_piece(query, key, value, dims);
   if (!domain) {
     return std::nullopt;
   }
-  const auto grads = backward_operator().call(
+  const auto grads = call(
+      backward_operator(),
+      *domain,
+      scale,
       extended(grad, *domain, domain->queries),
       extended(query, *domain, domain->queries),
       extended(key, *domain, domain->keys),
-      extended(value, *domain, domain->keys),
-      domain->kernel,
-      domain->dilation,
-      domain->stride,
-      list_of(domain->causal),
-      scale);
+      extended(value, *domain, domain->keys));
   if (grads.empty()) {
     return std::nullopt;
   }
