@@ -73,7 +73,7 @@ OF_THE_CPU = {
 # PyTorch has for CUDA alone what they need (opcheck, DLPack, sparse tensors), or the
 # device is unlike CUDA yet: strides of rrelu and padding, FSDP's streams, pickles.
 NOT_OF_THE_GUARDED = {
-    "test_layers_in_lists",
+    "test_layers_in_lists",  # FSDP of plain tensors is wrong there, too
     "test_layers_keep_the_format_that_they_keep_on_one_device",
     "test_numbers_come_in_the_order_of_memory",
     "test_operators_pass_opcheck",
