@@ -268,7 +268,9 @@ def assert_alike(name, what, of_input, actual, expected):
 
 
 @ranks(2, 3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.tail)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_not_finite_where_one_device_is(mesh, family, dtype):
     wrong = []

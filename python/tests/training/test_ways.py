@@ -251,9 +251,10 @@ def alone(way):
 def check(way, data, mesh, axes, domain):
     model = parallelize(net(way.reentrant), mesh, data, axes, **way.options)
     training = run(way, model, mesh, [part(x, mesh, domain) for x in batches()])
+    results = training.results()
     for name, expected in alone(way).items():
         torch.testing.assert_close(
-            training.results()[name],
+            results[name],
             expected,
             rtol=way.tolerance,
             atol=way.tolerance,

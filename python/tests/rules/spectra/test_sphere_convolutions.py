@@ -344,7 +344,7 @@ def gradients(attention, given, weight):
 
 
 @ranks(2, 3, "2x2")
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", [pytest.param(1, marks=pytest.mark.tail), 2])
 def test_attention_to_neighbours(mesh, heads):
     from torch_harmonics.attention import NeighborhoodAttentionS2
 
@@ -352,7 +352,7 @@ def test_attention_to_neighbours(mesh, heads):
     x = torch.randn(1, 2, 3, 4, requires_grad=True)
     weight = torch.randn(1, 2, 3, 4)
     expected = gradients(attention, [x], weight)
-    for placements, cut in sphere_cuts(mesh, 3, 4):
+    for placements, cut in sphere_cuts(mesh, 3, 4)[: 3 if mesh.ndim == 1 else 1]:
         part = shard(x, mesh, placements, cut)
         with shardtensor.fallback_mode("silent"):
             actual = gradients(attention, [part], weight)
