@@ -22,6 +22,11 @@ void born(const at::Tensor& tensor) {
   }
 }
 
+// For who reads a storage's data, as torch::save does.
+constexpr auto kNoMemory =
+    "a ShardTensor has no memory of its global sizes; expected a plain tensor: "
+    "full_tensor() or to_local()";
+
 c10::DispatchKeySet keys_of(const at::Tensor& local) {
   const auto backend = local.key_set().raw_repr() & c10::full_backend_mask;
   return c10::DispatchKeySet(c10::DispatchKeySet::RAW, backend) |
@@ -76,7 +81,9 @@ void ShardTensorImpl::refresh(at::IntArrayRef strides) {
       c10::DataPtr{nullptr, local_.device()},
       nullptr,
       false);
-  storage_.unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+  auto* nothing = storage_.unsafeGetStorageImpl();
+  nothing->set_throw_on_mutable_data_ptr();
+  nothing->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   second_owner_ = storage_;
 }
 

@@ -1,9 +1,13 @@
 #include "shardtensor/tensor/shard_tensor.h"
 
+#include <sstream>
+#include <string>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/serialize.h>
 
 #include "../layout/support.h"
 #include "shardtensor/tensor/infer_spec.h"
@@ -123,6 +127,22 @@ TEST(ShardTensor, ToLocalSeesLaterChangesInPlace) {
 TEST(ShardTensor, DataOfAShardTensorCannotBecomePlain) {
   auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
   EXPECT_THROW(tensor.set_data(at::rand({4, 2})), c10::Error);
+}
+
+// PyTorch writes what lies behind a storage without asking whether anything
+// does.
+TEST(ShardTensor, CannotBeSavedAsIfItWerePlain) {
+  const auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  std::ostringstream file;
+  try {
+    torch::save(tensor, file);
+    FAIL() << "nothing was raised";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(
+        error.msg().find("a ShardTensor has no memory of its global sizes"),
+        std::string::npos)
+        << error.msg();
+  }
 }
 
 TEST(ShardTensor, PromotedParametersKeepPlainGradients) {
