@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from oracle import check_op, sharded
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
 
 import shardtensor
 from conformance import WAIT, steps, sweep
@@ -54,8 +55,8 @@ def redistributed(x, placements, sizes=None):
 
 NAMES = {
     "F": F, "Partial": Partial, "Replicate": Replicate, "Shard": Shard,
-    "random": random, "redistributed": redistributed, "sharded": sharded,
-    "torch": torch,
+    "checkpoint": checkpoint, "random": random, "redistributed": redistributed,
+    "sharded": sharded, "torch": torch,
 }  # fmt: skip
 
 
@@ -173,11 +174,12 @@ def run_on_rank(mesh, source):
 
 
 def has_gradients(source):
-    """Whether one device has them; PyTorch refuses those of some empty tensors."""
+    """Whether one device has them; PyTorch refuses those of some empty tensors, and
+    some arguments that require gradients."""
     names = {**NAMES, "sharded": lambda tensor, *layout: tensor}
     exec(source, names)
-    outputs = [x for x in names["program"](*names["inputs"]) if x.requires_grad]
     try:
+        outputs = [x for x in names["program"](*names["inputs"]) if x.requires_grad]
         torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
     except RuntimeError:
         return False

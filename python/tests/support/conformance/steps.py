@@ -179,9 +179,18 @@ def normed(w):
     w.add(text.format(x=x, last=shape[-1:], two=shape[-2:]))
 
 
+def image(w, dims=(4,)):
+    """A tensor so far of as many dims, or a new one."""
+    try:
+        return w.tensor(lambda x: x.dim() in dims and x.numel())
+    except Unfit:
+        extents = w.pick(1, 2), w.pick(2, 4), w.pick(3, 6, 7), w.pick(2, 4, 5)
+        return w.given(extents[: w.pick(*dims)])
+
+
 def stencil(w):
     """Neighbours along the last dim of (batch, channels, length), or the last two."""
-    x = w.tensor(lambda x: x.dim() in (3, 4))
+    x = image(w, dims=(3, 4))
     dims = w.values[x].dim() - 2
     kernel, stride, padding = w.pick(1, 2, 3), w.pick(1, 2), w.pick(0, 1)
     channels = w.values[x].shape[1]
@@ -225,7 +234,150 @@ def moved(w):
     w.add(f"redistributed({x}, {w.layout(w.values[x].shape)})")
 
 
+def ordered(w):
+    """Order, counts and sums along a dim; what jumps is of detached numbers."""
+    x = w.tensor(lambda x: x.dim())
+    text = w.pick(
+        "{x}.kthvalue(1, {d})[0]", "{x}.quantile(0.3, {d})", "{x}.cummin({d})[0]",
+        "{x}.aminmax(dim={d})[1]", "torch.trapezoid({x}, dim={d})",
+        "torch.cumulative_trapezoid({x}, dim={d})", "{x}.nanmean({d})",
+        "torch.bucketize({x}, torch.tensor([-1.0, 0.25, 1.0]).double()).double()",
+        "{x}.count_nonzero({d}).double()", "({x} > 0.25).any({d}).double()",
+        "({x} > -1).all({d}).double()", "{x}.detach().histc(4, -2, 2)",
+        "{x}.detach().unique()", "{x}.msort()", "torch.var_mean({x}, {d})[0]",
+        "{x}.sort({d}, descending=True)[0]", "torch.gradient({x}, dim={d})[0]",
+    )  # fmt: skip
+    w.add(text.format(x=x, d=w.dim(x)))
+
+
+def scattered(w):
+    """Rows and elements that are written, added or taken by an index."""
+    x = w.tensor(lambda x: x.dim())
+    dim = w.dim(x)
+    extent = w.values[x].shape[dim]
+    chosen = [w.pick(*range(extent)) for _ in range(2)] if extent else []
+    rows = f"torch.tensor({chosen}, dtype=torch.int64)"
+    text = w.pick(
+        "{x}.scatter_add({d}, torch.zeros_like({x}).long(), {x})",
+        "{x}.scatter_reduce({d}, torch.zeros_like({x}).long(), {x}, 'mean')",
+        "{x}.scatter_reduce({d}, torch.zeros_like({x}).long(), {x}, 'amax')",
+        "{x}.index_reduce({d}, {i}, {x}.index_select({d}, {i}), 'mean')",
+        "{x}.index_copy({d}, {i}[:1], {x}.index_select({d}, {i}[:1]) * 2)",
+        "{x}.take(torch.tensor([0, -1, 0]))", "{x}[{x} > 0.25]",
+        "{x}.masked_scatter({x} > 0.5, {x}.flatten() * 2)",
+        "torch.index_put({x}, [{i}], {x}[:1] * 2, accumulate=True)",
+        "{x}[{i}, {i}]", "{x}[..., {i}]", "{x}[{i}[:, None], ..., {i}]",
+        "torch.index_put({x}, [{i}, {i}], {x}.mean(), accumulate=True)",
+        "{x}[torch.arange({x}.shape[0]).flip(0)]", "{x}[None, ..., :1]",
+        "{x}.put({i}, {x}.flatten()[:2], accumulate=True)",
+        "F.embedding({i}, {x})",
+    )  # fmt: skip
+    w.add(text.format(x=x, d=dim, i=rows))
+
+
+def transform(w):
+    x = w.tensor(lambda x: x.dim())
+    text = w.pick(
+        "torch.fft.fft({x}, dim={d}).real", "torch.fft.ifft({x}, dim={d}).imag",
+        "torch.fft.rfft({x}, dim={d}).real.square()", "torch.fft.fft2({x}).imag",
+        "torch.fft.irfft(torch.fft.rfft({x}, dim={d}) * 2, {n}, {d})",
+        "torch.view_as_real(torch.fft.fftn({x}))", "torch.fft.fftshift({x}, {d})",
+        "torch.fft.fft({x}, 3, {d}, 'ortho').imag", "torch.fft.hfft({x}, dim={d})",
+        "torch.view_as_real(torch.complex({x}, {x} + 1))",
+    )  # fmt: skip
+    dim = w.dim(x)
+    w.add(text.format(x=x, d=dim, n=w.values[x].shape[dim]))
+
+
+def attention(w):
+    x = w.tensor(lambda x: x.dim() in (2, 3, 4))
+    *batch, length, width = w.values[x].shape
+    y = w.given((*batch, w.pick(1, 2, 5), width), plain=w.pick(False, True))
+    mask = w.given((length, w.values[y].shape[-2]), plain=w.pick(False, True))
+    text = w.pick(
+        "{x}, {y}, {y} * 2", "{x}, {x} * 2, {x}", "{x}, {x} + 1, {x}, is_causal=True",
+        "{x}, {y}, {y}, {m}", "{x}, {y}, {y}, {m} > -1.5",
+    )  # fmt: skip
+    w.add(f"F.scaled_dot_product_attention({text.format(x=x, y=y, m=mask)})")
+
+
+def loss(w):
+    x = w.tensor(lambda x: x.dim())
+    y = w.given(w.values[x].shape, plain=w.pick(False, True))
+    text = w.pick(
+        "F.mse_loss({x}, {y}, reduction={r!r})", "F.huber_loss({x}, {y}, {r!r})",
+        "F.smooth_l1_loss({x}, {y}, reduction={r!r})",
+        "F.binary_cross_entropy_with_logits({x}, {y}.sigmoid(), reduction={r!r})",
+        "F.kl_div({x}.log_softmax({d}), {y}.softmax({d}), reduction={r!r})",
+        "F.cosine_similarity({x} + 2, {y} + 2, dim={d})",
+        "F.poisson_nll_loss({x}, {y}, reduction={r!r})",
+        "F.cross_entropy({x}, {y}.softmax(1), reduction={r!r})",
+        "F.cross_entropy({x}, torch.zeros_like({y}[:, 0]).long(), reduction={r!r})",
+        "F.gaussian_nll_loss({x}, {y}, {y}.square() + 1, reduction={r!r})",
+        "F.soft_margin_loss({x}, {y}.detach(), reduction={r!r})",
+    )  # fmt: skip
+    reduction = w.pick("none", "mean", "sum")
+    w.add(text.format(x=x, y=y, d=w.dim(x), r=reduction))
+
+
+def matrices(w):
+    x = w.tensor(lambda x: x.dim() > 1)
+    text = w.pick(
+        "{x} @ {x}.mT", "torch.linalg.solve({x} @ {x}.mT + 3 * torch.eye({n}), {x})",
+        "torch.linalg.inv({x} @ {x}.mT + 3 * torch.eye({n}))", "{x}.triu(1)",
+        "torch.linalg.cholesky({x} @ {x}.mT + 3 * torch.eye({n}))", "torch.cov({x})",
+        "torch.linalg.matrix_norm({x} + 1)", "torch.kron({x}, {x}[:1])", "{x}.trace()",
+        "torch.einsum('...ij,...kj->...ik', {x}, {x})", "torch.block_diag({x}, {x})",
+        "torch.linalg.det({x} @ {x}.mT + torch.eye({n}))", "{x}.diag_embed()",
+        "torch.baddbmm({x}, {x} @ {x}.mT, {x}, alpha=0.5)", "torch.pdist({x} + 1)",
+    )  # fmt: skip
+    w.add(text.format(x=x, n=f"{w.values[x].shape[-2]}, dtype=torch.float64"))
+
+
+def windows(w):
+    """Of images: what stencil() has not."""
+    x = image(w)
+    batch, channels = w.values[x].shape[:2]
+    kernel, padding = w.pick((1, 2), (2, 2), (3, 2)), w.pick(0, 1)
+    size = w.pick((3, 5), (7, 2), (4, 8))
+    grid = w.given((batch, *size, 2), plain=w.pick(False, True))
+    weight = w.given((2 * channels, 1, *kernel), plain=True)
+    text = w.pick(
+        "F.unfold({x}, {k}, padding={p})", "F.pixel_unshuffle({x}, 2)",
+        "F.fold(F.unfold({x}, {k}, padding={p}), {x}.shape[2:], {k}, padding={p})",
+        "F.pixel_shuffle({x}, 2)", "F.channel_shuffle({x}, 2)",
+        "F.interpolate({x}, {s}, mode='bicubic')",
+        "F.interpolate({x}, {s}, mode='area')",
+        "F.interpolate({x}, {s}, mode='bilinear', align_corners=True)",
+        "F.interpolate({x}, {s}, mode='nearest-exact')",
+        "F.interpolate({x}, {s}, mode='bilinear', antialias=True)",
+        "F.grid_sample({x}, {g}.tanh(), align_corners=False)",
+        "F.grid_sample({x}, {g}, padding_mode='border', align_corners=True)",
+        "F.conv2d({x}, {w}, dilation=2, padding={p}, groups={c})",
+        "F.conv2d({x}, {w}, padding='same', groups={c})",
+        "F.conv_transpose2d({x}, {w}.transpose(0, 1), stride=2, output_padding=1)",
+        "F.avg_pool2d({x}, 3, 2, 1, ceil_mode=True, count_include_pad=False)",
+        "F.max_pool2d({x}, 3, 2, 1, ceil_mode=True)", "F.adaptive_max_pool2d({x}, {k})",
+        "F.max_pool2d({x}, {k}, 1, dilation=2)", "F.local_response_norm({x}, 3)",
+    )  # fmt: skip
+    w.add(text.format(x=x, k=kernel, p=padding, s=size, g=grid, w=weight, c=channels))
+
+
+def transformed(w):
+    """Functions of functions: recomputed, differentiated, mapped."""
+    x = w.tensor(lambda x: x.dim())
+    text = w.pick(
+        "checkpoint(lambda t: t.sin() * t.mean(), {x}, use_reentrant=False)",
+        "torch.func.jvp(lambda t: t.sin() * t, ({x},), ({x} + 1,))[1]",
+        "torch.func.grad(lambda t: (t.sin() * t).sum())({x})",
+        "torch.func.vjp(lambda t: t.cumsum({d}), {x})[1]({x})[0]",
+        "torch.vmap(lambda t: t.sin() * t.sum(), {d})({x})",
+    )  # fmt: skip
+    w.add(text.format(x=x, d=w.dim(x)))
+
+
 STEPS = (
     unary, binary, reduction, whole_reduction, along_dim, moved_dims, reshape, merged,
     slices, indexed, joined, written, product, normed, stencil, drawn, moved, moved,
+    ordered, scattered, transform, attention, loss, matrices, windows, transformed,
 )  # fmt: skip
