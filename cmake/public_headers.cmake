@@ -30,6 +30,7 @@ set(public_headers
   shardtensor/graph/shard_graph.h
   shardtensor/halo/halo_exchange.h
   shardtensor/halo/halo_padding.h
+  shardtensor/halo/sphere.h
   shardtensor/halo/stencil.h
   shardtensor/layout/in_range.h
   shardtensor/layout/infer.h

@@ -40,6 +40,11 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "halo_padding(Tensor x, int dim, int width, int edge_padding, str group) "
       "-> Tensor");
+  // Around a sphere, of plain tensors and ShardTensors: see halo/sphere.h.
+  m.def(
+      "pad_sphere(Tensor x, int[2] width, int[2] dims=[-2, -1], *, "
+      "bool vector=False, bool pole_rows=False) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
 
   // A convolution that computes while its messages travel, and its gradients,
   // those that are wanted: see rules/stencil/conv_overlap_op.h. `code` holds

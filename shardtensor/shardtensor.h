@@ -31,6 +31,7 @@
 #include "shardtensor/comm/shared_parameters.h"
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
+#include "shardtensor/halo/sphere.h"
 
 // Attention: to neighbours; how it communicates.
 #include "shardtensor/rules/attention/neighborhood.h"

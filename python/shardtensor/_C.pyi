@@ -337,3 +337,13 @@ def halo_trim(
     widths: Sequence[tuple[int, int, int]],
     boundary: str,
 ) -> Tensor: ...
+def halo_exchange_on_sphere(
+    x: Tensor,
+    width: tuple[int, int],
+    dims: tuple[int, int],
+    vector: bool,
+    pole_rows: bool,
+) -> Tensor: ...
+def halo_trim_on_sphere(
+    local: Tensor, like: ShardSpec, width: tuple[int, int], dims: tuple[int, int]
+) -> Tensor: ...

@@ -31,6 +31,7 @@ ball_query = torch.ops.shardtensor.ball_query
 farthest_point_sampling = torch.ops.shardtensor.farthest_point_sampling
 grid_subsample = torch.ops.shardtensor.grid_subsample
 halo_padding = torch.ops.shardtensor.halo_padding
+pad_sphere = torch.ops.shardtensor.pad_sphere
 interpolate_neighbors = torch.ops.shardtensor.interpolate_neighbors
 knn = torch.ops.shardtensor.knn
 partition_points = torch.ops.shardtensor.partition_points

@@ -31,39 +31,13 @@ def halo_exchange(
         laplacian = u[2:] - 2 * u[1:-1] + u[:-2]      # this rank's rows
     """
     if boundary == "sphere":
-        return _halo_on_sphere(x, width, dims, vector, pole_rows)
+        widths = _widths_on_sphere("halo_exchange", width, dims)
+        return _C.halo_exchange_on_sphere(x, *widths, vector, pole_rows)
     return _C.halo_exchange(x, _widths(x, width, dims), boundary)
 
 
-def _halo_on_sphere(x, width, dims, vector, pole_rows):
-    from shardtensor.nn.sphere import pad_sphere
-
-    widths = _widths_on_sphere("halo_exchange", width, dims)
-    padded = pad_sphere(
-        x,
-        tuple(widths.values()),
-        tuple(widths),
-        vector=vector,
-        pole_rows=pole_rows,
-    )
-    # What lies beyond the ends is there; between shards there are none yet.
-    return _C.halo_exchange(padded, _widths(padded, widths, None), "none")
-
-
-def _trim_on_sphere(local, like, width, dims):
-    for dim, side in _widths_on_sphere("halo_trim", width, dims).items():
-        rows = like._spec.local_shape[dim]
-        if rows and local.shape[dim] != rows + 2 * side:
-            raise ValueError(
-                f"halo_trim: expected {rows + 2 * side} rows with ghost cells along "
-                f"dim {dim}, got sizes {list(local.shape)}"
-            )
-        local = local.narrow(dim, side if rows else 0, rows)
-    return _C.halo_trim(local, like._spec._core, [], "none")
-
-
 def _widths_on_sphere(what, width, dims):
-    """From dim to the width on each side."""
+    """The widths on each side, and their dims."""
     if not isinstance(width, dict):
         width = {dim: width for dim in ((-2, -1) if dims is None else dims)}
     pairs = [_pair(w) for w in width.values()]
@@ -72,7 +46,7 @@ def _widths_on_sphere(what, width, dims):
             f"{what}: the sphere has two dims with widths that are the same on "
             f"both sides, got {width}"
         )
-    return {dim: before for dim, (before, _) in zip(width, pairs)}
+    return [before for before, _ in pairs], list(width)
 
 
 def halo_trim(local, like, width, dims=None, boundary="none"):
@@ -83,7 +57,8 @@ def halo_trim(local, like, width, dims=None, boundary="none"):
         halo_trim(halo_exchange(x, 2), x, 2)  # x again
     """
     if boundary == "sphere":
-        return _trim_on_sphere(local, like, width, dims)
+        widths = _widths_on_sphere("halo_trim", width, dims)
+        return _C.halo_trim_on_sphere(local, like._spec._core, *widths)
     return _C.halo_trim(local, like._spec._core, _widths(like, width, dims), boundary)
 
 
