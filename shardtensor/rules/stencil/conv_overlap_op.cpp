@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/rules/stencil/lone_column.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -45,16 +46,24 @@ Tensor convolve_rows(
     const Tensor& bias,
     at::IntArrayRef padding,
     const OverlapWork& work) {
-  return at::convolution(
-      x,
-      weight,
-      bias,
-      work.stride,
-      padding,
-      work.dilation,
-      false,
-      zeros(work),
-      work.groups);
+  const auto convolve = [&](const Tensor& given) {
+    return at::convolution(
+        given,
+        weight,
+        bias,
+        work.stride,
+        padding,
+        work.dilation,
+        false,
+        zeros(work),
+        work.groups);
+  };
+  const int64_t stride = work.stride.back();
+  const int64_t span = work.dilation.back() * (weight.size(-1) - 1) + 1;
+  const int64_t read = x.size(-1) + 2 * padding.back() - span;
+  return is_lone_column(x, read / stride + 1, stride)
+      ? convolve(with_zero_columns(x, stride)).narrow(-1, 0, 1)
+      : convolve(x);
 }
 
 using Gradients = OverlapGradients;
@@ -293,6 +302,20 @@ OverlapGradients convolution_gradients(
     at::IntArrayRef padding,
     const Wanted& wanted,
     const OverlapWork& work) {
+  const int64_t stride = work.stride.back();
+  if (is_lone_column(x, grad.size(-1), stride)) {
+    auto result = convolution_gradients(
+        with_zero_columns(grad, 1),
+        with_zero_columns(x, stride),
+        weight,
+        padding,
+        wanted,
+        work);
+    if (wanted[0]) {
+      result.x = result.x.narrow(-1, 0, x.size(-1));
+    }
+    return result;
+  }
   const std::vector<int64_t> bias_sizes{weight.size(0)};
   auto [dx, dweight, dbias] = at::convolution_backward(
       grad,

@@ -370,6 +370,32 @@ def check_half(conv, x, own, dtype):
         assert_close(actual.double(), whole, rtol=0, atol=error)
 
 
+LONE_COLUMNS = {
+    "image": (lambda: nn.Conv2d(16, 16, 3, stride=2, padding=1), (1, 16, 9), 2),
+    "volume": (lambda: nn.Conv3d(8, 16, 3, stride=2, padding=1), (2, 8, 10, 6), 2),
+    "transposed": (
+        lambda: nn.ConvTranspose3d(8, 16, 3, 2, 1, output_padding=1), (2, 8, 4, 6), 1,
+    ),
+}  # fmt: skip
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", LONE_COLUMNS)
+def test_pieces_of_one_column_in_half_precision(mesh, name):
+    """Of which oneDNN leaves parts unwritten on CPUs with AMX."""
+    import shardtensor
+
+    make, sizes, columns = LONE_COLUMNS[name]
+    conv = make().bfloat16()
+    x = torch.randn(*sizes, columns * mesh.size()).bfloat16()
+    for overlap in (0, None):
+        junk = [torch.full((n,), 1e30) for n in (50, 100, 500, 1000, 3000, 10000)]
+        del junk
+        own = shard(x, mesh, [Shard(x.dim() - 1)]).requires_grad_()
+        with shardtensor.conv_overlap_bytes(overlap):
+            check_half(conv, x, own, torch.bfloat16)
+
+
 @ranks(2)
 def test_what_the_device_and_the_dtype_ask_for(mesh):
     import shardtensor
