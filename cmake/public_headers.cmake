@@ -11,6 +11,7 @@ set(public_headers
   shardtensor/comm/collectives_v.h
   shardtensor/comm/exchange.h
   shardtensor/comm/fused_all_reduce.h
+  shardtensor/comm/parallel_regions.h
   shardtensor/comm/ring.h
   shardtensor/comm/scope.h
   shardtensor/comm/shared_parameters.h

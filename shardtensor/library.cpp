@@ -33,6 +33,15 @@ TORCH_LIBRARY(shardtensor, m) {
       "fused_all_reduce(Tensor[] tensors, str reduce, str group, *, "
       "ScalarType? buffer_dtype=None, Device? device=None) -> Tensor[]");
   m.def("reduce_loss(Tensor loss, int dst, bool mean, str group) -> Tensor");
+  // Regions in which ranks share work: see comm/parallel_regions.h.
+  m.def("copy_to_parallel_region(Tensor(a) x, str group) -> Tensor(a)");
+  m.def("reduce_from_parallel_region(Tensor x, str group) -> Tensor");
+  m.def(
+      "scatter_to_parallel_region(Tensor x, int dim, int[] sizes, str group) "
+      "-> Tensor");
+  m.def(
+      "gather_from_parallel_region(Tensor x, int dim, int[] sizes, str group) "
+      "-> Tensor");
   // The next rank's tensor, and the neighbours' rows: see comm/ring.h and
   // halo/halo_padding.h.
   m.def(

@@ -27,6 +27,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/collectives_v.h"
 #include "shardtensor/comm/fused_all_reduce.h"
+#include "shardtensor/comm/parallel_regions.h"
 #include "shardtensor/comm/ring.h"
 #include "shardtensor/comm/shared_parameters.h"
 #include "shardtensor/halo/halo_exchange.h"

@@ -1,6 +1,5 @@
 #include "shardtensor/comm/collectives_v.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/check.h"
+#include "shardtensor/comm/check_rows.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_rows.h"
@@ -21,52 +21,6 @@ namespace shardtensor {
 using namespace detail;
 
 namespace {
-
-// ---- what a rank can see of its arguments -----------------------------------
-
-/// The extents of one piece per rank must be that many, and not negative.
-void check_splits(
-    const char* op,
-    const char* name,
-    c10::IntArrayRef splits,
-    const Group& group) {
-  TORCH_CHECK_VALUE(
-      static_cast<int64_t>(splits.size()) == group.ranks(),
-      op,
-      ": ",
-      name,
-      " is ",
-      splits,
-      ", expected ",
-      group.ranks(),
-      " numbers, one for each rank of group '",
-      group.name(),
-      "'");
-  TORCH_CHECK_VALUE(
-      std::all_of(splits.begin(), splits.end(), [](auto n) { return n >= 0; }),
-      op,
-      ": ",
-      name,
-      " is ",
-      splits,
-      ", expected no negative number");
-}
-
-void check_extent(
-    const char* op,
-    const at::Tensor& x,
-    int64_t dim,
-    int64_t expected) {
-  TORCH_CHECK_VALUE(
-      x.size(dim) == expected,
-      op,
-      ": x has sizes ",
-      x.sizes(),
-      ", expected ",
-      expected,
-      " in dim ",
-      dim);
-}
 
 void check_rank(
     const char* op,
@@ -87,8 +41,7 @@ void check_rank(
       "'");
 }
 
-// ---- what all ranks must tell alike
-// -------------------------------------------
+// ---- what all ranks must tell alike -----------------------------------------
 
 /// One for each rank that is not this one and gets something.
 Splits splits_of(c10::IntArrayRef elements, const Group& group) {
@@ -99,15 +52,6 @@ Splits splits_of(c10::IntArrayRef elements, const Group& group) {
     }
   }
   return splits;
-}
-
-/// A call in which every rank was told the same sizes.
-Collective with_sizes(
-    const char* op,
-    const at::Tensor& x,
-    int64_t dim,
-    c10::IntArrayRef sizes) {
-  return {c10::str(text_of_rows(op, x, dim), ", sizes ", sizes), "", {}, {}};
 }
 
 /// A call in which each rank has its own splits.

@@ -43,8 +43,8 @@ def all_gather_v(
 ) -> torch.Tensor:
     """All pieces joined, on every rank. The gradient of a rank's piece is the
     sum over all ranks."""
-    with _told_to_all("all_gather_v", tensor, group) as (ranks, name):
-        sizes = _numbers("sizes", sizes)
+    with told_to_all("all_gather_v", tensor, group) as (ranks, name):
+        sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("all_gather_v", tensor, dim, sizes)
     return _ops.all_gather_v(tensor, dim, sizes, name)
@@ -59,8 +59,8 @@ def gather_v(
 ) -> torch.Tensor:
     """All pieces joined on `dst`, zeros of that shape elsewhere. All ranks call
     backward; only dst's gradient counts."""
-    with _told_to_all("gather_v", tensor, group) as (ranks, name):
-        sizes = _numbers("sizes", sizes)
+    with told_to_all("gather_v", tensor, group) as (ranks, name):
+        sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("gather_v", tensor, dim, sizes, dst)
     return _ops.gather_v(tensor, dim, sizes, dst, name)
@@ -76,8 +76,8 @@ def scatter_v(
     """This rank's piece of src's tensor. Others pass a tensor of the same dtype,
     device and shape but for `dim`; its gradient is zero, src's is joined from
     all ranks."""
-    with _told_to_all("scatter_v", tensor, group) as (ranks, name):
-        sizes = _numbers("sizes", sizes)
+    with told_to_all("scatter_v", tensor, group) as (ranks, name):
+        sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("scatter_v", tensor, dim, sizes, src)
     return _ops.scatter_v(tensor, dim, sizes, src, name)
@@ -94,9 +94,9 @@ def indexed_all_to_all_v(
     """Rank i gets this rank's rows `indices[i]` of `dim`; what arrives is joined
     in rank order. `sizes[i][j]` is how many rows i sends to j. The gradients of
     a row that went several ways are summed."""
-    with _told_to_all("indexed_all_to_all_v", tensor, group) as (ranks, name):
+    with told_to_all("indexed_all_to_all_v", tensor, group) as (ranks, name):
         rows = _rows(indices)
-        table = [_numbers("sizes", row) for row in sizes]
+        table = [numbers("sizes", row) for row in sizes]
         if ranks == 1:
             (index,) = rows
             kept = _alone("indexed_all_to_all_v", index, 0, table[0])
@@ -114,8 +114,8 @@ def reduce_scatter_v(
 ) -> torch.Tensor:
     """This rank's piece of the sum of every rank's tensor. all_gather_v's
     adjoint."""
-    with _told_to_all("reduce_scatter_v", tensor, group) as (ranks, name):
-        sizes = _numbers("sizes", sizes)
+    with told_to_all("reduce_scatter_v", tensor, group) as (ranks, name):
+        sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("reduce_scatter_v", tensor, dim, sizes)
     return _ops.reduce_scatter_v(tensor, dim, sizes, name)
@@ -130,9 +130,9 @@ def all_to_all_v(
 ) -> torch.Tensor:
     """Sends `in_splits[i]` rows to each rank i, in rank order, and joins the
     `out_splits[i]` that come from each."""
-    with _told_to_all("all_to_all_v", tensor, group) as (ranks, name):
-        sent = _numbers("in_splits", in_splits)
-        received = _numbers("out_splits", out_splits)
+    with told_to_all("all_to_all_v", tensor, group) as (ranks, name):
+        sent = numbers("in_splits", in_splits)
+        received = numbers("out_splits", out_splits)
         if ranks == 1:
             _alone("all_to_all_v", tensor, dim, sent)
             return _alone("all_to_all_v", tensor, dim, received)
@@ -149,7 +149,7 @@ def all_reduce(
     rank's tensor, a new one; the first two have a derivative, the sum of all ranks'
     gradients, or their average. Without `use_fp32` sums of fp16 and bf16 travel,
     and are added, as they are."""
-    with _told_to_all("all_reduce", tensor, group) as (ranks, name):
+    with told_to_all("all_reduce", tensor, group) as (ranks, name):
         op = reduction(op)
         if ranks == 1:
             return tensor
@@ -175,7 +175,7 @@ def broadcast(
 ) -> torch.Tensor:
     """src's tensor on every rank. Others pass one of the same shape, dtype and
     device; its gradient is zero, src's is the sum of all."""
-    with _told_to_all("broadcast", tensor, group) as (ranks, name):
+    with told_to_all("broadcast", tensor, group) as (ranks, name):
         if ranks == 1:
             _check_only_rank("broadcast", src)
             return tensor
@@ -194,7 +194,7 @@ def _place(group):
 
 
 @contextlib.contextmanager
-def _told_to_all(op, tensor, group):
+def told_to_all(op, tensor, group):
     """(ranks, the group's name) for what Python finds wrong in a call, which the
     operator would compare otherwise: an error on all ranks."""
     compiling = torch.compiler.is_compiling()
@@ -248,7 +248,7 @@ def _place_of_messages(tensor, group):
     )
 
 
-def _numbers(what, sizes):
+def numbers(what, sizes):
     try:
         return [_number(size) for size in sizes]
     except TypeError:

@@ -249,6 +249,52 @@ def test_regions_have_second_derivatives(mesh):
         assert_close(second, expected)
 
 
+@ranks(2)
+def test_regions_compile_and_have_tangents(mesh):
+    """As sums of a perceptron whose hidden rows are cut along both of its dims."""
+    manager(mesh)
+    rank = mesh.get_local_rank()
+
+    def model(x, rows):
+        rows = scatter_to_parallel_region(rows, 1, None)
+        hidden = copy_to_parallel_region(x, None) @ rows
+        joined = gather_from_parallel_region(hidden, -1, [2, 1], None)
+        return reduce_from_parallel_region(joined.sin(), None)
+
+    def results(model):
+        x, rows = (whole(3).requires_grad_() for _ in range(2))
+        y = model(x[:, :3], rows[:3, :3])
+        return y, *torch.autograd.grad((y**2).sum() * (1 + rank), (x, rows))
+
+    expected = results(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for mine, eager in zip(results(compiled), expected, strict=True):
+        assert_close(mine, eager)
+
+    x, rows = whole(3)[:, :3], whole(3)[:3, :3]
+    value, tangent = torch.func.jvp(lambda t: model(t, rows), (x,), (x,))
+    assert_close(value, 2 * (x @ rows).sin())
+    assert_close(tangent, 2 * (x @ rows).cos() * (x @ rows))
+
+
+@ranks(2)
+def test_regions_share_no_memory_but_for_a_view(mesh):
+    manager(mesh)
+    x = whole(2).requires_grad_()
+    for region in (
+        lambda t: reduce_from_parallel_region(t, None),
+        lambda t: scatter_to_parallel_region(t, 0, None),
+        lambda t: gather_from_parallel_region(t, 0, [2, 2], None),
+    ):
+        before = x.detach().clone()
+        region(x).add_(1)
+        assert torch.equal(x.detach(), before)
+    view = copy_to_parallel_region(x, None)
+    assert view.data_ptr() == x.data_ptr()
+    with pytest.raises(RuntimeError, match="copy_to_parallel_region is a view and is"):
+        view.add_(1)
+
+
 @ranks(3, 4)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_regions_sum_sixteen_bits_in_fp32(mesh, dtype):

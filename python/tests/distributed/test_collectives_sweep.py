@@ -58,6 +58,10 @@ def test_operators_pass_opcheck(mesh):
         (_ops.all_to_all_v, (x, 0, sizes, ([2, 2], [1, 1])[rank])),
         (_ops.indexed_all_to_all_v, (x, 0, index, ([1, 1], [2, 2])[rank])),
         (_ops.broadcast, (x, 1)),
+        (_ops.copy_to_parallel_region, (x,)),
+        (_ops.reduce_from_parallel_region, (x,)),
+        (_ops.scatter_to_parallel_region, (x, 0, sizes)),
+        (_ops.gather_from_parallel_region, (own, 0, sizes)),
         (_ops.fused_all_reduce, ([x, x[0]], "avg")),
         (_ops.reduce_loss, (x.sum(), 1, True)),
     ):

@@ -12,6 +12,7 @@ import shardtensor
 from shardtensor import _ops
 from shardtensor import distributed as st
 from shardtensor.distributed.mappings import (
+    copy_to_parallel_region,
     gather_from_parallel_region,
     reduce_from_parallel_region,
     scatter_to_parallel_region,
@@ -233,6 +234,16 @@ def bad_calls(rank, ranks, bad):
         differ,
     )
     yield (
+        "copy_to_parallel_region: sizes differ",
+        lambda: copy_to_parallel_region(square(1 + mine), None),
+        differ,
+    )
+    yield (
+        "copy_to_parallel_region: one rank's needs no gradient",
+        lambda: copy_to_parallel_region(square(1).requires_grad_(not mine), None),
+        differ,
+    )
+    yield (
         "reduce_from_parallel_region: sizes differ",
         lambda: reduce_from_parallel_region(square(1 + mine), None),
         differ,
@@ -250,7 +261,7 @@ def bad_calls(rank, ranks, bad):
     yield (
         "gather_from_parallel_region: other rows",
         lambda: gather_from_parallel_region(square(1 + mine), 0, even, None),
-        (ValueError, "expected 1 in dim 0"),
+        (ValueError, "gather_from_parallel_region: x has sizes [2, 2], expected 1 in"),
     )
     yield (
         "ring_step: the rank before has other sizes",
@@ -338,6 +349,17 @@ def bad_arguments(rank, ranks, bad):
             lambda n=name, r=rows: getattr(st, n)(None if mine else _ones(r), even),
             (TypeError, f"{name}: expected a tensor, got None (on rank {bad} of"),
         )
+    for wrong in (None, cut):
+        yield (
+            f"copy_to_parallel_region: of {type(wrong)}",
+            lambda wrong=wrong: copy_to_parallel_region(wrong if mine else x, None),
+            (TypeError, f"(on rank {bad} of group"),
+        )
+    yield (
+        "gather_from_parallel_region: halves of rows",
+        lambda: gather_from_parallel_region(x, 0, [0.5] if mine else even, None),
+        (TypeError, "gather_from_parallel_region: shapes: expected integers, got [0.5"),
+    )
     yield (
         "all_to_all_v: halves of rows",
         lambda: st.all_to_all_v(_ones(ranks), even, [0.5] * ranks if mine else even),
