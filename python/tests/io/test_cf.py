@@ -105,6 +105,28 @@ def test_one_dim_of_two_has_a_name(tmp_path):
     assert (times == np.tile(days, 3)).all()
 
 
+def test_a_dim_has_the_coordinates_of_its_scale(tmp_path):
+    """Whatever the scale is called and wherever it lies; dims without one have no
+    name."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for name, scale, label in (
+            ("first/t", "first/x", None),
+            ("labelled/t", "labelled/x", "east"),
+            ("around/t", "axes/x", None),
+        ):
+            t = file.create_dataset(name, data=np.ones((3, 4), "f4"))
+            file[scale] = np.arange(4) / 2
+            file[scale].make_scale()
+            t.dims[1].attach_scale(file[scale])
+            t.dims[1].label = label or ""
+        file["labelled/east"] = np.arange(4)  # another variable, no scale
+    for name, dim in ("first", "x"), ("labelled", "east"), ("around", "x"):
+        array = shardtensor.io.open(path, f"{name}/t")
+        assert array.dims == (None, dim) and list(array.coordinates) == [dim]
+        assert array.coordinates[dim].tolist() == [0, 0.5, 1, 1.5]
+
+
 def test_times_of_other_calendars(tmp_path):
     path, _ = packed(tmp_path / "a.nc")
     with netCDF4.Dataset(path, "a") as file:

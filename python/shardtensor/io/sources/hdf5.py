@@ -21,6 +21,12 @@ class Hdf5Source(Source):
         self.chunks = dataset.chunks
         names = tuple(map(_dim_name, dataset.dims))
         self.dims = names if any(names) else None
+        # The first that is attached, as in netCDF4.
+        self._scales = {
+            name: dim[0]
+            for name, dim in zip(names, dataset.dims, strict=True)
+            if len(dim)
+        }
 
     def read(self, box: Box) -> numpy.ndarray:
         return numpy.asarray(self._dataset[box])
@@ -29,7 +35,7 @@ class Hdf5Source(Source):
         self._dataset.file.close()
 
     def beside(self, name: str) -> Source | None:
-        found = self._dataset.parent.get(name)
+        found = self._scales.get(name, self._dataset.parent.get(name))
         if not isinstance(found, h5py.Dataset):
             return None
         source = Hdf5Source(found)
