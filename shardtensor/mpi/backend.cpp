@@ -79,12 +79,13 @@ MpiBackend::WorkPtr MpiBackend::broadcast(
     Tensors& tensors,
     const c10d::BroadcastOptions& options) {
   auto call = this->call("broadcast", OpType::BROADCAST, options.timeout);
-  const auto flat = call.writes(call.only(tensors));
+  const auto& x = call.only(tensors);
   const int root = call.checked_rank(options.rootRank);
   if (root == rank_) {
-    call.send_all(Tensors(size_, flat));
+    call.returns(x);
+    call.send_all(Tensors(size_, call.reads(x)));
   } else {
-    call.receive(flat, root);
+    call.receive(call.writes(x), root);
   }
   return call.started();
 }
@@ -93,7 +94,7 @@ MpiBackend::WorkPtr MpiBackend::allreduce(
     Tensors& tensors,
     const c10d::AllreduceOptions& options) {
   auto call = this->call("allreduce", OpType::ALLREDUCE, options.timeout);
-  call.all_reduce(call.writes(call.only(tensors)), options.reduceOp);
+  call.all_reduce(call.changes(call.only(tensors)), options.reduceOp);
   return call.started();
 }
 
@@ -102,8 +103,8 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(
     const c10d::AllreduceCoalescedOptions& options) {
   auto call = this->call(
       "allreduce_coalesced", OpType::ALLREDUCE_COALESCED, options.timeout);
-  for (const auto& x : call.writes_all(tensors)) {
-    call.all_reduce(x, options.reduceOp);
+  for (const auto& x : tensors) {
+    call.all_reduce(call.changes(x), options.reduceOp);
   }
   return call.started();
 }
@@ -112,10 +113,14 @@ MpiBackend::WorkPtr MpiBackend::reduce(
     Tensors& tensors,
     const c10d::ReduceOptions& options) {
   auto call = this->call("reduce", OpType::REDUCE, options.timeout);
-  call.reduce(
-      call.writes(call.only(tensors)),
-      call.checked_rank(options.rootRank),
-      options.reduceOp);
+  const auto& x = call.only(tensors);
+  const int root = call.checked_rank(options.rootRank);
+  if (root == rank_) {
+    call.reduce(call.changes(x), root, options.reduceOp);
+  } else {
+    call.returns(x);
+    call.reduce(call.reads(x), root, options.reduceOp);
+  }
   return call.started();
 }
 
@@ -126,7 +131,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(
   auto call =
       this->call("reduce_scatter", OpType::REDUCE_SCATTER, options.timeout);
   call.reduce_part(
-      call.one_per_rank(inputs),
+      call.reads_all(call.one_per_rank(inputs)),
       call.writes(call.only(outputs)),
       options.reduceOp);
   return call.started();
@@ -161,7 +166,8 @@ MpiBackend::WorkPtr MpiBackend::allgather(
     const c10d::AllgatherOptions& options) {
   auto call = this->call("allgather", OpType::ALLGATHER, options.timeout);
   call.all_gather(
-      call.writes_all(call.one_per_rank(outputs)), call.only(inputs));
+      call.writes_all(call.one_per_rank(outputs)),
+      call.reads(call.only(inputs)));
   return call.started();
 }
 
@@ -171,7 +177,7 @@ MpiBackend::WorkPtr MpiBackend::_allgather_base(
     const c10d::AllgatherOptions& options) {
   auto call = this->call(
       "all_gather_into_tensor", OpType::_ALLGATHER_BASE, options.timeout);
-  call.all_gather(call.rows_of(output), call.on_cpu(input));
+  call.all_gather(call.rows_of(output), call.reads(input));
   return call.started();
 }
 
@@ -182,7 +188,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(
   auto call = this->call(
       "allgather_into_tensor_coalesced", OpType::COALESCED, options.timeout);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    call.all_gather(call.rows_of(outputs[i]), call.on_cpu(inputs.at(i)));
+    call.all_gather(call.rows_of(outputs[i]), call.reads(inputs.at(i)));
   }
   return call.started();
 }
@@ -192,10 +198,10 @@ MpiBackend::WorkPtr MpiBackend::gather(
     Tensors& inputs,
     const c10d::GatherOptions& options) {
   auto call = this->call("gather", OpType::GATHER, options.timeout);
-  const auto& x = call.only(inputs);
+  const auto x = call.reads(call.only(inputs));
   const int root = call.checked_rank(options.rootRank);
   if (root != rank_) {
-    call.send(x.contiguous(), root);
+    call.send(x, root);
     return call.started();
   }
   const auto rows = call.writes_all(call.one_per_rank(outputs));
@@ -215,7 +221,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(
     call.receive(x, root);
     return call.started();
   }
-  const auto& parts = call.one_per_rank(inputs);
+  const auto parts = call.reads_all(call.one_per_rank(inputs));
   x.copy_(parts[rank_]);
   call.send_all(parts);
   return call.started();
@@ -239,7 +245,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall(
     Tensors& inputs,
     const c10d::AllToAllOptions& options) {
   auto call = this->call("alltoall", OpType::ALLTOALL, options.timeout);
-  const auto& sent = call.one_per_rank(inputs);
+  const auto sent = call.reads_all(call.one_per_rank(inputs));
   call.exchange(call.writes_all(call.one_per_rank(outputs)), sent);
   return call.started();
 }
@@ -258,8 +264,8 @@ MpiCall MpiBackend::message(const char* name, OpType type) const {
 
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int rank, int tag) {
   auto call = message("send", OpType::SEND);
-  const auto& x = call.only(tensors);
-  call.send(x.contiguous(), call.checked_rank(rank), tag);
+  const auto x = call.reads(call.only(tensors));
+  call.send(x, call.checked_rank(rank), tag);
   return call.started();
 }
 

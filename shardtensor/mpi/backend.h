@@ -11,7 +11,8 @@ namespace shardtensor::detail {
 
 class MpiCall;
 
-/// PyTorch's collectives on CPU tensors of any dtype and size, over MPI. Every
+/// PyTorch's collectives on tensors of any dtype and size, over MPI, those of
+/// devices through the host. Every
 /// call starts non-blocking and returns a Work, which makes progress when it is
 /// waited for or tested (getFuture() waits for it); errors of MPI, messages of
 /// another size than expected and a passed time limit are raised as

@@ -1,7 +1,10 @@
 #include "shardtensor/mpi/call.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -77,7 +80,7 @@ void send_each(
     const Tensors& parts) {
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
-    operation.send(parts[to].contiguous(), to);
+    operation.send(parts[to], to);
   }
 }
 
@@ -90,6 +93,20 @@ void receive_each(
     const int from = (rank - step + ranks) % ranks;
     operation.receive(parts[from], from);
   }
+}
+
+/// Whether MPI may read x's elements from its memory, and write them there.
+bool travels_as_it_is(const at::Tensor& x) {
+  return x.is_cpu() && x.is_contiguous();
+}
+
+// Note [Device tensors travel through the host]
+// As gloo's do: MPI gets host memory, pinned if the device pins any. An MPI
+// that reads a device's memory by itself knows nothing of its streams.
+at::Tensor host_memory_like(const at::Tensor& x) {
+  const bool pinned = x.device().type() == at::getAccelerator();
+  return at::empty(
+      x.sizes(), x.options().device(at::kCPU).pinned_memory(pinned));
 }
 
 } // namespace
@@ -108,14 +125,16 @@ MpiCall::MpiCall(
 
 // ---- checks -----------------------------------------------------------------
 
-const at::Tensor& MpiCall::on_cpu(const at::Tensor& x) const {
+const at::Tensor& MpiCall::dense(const at::Tensor& x) const {
   TORCH_CHECK_VALUE(
-      x.is_cpu() && x.layout() == at::kStrided,
+      x.layout() == at::kStrided && !x.is_meta(),
       "mpi: ",
       name_,
-      " of a tensor on ",
+      " of a ",
+      x.layout(),
+      " tensor on ",
       x.device(),
-      ", expected a dense one on cpu");
+      ", expected a dense one with memory");
   return x;
 }
 
@@ -127,7 +146,7 @@ const at::Tensor& MpiCall::only(const Tensors& list) const {
       " of ",
       list.size(),
       " tensors, expected 1");
-  return on_cpu(list[0]);
+  return dense(list[0]);
 }
 
 const Tensors& MpiCall::one_per_rank(const std::vector<Tensors>& lists) const {
@@ -152,7 +171,7 @@ const Tensors& MpiCall::one_per_rank(const Tensors& list) const {
       ranks_,
       ", one per rank");
   for (const auto& x : list) {
-    on_cpu(x);
+    dense(x);
   }
   return list;
 }
@@ -171,7 +190,7 @@ int MpiCall::checked_rank(int64_t rank) const {
 
 Tensors MpiCall::parts_of(const at::Tensor& x, std::vector<int64_t> splits)
     const {
-  on_cpu(x);
+  dense(x);
   if (splits.empty()) {
     splits.assign(ranks_, x.dim() > 0 ? x.size(0) / ranks_ : 0);
   }
@@ -188,19 +207,37 @@ Tensors MpiCall::parts_of(const at::Tensor& x, std::vector<int64_t> splits)
       ", expected a contiguous one and ",
       ranks_,
       " parts that add up to its first dim");
-  return x.split_with_sizes(splits);
+  return reads(x).split_with_sizes(splits);
 }
 
 // ---- what a collective is made of -------------------------------------------
 
+at::Tensor MpiCall::reads(const at::Tensor& x) const {
+  const at::Tensor plain = dense(x).detach();
+  return travels_as_it_is(plain) ? plain : host_memory_like(plain).copy_(plain);
+}
+
+Tensors MpiCall::reads_all(const Tensors& list) const {
+  Tensors result;
+  std::transform(
+      list.begin(), list.end(), std::back_inserter(result), [&](const auto& x) {
+        return reads(x);
+      });
+  return result;
+}
+
 at::Tensor MpiCall::writes(const at::Tensor& x) {
-  returns(on_cpu(x));
-  if (x.is_contiguous()) {
-    return x;
+  returns(dense(x));
+  const at::Tensor plain = x.detach();
+  if (travels_as_it_is(plain)) {
+    return plain;
   }
-  at::Tensor copy = x.contiguous();
-  copies_.emplace_back(x, copy);
-  return copy;
+  return copies_.emplace_back(plain, host_memory_like(plain)).second;
+}
+
+at::Tensor MpiCall::changes(const at::Tensor& x) {
+  const at::Tensor result = writes(x);
+  return travels_as_it_is(x) ? result : result.copy_(x.detach());
 }
 
 Tensors MpiCall::writes_all(const Tensors& list) {
@@ -235,7 +272,7 @@ void MpiCall::receive_all(const Tensors& parts) {
 void MpiCall::all_gather(const Tensors& rows, const at::Tensor& x) {
   rows[rank_].copy_(x.reshape_as(rows[rank_]));
   receive_all(rows);
-  send_all(Tensors(ranks_, x.contiguous()));
+  send_all(Tensors(ranks_, x));
 }
 
 void MpiCall::exchange(const Tensors& received, const Tensors& parts) {
@@ -275,7 +312,7 @@ void MpiCall::reduce_part(
 void MpiCall::reduce(const at::Tensor& x, int root, const c10d::ReduceOp& op) {
   check_reduction(name_, x, op);
   if (root != rank_) {
-    send(x.contiguous(), root);
+    send(x, root);
     return;
   }
   auto rows = at::empty({ranks_, x.numel()}, x.options()).unbind(0);
@@ -288,9 +325,10 @@ void MpiCall::reduce(const at::Tensor& x, int root, const c10d::ReduceOp& op) {
 
 c10::intrusive_ptr<c10d::Work> MpiCall::started() {
   if (!copies_.empty()) {
-    then([copies = std::move(copies_)](MpiOperation&) {
+    then([copies = std::move(copies_)](MpiOperation& operation) {
       for (const auto& [original, copy] : copies) {
-        original.copy_(copy);
+        original.copy_(copy, /*non_blocking=*/true);
+        operation.queued_for(original);
       }
     });
   }

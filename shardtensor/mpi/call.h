@@ -10,8 +10,8 @@
 
 namespace shardtensor::detail {
 
-/// One call of a backend by one rank: checks its tensors, makes them ready to
-/// travel and starts the messages that a collective is made of.
+/// One call of a backend by one rank: checks its tensors, brings them to where
+/// MPI can read them and starts the messages that a collective is made of.
 class MpiCall : public MpiOperation {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -27,7 +27,7 @@ class MpiCall : public MpiOperation {
 
   // ---- checks: c10::ValueError, before anything is sent
 
-  const at::Tensor& on_cpu(const at::Tensor& x) const;
+  const at::Tensor& dense(const at::Tensor& x) const;
   const at::Tensor& only(const Tensors& list) const;
   const Tensors& one_per_rank(const std::vector<Tensors>& lists) const;
   const Tensors& one_per_rank(const Tensors& list) const;
@@ -35,14 +35,21 @@ class MpiCall : public MpiOperation {
   /// Part r of x is the elements for or from rank r; no splits: even parts.
   Tensors parts_of(const at::Tensor& x, std::vector<int64_t> splits = {}) const;
 
+  // ---- what MPI gets: contiguous host memory
+
+  /// With x's elements as they are now on the current stream.
+  at::Tensor reads(const at::Tensor& x) const;
+  Tensors reads_all(const Tensors& list) const;
+  /// Of x's shape; x, a result of the call, becomes a copy at the end.
+  at::Tensor writes(const at::Tensor& x);
+  Tensors writes_all(const Tensors& list);
+  /// Both.
+  at::Tensor changes(const at::Tensor& x);
+
   // ---- what a collective is made of
 
   /// writes(x), flat and cut evenly: row p is for what comes from rank p.
   Tensors rows_of(const at::Tensor& x);
-  /// A contiguous tensor of which x, a result of the call, becomes a copy at
-  /// the end.
-  at::Tensor writes(const at::Tensor& x);
-  Tensors writes_all(const Tensors& list);
 
   /// parts[p] goes to, or comes from, each other rank p.
   void send_all(const Tensors& parts);

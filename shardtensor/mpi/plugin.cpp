@@ -40,11 +40,11 @@ class Mpi : public Backends {
     const auto mpi = c10d::ProcessGroup::BackendType::MPI;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(
         static_cast<int>(place), static_cast<int>(ranks.size()));
-    group->setBackend(
-        c10::DeviceType::CPU,
-        mpi,
-        c10::make_intrusive<MpiBackend>(
-            std::vector<int>(ranks.begin(), ranks.end()), limit_));
+    const auto backend = c10::make_intrusive<MpiBackend>(
+        std::vector<int>(ranks.begin(), ranks.end()), limit_);
+    for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+      group->setBackend(device, mpi, backend);
+    }
     group->setDefaultBackend(mpi);
     return group;
   }

@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include "shardtensor/mpi/session.h"
+#include "shardtensor/tensor/streams.h"
 
 namespace shardtensor::detail {
 
@@ -22,7 +23,7 @@ constexpr int64_t kLargestMessage = 1 << 30; // MPI counts in int
 /// What MPI may still write into when an operation was given up.
 void never_free(MpiOperation operation) {
   static std::mutex mutex;
-  static auto* abandoned = new std::vector<MpiOperation>();
+  static auto* abandoned = new std::deque<MpiOperation>();
   const std::lock_guard lock(mutex);
   abandoned->push_back(std::move(operation));
 }
@@ -52,6 +53,19 @@ void for_each_chunk(const at::Tensor& x, Start start) {
       check_mpi(code, "mpi");
     }
   }
+}
+
+/// Which a future wants to know of its tensors.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices;
+  for (const auto& x : tensors) {
+    const bool known =
+        std::find(devices.begin(), devices.end(), x.device()) != devices.end();
+    if (!x.is_cpu() && !known) {
+      devices.push_back(x.device());
+    }
+  }
+  return devices;
 }
 
 } // namespace
@@ -140,6 +154,12 @@ MPI_Request* MpiOperation::next(const at::Tensor& x, int rank, int received) {
   ranks_.push_back(std::max(rank, -1)); // MPI_ANY_SOURCE is negative
   received_.push_back(received);
   return &requests_.emplace_back(MPI_REQUEST_NULL);
+}
+
+void MpiOperation::queued_for(const at::Tensor& x) {
+  if (!x.is_cpu()) {
+    queued_.emplace_back(x.device().type()).record(current_stream(x));
+  }
 }
 
 // ---- waiting ----------------------------------------------------------------
@@ -271,6 +291,9 @@ bool MpiWork::wait(std::chrono::milliseconds limit) {
   if (exception_) {
     std::rethrow_exception(exception_);
   }
+  for (const auto& queued : operation_.queued_) {
+    queued.block(current_stream(queued.device()));
+  }
   return true;
 }
 
@@ -288,7 +311,7 @@ std::vector<at::Tensor> MpiWork::result() {
 
 c10::intrusive_ptr<c10::ivalue::Future> MpiWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
-      c10::ListType::create(c10::TensorType::get()));
+      c10::ListType::create(c10::TensorType::get()), devices_of(result()));
   try {
     wait();
     future->markCompleted(result());

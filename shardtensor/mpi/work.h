@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mpi.h>
@@ -37,6 +38,9 @@ class MpiOperation {
   void returns(const at::Tensor& x) {
     results_.push_back(x);
   }
+  /// What the current stream of x's device has been given: a stream that waits
+  /// for the operation waits for it.
+  void queued_for(const at::Tensor& x);
 
  private:
   friend class MpiWork;
@@ -54,6 +58,7 @@ class MpiOperation {
   std::vector<at::Tensor> tensors_; // kept alive
   std::vector<at::Tensor> results_;
   std::deque<Step> steps_;
+  std::vector<c10::Event> queued_;
 };
 
 /// A started operation. wait() polls, so that it can give up at the time limit;

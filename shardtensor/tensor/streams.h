@@ -6,9 +6,14 @@
 
 namespace shardtensor::detail {
 
-/// Of x's device, in this thread.
+/// Of the device, in this thread.
+inline c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+/// Of x's device.
 inline c10::Stream current_stream(const at::Tensor& x) {
-  return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device());
+  return current_stream(x.device());
 }
 
 } // namespace shardtensor::detail

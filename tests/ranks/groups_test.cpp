@@ -238,7 +238,9 @@ TEST(MpiPeers, RefusesCallsThatMakeNoSense) {
   Tensors two{at::ones({2}), at::ones({2})}, one{at::ones({2})};
   expect("of 2 tensors, expected 1", [&] { backend->allreduce(two); });
   Tensors meta{at::ones({2}, at::device(at::kMeta))};
-  expect("expected a dense one on cpu", [&] { backend->allreduce(meta); });
+  expect("of a Strided tensor on meta, expected a dense one with memory", [&] {
+    backend->allreduce(meta);
+  });
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::BAND;
   expect("allreduce knows sum, avg, product, max and min only", [&] {

@@ -3,7 +3,8 @@
 Importing this package registers it as `shardtensor_mpi` where the library was
 built with MPI: PyTorch's wheels know the name `mpi` but have no such backend.
 Programs are started by mpirun; CPU tensors travel from process to process on
-one machine, which takes far less time than gloo's sockets.
+one machine, which takes far less time than gloo's sockets. Tensors of devices
+travel through the host, as over gloo.
 """
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ BACKEND = "shardtensor_mpi"
 def register():
     if _C.has_mpi() and not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(
-            BACKEND, _make, extended_api=True, devices=["cpu"]
+            BACKEND, _make, extended_api=True, devices=["cpu", "cuda"]
         )
 
 

@@ -44,11 +44,19 @@ def free_port():
 
 
 @pytest.mark.parametrize(
-    "shape", ["2", pytest.param("3", marks=pytest.mark.tail), "2x2"]
+    "device, shape",
+    [
+        ("cpu", "2"),
+        pytest.param("cpu", "3", marks=pytest.mark.tail),
+        ("cpu", "2x2"),
+        ("guarded", "2"),
+    ],
 )
-def test_a_job_over_mpi(shape):
+def test_a_job_over_mpi(device, shape):
+    """A guarded tensor is not where MPI could read it."""
     ranks = {"2": 2, "3": 3, "2x2": 4}[shape]
-    done = mpirun(ranks, ROOT / "python" / "tests" / "support" / "mpi_job.py", shape)
+    job = ROOT / "python" / "tests" / "support" / "mpi_job.py"
+    done = mpirun(ranks, job, shape, DEVICE=device)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": ok") == 8, done.stdout
 
