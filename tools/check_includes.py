@@ -35,6 +35,7 @@ FOR_PYTHON = {
     "shardtensor/dispatch/promotion.h",
     "shardtensor/distributed/backends.h",
     "shardtensor/distributed/choices.h",
+    "shardtensor/distributed/leaving.h",
     "shardtensor/layout/mesh_axes.h",
     "shardtensor/tensor/dtensor.h",
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <string>
 
 #include <pybind11/chrono.h>
@@ -11,6 +12,7 @@
 #include "shardtensor/distributed/backends.h"
 #include "shardtensor/distributed/choices.h"
 #include "shardtensor/distributed/launch.h"
+#include "shardtensor/distributed/leaving.h"
 
 namespace shardtensor::python {
 
@@ -59,6 +61,24 @@ std::string find_name_in_launchers_store(
     const Launch& launch,
     std::chrono::milliseconds limit) {
   return name_in_launchers_store({launch, c10::Device(c10::kCPU), limit});
+}
+
+/// LeavesInTime as a context.
+struct Leaving {
+  std::unique_ptr<LeavesInTime> in_time;
+};
+
+void bind_leaving(py::module_& module) {
+  py::class_<Leaving>(module, "LeavesInTime")
+      .def(py::init<>())
+      .def(
+          "__enter__",
+          [](Leaving& self) {
+            self.in_time = std::make_unique<LeavesInTime>(time_limit());
+          })
+      .def("__exit__", [](Leaving& self, const py::args&) {
+        self.in_time.reset();
+      });
 }
 
 void bind_launch_error(py::module_& module) {
@@ -136,6 +156,7 @@ void bind_launch(py::module_& module) {
 void bind_distributed(py::module_& module) {
   bind_launch_error(module);
   bind_launch(module);
+  bind_leaving(module);
   module.def(
       "choose_device",
       &choose_device,

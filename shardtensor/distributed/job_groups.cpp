@@ -5,12 +5,15 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include "shardtensor/distributed/leaving.h"
+
 namespace shardtensor::detail {
 
 JobGroups::~JobGroups() {
   for (const auto& name : names_) {
     c10d::unregister_process_group(name);
   }
+  const LeavesInTime in_time(limit_);
   for (const auto& group : groups_) {
     group->shutdown();
   }

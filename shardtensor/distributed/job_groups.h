@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace shardtensor::detail {
 /// The process groups of a job, which c10d knows by name while this lives.
 class JobGroups {
  public:
-  JobGroups() = default;
+  /// `limit` bounds their end, see LeavesInTime.
+  explicit JobGroups(std::chrono::milliseconds limit) : limit_(limit) {}
   JobGroups(const JobGroups&) = delete;
   JobGroups& operator=(const JobGroups&) = delete;
   /// Shuts them down: a group of NCCL that just goes aborts what is under way.
@@ -24,6 +26,7 @@ class JobGroups {
       c10::intrusive_ptr<c10d::ProcessGroup> group);
 
  private:
+  std::chrono::milliseconds limit_;
   // c10d keeps weak references.
   std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups_;
   std::vector<std::string> names_;

@@ -41,7 +41,7 @@ struct DistributedManager::State {
   std::string group;
   MeshPtr mesh;
   int64_t meshes = 0;
-  JobGroups groups;
+  JobGroups groups{time_limit()};
 
   /// Makes a group and registers it under its name.
   std::string add_group(

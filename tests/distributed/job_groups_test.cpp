@@ -1,6 +1,8 @@
 #include "shardtensor/distributed/job_groups.h"
 
+#include <chrono>
 #include <string_view>
+#include <thread>
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -17,6 +19,7 @@ namespace {
 struct Ending {
   int shutdowns = 0;
   int aborts = 0; // gone without
+  std::chrono::seconds waits{0}; // for other ranks
 };
 
 /// As NCCL's: it aborts what is under way unless it is shut down.
@@ -30,6 +33,7 @@ class EndingBackend : public c10d::Backend {
     return "ending";
   }
   void shutdown() override {
+    std::this_thread::sleep_for(ending_.waits);
     is_shut_down_ = true;
     ++ending_.shutdowns;
   }
@@ -51,7 +55,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_ending_group(Ending& ending) {
 TEST(JobGroups, AreShutDownWhenTheyGo) {
   Ending ending;
   {
-    JobGroups groups;
+    JobGroups groups(std::chrono::seconds(60));
     groups.add("ending.world", make_ending_group(ending));
     groups.add("ending.axis", make_ending_group(ending));
     EXPECT_TRUE(c10d::resolve_process_group("ending.axis"));
@@ -60,6 +64,20 @@ TEST(JobGroups, AreShutDownWhenTheyGo) {
   EXPECT_EQ(ending.shutdowns, 2);
   EXPECT_EQ(ending.aborts, 0);
   EXPECT_THROW(c10d::resolve_process_group("ending.axis"), c10::Error);
+}
+
+TEST(JobGroupsDeathTest, DoNotWaitForOtherRanksForEver) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto leave = [] {
+    Ending ending;
+    ending.waits = std::chrono::seconds(60);
+    JobGroups groups(std::chrono::milliseconds(500));
+    groups.add("ending.world", make_ending_group(ending));
+  };
+  EXPECT_EXIT(
+      leave(),
+      ::testing::ExitedWithCode(1),
+      "the other ranks have not left the job within 500 ms");
 }
 
 // ---- the barrier ------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ PROGRAM = """
     leave = dist.destroy_process_group
     dist.destroy_process_group = lambda: print("waited for others") or leave()
 """
+NOBODY_COMES = "dist.destroy_process_group = lambda: time.sleep(60)"
+LEFT_ALONE = "the other ranks have not left the job within 2000 ms"
 
 
 def run_to_its_end(tmp_path, last_line):
@@ -37,6 +40,7 @@ def run_to_its_end(tmp_path, last_line):
         **dict(MASTER_ADDR="localhost", MASTER_PORT="0"),
         "PYTHONPATH": str(ROOT / "python"),
         "GLOO_SOCKET_IFNAME": "lo",
+        "SHARDTENSOR_DISTRIBUTED_TIMEOUT": "2",
     }
     return subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True
@@ -54,6 +58,19 @@ def test_a_program_that_ends_leaves_with_the_others(tmp_path):
     ended = run_to_its_end(tmp_path, "print('done')")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "done\nwaited for others\n"
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["raise SystemExit(3)", "print('done')", "DistributedManager.cleanup()"],
+)
+def test_the_way_out_waits_no_longer_than_the_time_limit(tmp_path, end):
+    start = time.monotonic()
+    ended = run_to_its_end(tmp_path, f"print('kept', end='')\n{NOBODY_COMES}\n{end}")
+    assert time.monotonic() - start < 40
+    assert ended.returncode == 1
+    assert LEFT_ALONE in ended.stderr, ended.stderr
+    assert ended.stdout.startswith("kept")
 
 
 @ranks(3)
