@@ -16,6 +16,8 @@ host are counted:
 `make build-tests` compiles it.
 """
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -41,6 +43,7 @@ class _Runtime:
     Event = staticmethod(lambda *_, **__: torch.Event(NAME))
     current_stream = staticmethod(torch.accelerator.current_stream)
     stream = staticmethod(lambda stream: stream)  # a context by itself
+    device = staticmethod(lambda _device: contextlib.nullcontext())
 
     @staticmethod
     def is_available():

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -51,6 +52,12 @@ void release(void* context) {
   free_blocks()[{block->stream, block->bytes}].push_back(block);
 }
 
+/// By their first address; they are never given back.
+std::map<const char*, Block*>& all_blocks() {
+  static auto* blocks = new std::map<const char*, Block*>();
+  return *blocks;
+}
+
 Block* new_block(size_t bytes) {
   auto* block = new Block();
   block->bytes = bytes;
@@ -58,6 +65,7 @@ Block* new_block(size_t bytes) {
   block->base =
       mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(block->base != MAP_FAILED, "guarded: out of memory");
+  all_blocks()[static_cast<const char*>(block->base)] = block;
   return block;
 }
 
@@ -124,9 +132,15 @@ void resize_storage(const c10::Storage& storage, size_t bytes) {
 }
 
 Block* block_of(const c10::DataPtr& memory) {
-  return memory.get_deleter() == &release
-      ? static_cast<Block*>(memory.get_context())
-      : nullptr;
+  const auto* address = static_cast<const char*>(memory.get());
+  const std::lock_guard lock(device_mutex());
+  const auto behind = all_blocks().upper_bound(address);
+  if (!address || behind == all_blocks().begin()) {
+    return nullptr;
+  }
+  auto* block = std::prev(behind)->second;
+  const auto* base = static_cast<const char*>(block->base);
+  return address < base + block->bytes ? block : nullptr;
 }
 
 void record(const c10::DataPtr& memory, c10::StreamId stream) {

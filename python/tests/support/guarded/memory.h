@@ -65,6 +65,7 @@ c10::Allocator* allocator();
 /// What the storage held is lost.
 void resize_storage(const c10::Storage& storage, size_t bytes);
 
+/// By the address, which is all that from_blob's tensors know of theirs.
 /// Nothing where the tensor has no memory.
 Block* block_of(const c10::DataPtr& memory);
 
