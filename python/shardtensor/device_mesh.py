@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
 
 from shardtensor import _C
+from shardtensor.compile import as_written
 
 # Neither knows the other; both are few and live as long as the job.
 _core_meshes: dict[DeviceMesh, _C.Mesh] = {}
@@ -60,7 +62,8 @@ def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
     """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
     found = _core_meshes.get(mesh)
     if found is None:
-        found = _make_core_mesh(mesh)
+        with _disable_current_modes():  # its numbers are numbers, also in a trace
+            found = _make_core_mesh(mesh)
         _core_meshes[mesh] = found
         _device_meshes.setdefault(found, mesh)
     return found
@@ -85,12 +88,14 @@ def find_mesh(
     return DeviceMesh(device_type, torch.tensor(ranks), mesh_dim_names=names)
 
 
+@as_written
 def joint_mesh(one: _C.Mesh, other: _C.Mesh) -> _C.Mesh | None:
     """The smallest mesh that has the axes of both; None where no device mesh
     has them. Communication: see whole_group."""
     key = one, other
     if key not in _joint_meshes:
-        _joint_meshes[key] = _find_joint_mesh(one, other)
+        with _disable_current_modes():  # see core_mesh
+            _joint_meshes[key] = _find_joint_mesh(one, other)
     return _joint_meshes[key]
 
 

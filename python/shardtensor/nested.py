@@ -20,6 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import shardtensor.dtensor  # noqa: F401  tells the core what a DTensor is
 from shardtensor import _C
+from shardtensor.compile import as_written
+from shardtensor.shard_tensor import ShardTensor
+
+# They name the tensors of a program, whose gradients they want.
+_ABOUT_GRADIENTS = {torch.autograd.grad, torch.Tensor.backward}
 
 
 class NestedDTensor(DTensor):
@@ -31,11 +36,25 @@ class NestedDTensor(DTensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        leaves = tree_leaves((args, kwargs))
-        like = next(t for t in leaves if isinstance(t, NestedDTensor))
-        args, kwargs = tree_map(lambda t: _beside(t, like), (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in _ABOUT_GRADIENTS:
+            leaves = tree_leaves((args, kwargs))
+            like = next(t for t in leaves if isinstance(t, NestedDTensor))
+            args, kwargs = tree_map(lambda t: _beside(t, like), (args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return tree_map(nested, func(*args, **kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        """A compiler calls operators from here on; its tensors keep their class."""
+        args, kwargs = tree_map(_as_dtensor, (args, kwargs or {}))
+        return tree_map(nested, func(*args, **kwargs))
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, told, size, stride):
+        """In a graph sizes are numbers, as ShardTensors' are."""
+        size, stride = torch.Size(map(int, size)), tuple(map(int, stride))
+        return nested(DTensor.__tensor_unflatten__(inner_tensors, told, size, stride))
 
     def redistribute(self, device_mesh=None, placements=None, **options) -> DTensor:
         options["async_op"] = False  # an unfinished tensor would hide the ShardTensor
@@ -47,6 +66,13 @@ def nested(value):
     if type(value) is DTensor and _C.is_shard_tensor(value._local_tensor):
         value.__class__ = NestedDTensor
     return value
+
+
+def _as_dtensor(value):
+    if type(value) is not NestedDTensor:
+        return value
+    local, grad = value._local_tensor, value.requires_grad
+    return DTensor.__new__(DTensor, local, value._spec, requires_grad=grad)
 
 
 def _beside(value, like):
@@ -101,6 +127,13 @@ _from_local = DTensor.from_local
 
 @functools.wraps(_from_local)
 def _nested_from_local(local_tensor, *args, **kwargs):
+    if isinstance(local_tensor, ShardTensor):
+        return _from_shard_tensor(local_tensor, *args, **kwargs)
+    return _from_local(local_tensor, *args, **kwargs)
+
+
+@as_written  # a graph's result would be of PyTorch's class, and so its gradient
+def _from_shard_tensor(local_tensor, *args, **kwargs):
     return nested(_from_local(local_tensor, *args, **kwargs))
 
 

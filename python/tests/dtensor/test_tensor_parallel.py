@@ -120,3 +120,19 @@ def test_without_parallel_styles(mesh):
     expected.square().mean().backward()
     assert_close(part.grad, x.grad)
     check(found, expected, cut.parameters(), whole.parameters())
+
+
+@ranks("2x2")
+def test_gradients_are_asked_for_by_name(mesh):
+    """Of a DTensor's outputs, for its parameters: these, not what stands for them."""
+    domain, tensors = mesh["domain_h"], mesh["domain_w"]
+    whole = model().blocks[0].up
+    cut = parallel(tensors).blocks[0].up
+    x = torch.randn(5, 7, 6, dtype=torch.float64)
+    part = shard(x, domain, [Shard(1)], {1: uneven(7, 2)})
+    inside = DTensor.from_local(part, tensors, [Replicate()])
+    loss = torch.nn.functional.linear(inside, cut.weight, cut.bias).square().sum()
+    found = torch.autograd.grad(loss, [cut.weight, cut.bias])
+    expected = torch.autograd.grad(whole(x).square().sum(), [whole.weight, whole.bias])
+    for mine, alone in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.full_tensor(), alone)

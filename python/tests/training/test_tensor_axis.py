@@ -68,10 +68,11 @@ def part(x, mesh):
     return shard(mine, mesh["domain"], [Shard(1)], {1: sizes})
 
 
-def train(model, batches, clip):
+def train(model, batches, clip, run=None):
+    run = model if run is None else run
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     for x in batches:
-        model(x).square().mean().backward()
+        run(x).square().mean().backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         optimizer.step()
@@ -84,8 +85,8 @@ def alone(clip):
     return train(block(), batches(), clip)
 
 
-def check(model, mesh, clip=True):
-    train(model, [part(x, mesh) for x in batches()], clip)
+def check(model, mesh, clip=True, run=None):
+    train(model, [part(x, mesh) for x in batches()], clip, run)
     inner = getattr(model, "module", model)
     for (name, p), q in zip(
         inner.named_parameters(), alone(clip).parameters(), strict=True
@@ -105,6 +106,22 @@ def test_steps_are_those_of_one_device(mesh, shape):
         model = cut_along(mesh["tensor"])
         spoil(model)
         check(parallelize(model, mesh, data, tensor="tensor"), mesh)
+
+
+@ranks(4, timeout=120.0)
+@pytest.mark.parametrize(
+    "shape, data",
+    [
+        ((2, 1, 2), "fsdp"),
+        ((1, 2, 2), "fsdp"),
+        pytest.param((2, 1, 2), "hsdp", marks=pytest.mark.tail),
+    ],
+)
+def test_compiled_steps_are_those_of_one_device(mesh, shape, data):
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+    model = parallelize(cut_along(mesh["tensor"]), mesh, data, tensor="tensor")
+    torch._dynamo.reset()
+    check(model, mesh, run=torch.compile(model, backend="aot_eager"))
 
 
 def spoil(model):
