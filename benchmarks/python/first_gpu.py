@@ -151,7 +151,7 @@ def measure(results, name, rows):
         if is_first():
             record(results, name, row, cell, shardtensor.comm_stats().exchanges)
             print(f"{name}, {row}: {cell}", flush=True)
-    leave()
+    device.leave()
 
 
 def fail(results, name, row, error):
@@ -182,13 +182,6 @@ def join(stage):
 
 def is_first():
     return int(os.environ.get("RANK", 0)) == 0
-
-
-def leave():
-    if DistributedManager.is_initialized():
-        DistributedManager.cleanup()
-    else:
-        dist.destroy_process_group()
 
 
 # ---- the table --------------------------------------------------------------

@@ -4,7 +4,8 @@
     make bench ARGS="operators"       # one part; only prints
     make bench ARGS="--list"          # the parts
     make bench RANKS=4                # timed parts on other ranks; only prints
-    make bench DEVICE=cuda            # timed parts on GPUs; only prints
+    make bench DEVICE=cuda            # timed parts on GPUs, which ranks may share;
+                                      # only prints
 
 Every number of a table row comes from the same run: the variants take turns,
 and ratios are medians over the rounds. Timed parts run twice, over gloo and
@@ -81,7 +82,7 @@ def launchers():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     yield [*torchrun, f"--nproc-per-node={RANKS}"]
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    if device.DEVICE == "cuda":
+    if device.DEVICE != "cpu":
         return
     if mpirun := shutil.which("mpirun", path=programs):
         bound = ["--oversubscribe", "--bind-to", "none"]
@@ -97,8 +98,6 @@ def timed_tables(launcher, parts):
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
-        if backend := device.backend(RANKS):
-            settings["SHARDTENSOR_DISTRIBUTED_BACKEND"] = backend
         done = subprocess.run(
             [*launcher, __file__, results.name, *parts], env=os.environ | settings
         )
@@ -111,23 +110,20 @@ def measure(results, wanted):
     import torch
     import torch.distributed as dist
 
-    from shardtensor.distributed import DistributedManager
-
     torch.set_num_threads(1)
-    DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
-    device.enter(DistributedManager().local_rank)
+    mesh = device.join(RANKS)
     names = {"gloo": "gloo", "nccl": "NCCL", "shardtensor_mpi": "MPI"}
-    backend = names[dist.get_backend()]
+    backend = names.get(dist.get_backend(), dist.get_backend())
     tables = []
     for part in wanted:
         tables.append(importlib.import_module(part).table(mesh))
         tables[-1].title += f", over {backend}"
-        if DistributedManager().rank == 0:
+        if dist.get_rank() == 0:
             report.show(tables[-1])
-    if DistributedManager().rank == 0:
+    if dist.get_rank() == 0:
         Path(results).write_text("\n\n".join(table.text() for table in tables))
-    DistributedManager.cleanup(barrier=True)
+    dist.barrier()
+    device.leave()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Small steps, forward and backward: (x * y).sum() and a two-layer perceptron
 on 64 rows per rank."""
 
+import device
 import torch
 import torch.distributed as dist
 from halo import sum_gradients
@@ -26,7 +27,8 @@ def table(mesh):
 def mesh_of_one():
     """Every rank works alone: what the library costs without any message."""
     shape = (dist.get_world_size(), 1)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("each", "alone"))["alone"]
+    names = ("each", "alone")
+    return init_device_mesh(device.DEVICE, shape, mesh_dim_names=names)["alone"]
 
 
 def products(mesh):

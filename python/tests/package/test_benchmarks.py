@@ -34,6 +34,24 @@ def test_one_line_where_nothing_can_be_measured(device, told):
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 
 
+def test_ranks_that_share_a_device_measure_on_it():
+    """A dry run of DEVICE=cuda with fewer GPUs than ranks."""
+    paths = (ROOT / "python", ROOT / "python" / "tests" / "support")
+    environment = os.environ | {
+        "DEVICE": "guarded",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONWARNINGS": "ignore",
+    }
+    done = subprocess.run(
+        [sys.executable, RUN, "steps"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Small steps, over cpu:gloo,guarded:guarded" in done.stdout, done.stdout
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_one_line_where_no_test_can_run():
     """Nothing is built, neither ctest nor the guarded device are run."""
