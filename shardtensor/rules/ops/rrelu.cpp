@@ -119,7 +119,7 @@ Rectified rrelu(
   const CommScope scope("aten::rrelu_with_noise");
   if (!training) {
     const auto slope = (lower.toDouble() + upper.toDouble()) / 2;
-    return {at::leaky_relu(self, slope), noise};
+    return {at::leaky_relu(self, slope).contiguous(), noise}; // as one device
   }
   check_generators("aten::rrelu_with_noise", generator, self);
   const auto x = local_of(self, contiguous(without_partial(spec(self))));

@@ -34,6 +34,7 @@ FUNCTIONS = {
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "native_dropout": lambda x: torch.native_dropout(x, 0.4, True),
     "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu_eval": F.rrelu,
     "normal": lambda x: torch.normal(x, x.abs() + 1),
     "normal_of_mean": lambda x: torch.normal(x, 2.0),
     "normal_of_deviation": lambda x: torch.normal(1.0, x.abs()),

@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-/// A number for every element, whatever its value.
+/// A number for every element, whatever its value. Row-major, whatever self is.
 Tensor rrelu(
     const Tensor& self,
     Tensor& noise,
@@ -20,7 +20,8 @@ Tensor rrelu(
     bool training,
     std::optional<at::Generator> generator) {
   if (!training) {
-    return at::leaky_relu(self, (lower.toDouble() + upper.toDouble()) / 2);
+    const auto slope = (lower.toDouble() + upper.toDouble()) / 2;
+    return at::leaky_relu(self, slope).contiguous();
   }
   const auto type = at::toOpMathType(self.scalar_type());
   const auto drawn =
@@ -28,7 +29,7 @@ Tensor rrelu(
           .uniform_(lower.toDouble(), upper.toDouble(), generator);
   const auto slopes = at::where(self.le(0), drawn, 1.0);
   noise.copy_(slopes);
-  return self.to(type).mul(slopes).to(self.scalar_type());
+  return self.contiguous().to(type).mul(slopes).to(self.scalar_type());
 }
 
 Tensor& rrelu_in_place(
