@@ -70,12 +70,9 @@ OF_THE_CPU = {
 }
 
 
-# PyTorch has for CUDA alone what they need (opcheck, DLPack, sparse tensors), or the
-# device is unlike CUDA yet: strides of rrelu and padding, FSDP's streams, pickles.
+# PyTorch has for CUDA alone what they need: opcheck, DLPack, sparse tensors.
 NOT_OF_THE_GUARDED = {
     "test_layers_in_lists",  # FSDP of plain tensors is wrong there, too
-    "test_layers_keep_the_format_that_they_keep_on_one_device",
-    "test_numbers_come_in_the_order_of_memory",
     "test_operators_pass_opcheck",
     "test_operators_without_a_meaning_on_pieces_say_why",
     "test_what_one_piece_cannot_answer_names_the_way_out",

@@ -306,9 +306,12 @@ Tensor local_conv(
       conv, rows, weight, bias, plan.padding, plan.output_padding);
 }
 
-/// Channels-last if one of them is, but for volumes that oneDNN leaves to ATen.
+/// Channels-last if one of them is, but for volumes that oneDNN leaves to ATen,
+/// and for doubles on devices, which cuDNN takes row-major.
 at::MemoryFormat result_format(const Tensor& x, const Tensor& weight) {
-  if (weight.dim() == 5 && x.is_cpu() && x.scalar_type() != at::kFloat) {
+  const auto type = x.scalar_type();
+  if (x.is_cpu() ? weight.dim() == 5 && type != at::kFloat
+                 : type == at::kDouble) {
     return at::MemoryFormat::Contiguous;
   }
   const auto format = x.suggest_memory_format();

@@ -203,7 +203,7 @@ Tensor pad_with_rows(
   const Tensor local = to_local(redistribute(x, plan->input));
   const auto format = boundary == Boundary::Periodic // composed by copies
       ? at::MemoryFormat::Contiguous
-      : x.suggest_memory_format();
+      : format_on(x);
   if (!plan->input->mesh()->contains_this_rank()) {
     return from_local(
         local.new_zeros(plan->output->local_sizes()), plan->output, format);

@@ -54,8 +54,9 @@ Tensor shuffle_function(const Tensor& x, int64_t factor) {
   key.add(spec(x)).add(factor);
   const auto call = plans.find(
       key, [&] { return plan_shuffle(Op::name, Op::call, up, x, factor); });
-  return run_stencil(
-      x, *call, [&](const Tensor& rows) { return Op::call(rows, factor); });
+  return run_stencil(x, *call, format_on(x), [&](const Tensor& rows) {
+    return Op::call(rows, factor);
+  });
 }
 
 template <class Op, bool up>

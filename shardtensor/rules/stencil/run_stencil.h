@@ -23,6 +23,11 @@ std::vector<int64_t> infer_sizes(
     int64_t dims,
     const std::function<at::Tensor(const at::Tensor&)>& plain);
 
+/// Of what the CPU's kernels lay as their input and devices' row-major.
+inline at::MemoryFormat format_on(const at::Tensor& x) {
+  return x.is_cpu() ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
+}
+
 inline at::Tensor as_it_is(const at::Tensor& local) {
   return local;
 }

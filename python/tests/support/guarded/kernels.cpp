@@ -510,6 +510,10 @@ void convolution(
           is_guarded((*stack)[base + 1].toTensor()),
       "convolution: expected all tensors to be on the same device, but found "
       "at least two devices, guarded:0 and cpu!");
+  for (auto i = base; i < base + 2; ++i) { // cuDNN takes doubles row-major
+    const auto x = (*stack)[i].toTensor();
+    (*stack)[i] = x.scalar_type() == at::kDouble ? x.contiguous() : x;
+  }
   run_as(op, kernel, *stack);
 }
 
@@ -527,7 +531,7 @@ void convolution_backward(
 // ---- what CUDA lays row-major, whatever it is given
 // --------------------------
 
-void reflection_pad(
+void pad_row_major(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
@@ -546,9 +550,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("record_stream", record_stream);
-  m.impl(
-      "reflection_pad2d",
-      torch::CppFunction::makeFromBoxedFunction<&reflection_pad>());
+  for (const char* name :
+       {"reflection_pad2d",
+        "reflection_pad3d",
+        "replication_pad2d",
+        "replication_pad3d"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&pad_row_major>());
+  }
   m.impl(
       "convolution_overrideable",
       torch::CppFunction::makeFromBoxedFunction<&convolution>());
