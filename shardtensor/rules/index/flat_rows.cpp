@@ -6,7 +6,9 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/ops/index.h>
+#include <ATen/ops/index_select_ops.h>
 #include <ATen/ops/masked_select_ops.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
@@ -38,10 +40,6 @@ using at::Tensor;
 using Dims = std::vector<int64_t>;
 
 constexpr auto kOp = "aten::index";
-
-bool is_cut(const Tensor& index) {
-  return is_shard_tensor(index) && spec(index)->is_sharded();
-}
 
 /// x[:, index], the index standing at `dim`.
 Tensor read_along(const Tensor& x, int64_t dim, const Tensor& index) {
@@ -118,46 +116,9 @@ std::optional<Tensor> read_by_flat_mask(const Tensor& x, const Indices& given) {
 
 // ---- indices of several dims ------------------------------------------------
 
-/// The index tensors of x[i, :, j], and the dims that they name.
-struct Named {
-  Dims dims;
-  std::vector<Tensor> indices;
-
-  /// Where the dims of the indices stand in the result.
-  int64_t position() const {
-    const auto span = dims.back() - dims.front() + 1;
-    return span == static_cast<int64_t>(dims.size()) ? dims.front() : 0;
-  }
-  const Tensor& index_of(int64_t dim) const {
-    return indices[std::ranges::find(dims, dim) - dims.begin()];
-  }
-};
-
-/// Nothing for one index, masks, and what PyTorch refuses.
-std::optional<Named> indices_of(const Tensor& x, const Indices& given) {
-  if (given.size() < 2) {
-    return {};
-  }
-  Named named;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const std::optional<Tensor> index = given.get(i);
-    if (!index || !index->defined()) {
-      continue;
-    }
-    const auto type = index->scalar_type();
-    if (static_cast<int64_t>(i) >= x.dim() ||
-        (type != at::kLong && type != at::kInt)) {
-      return {};
-    }
-    named.dims.push_back(static_cast<int64_t>(i));
-    named.indices.push_back(*index);
-  }
-  return named.dims.size() < 2 ? std::nullopt : std::optional(named);
-}
-
 /// The named dims side by side at the position of the result's, cut ones first:
 /// one dim of all of them is then cut as they are.
-Dims with_named_together(const SpecPtr& spec, const Named& named) {
+Dims with_named_together(const SpecPtr& spec, const NamedDims& named) {
   auto together = named.dims;
   std::ranges::stable_partition(
       together, [&](int64_t dim) { return spec->is_sharded(dim); });
@@ -173,7 +134,10 @@ Dims with_named_together(const SpecPtr& spec, const Named& named) {
 }
 
 /// The rows that the indices name of `dims` as one.
-Tensor flat_index(const Tensor& x, const Named& named, at::IntArrayRef dims) {
+Tensor flat_index(
+    const Tensor& x,
+    const NamedDims& named,
+    at::IntArrayRef dims) {
   Tensor flat;
   for (const auto dim : dims) {
     const auto extent = x.size(dim);
@@ -202,7 +166,7 @@ Tensor cut_index(const Tensor& given, const MeshPtr& mesh, const Dims& axes) {
 
 /// Indices that are whole and name fewer rows than there are need no plan: each
 /// rank gives the rows that it has, unless they cannot be summed.
-bool must_plan(const Tensor& x, const Named& named) {
+bool must_plan(const Tensor& x, const NamedDims& named) {
   const auto sizes = shared_sizes(named.indices);
   int64_t rows = 1;
   for (const auto dim : named.dims) {
@@ -217,8 +181,8 @@ bool must_plan(const Tensor& x, const Named& named) {
 std::optional<Tensor> read_by_flat_index(
     const Tensor& x,
     const Indices& given) {
-  const auto named = indices_of(x, given);
-  if (!named) {
+  const auto named = named_by_rows(x, given);
+  if (!named || named->dims.size() < 2) {
     return {};
   }
   const auto own = without_partial(spec(x));
@@ -235,6 +199,41 @@ std::optional<Tensor> read_by_flat_index(
   const auto found = read_along(
       cut_along(rows, first, axes), first, cut_index(index, own->mesh(), axes));
   return in_memory_order(found, indexed_strides(x, given, found.sizes().vec()));
+}
+
+// ---- one index --------------------------------------------------------------
+
+/// The index of dim `dim` cut as the dim, where it is not and must_plan() for
+/// it: its rows then travel as those of a cut one.
+std::optional<Tensor> cut_for_rows(
+    const Tensor& x,
+    int64_t dim,
+    const Tensor& index) {
+  const auto own = without_partial(spec(x));
+  const auto& axes = own->axes(dim);
+  const auto is_cut_alike = [&] {
+    return is_shard_tensor(index) &&
+        std::ranges::all_of(axes, [&](int64_t axis) {
+             return spec(index)->placement(axis).is_shard();
+           });
+  };
+  if (axes.empty() || is_cut_alike() || !must_plan(x, {{dim}, {index}})) {
+    return {};
+  }
+  return cut_index(index.to(x.device()), own->mesh(), axes);
+}
+
+/// x[:, index] where the index is not cut as the dim.
+std::optional<Tensor> read_by_whole_index(
+    const Tensor& x,
+    const Indices& given) {
+  const auto dim = only_rows(given);
+  if (!dim || *dim >= x.dim()) {
+    return {};
+  }
+  const std::optional<Tensor> index = given.get(*dim);
+  const auto cut = cut_for_rows(x, *dim, *index);
+  return cut ? std::optional(read_along(x, *dim, *cut)) : std::nullopt;
 }
 
 // ---- the call ---------------------------------------------------------------
@@ -279,7 +278,8 @@ Tensor index_function(
     const Indices& given) {
   using Op = at::_ops::index_Tensor;
   if (names_cut_dims(x, given) && is_plain_call(keys, x, given)) {
-    for (const auto read : {read_by_flat_mask, read_by_flat_index}) {
+    for (const auto read :
+         {read_by_flat_mask, read_by_flat_index, read_by_whole_index}) {
       if (const auto found = read(x, given)) {
         return *found;
       }
@@ -299,8 +299,28 @@ Tensor masked_select_function(const Tensor& self, const Tensor& mask) {
   return at::index(self.expand(sizes), indices);
 }
 
+Tensor index_select_function(
+    c10::DispatchKeySet keys,
+    const Tensor& x,
+    int64_t dim,
+    const Tensor& index) {
+  using Op = at::_ops::index_select;
+  if (is_shard_tensor(x) && x.dim() > 0 && index.dim() == 1 &&
+      (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) &&
+      !is_traced(impl_of(x)->local())) {
+    const auto place = at::maybe_wrap_dim(dim, x.dim());
+    if (const auto cut = cut_for_rows(x, place, index)) {
+      return Op::call(x, dim, *cut);
+    }
+  }
+  return without_rule<Op>(keys, x, dim, index);
+}
+
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("index.Tensor", function_rule<at::_ops::index_Tensor, index_function>);
+  m.impl(
+      "index_select",
+      function_rule<at::_ops::index_select, index_select_function>);
   m.impl(
       "masked_select",
       function_rule<at::_ops::masked_select, masked_select_function>);

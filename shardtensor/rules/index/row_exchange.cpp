@@ -1,5 +1,6 @@
 #include "shardtensor/rules/index/row_exchange.h"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_unique2.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
@@ -52,6 +54,24 @@ std::vector<int64_t> count_by_piece(
   auto counts = host_numbers(at::searchsorted(rows, offsets.slice(0, 1)));
   std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
   return counts;
+}
+
+/// Of the own elements, flat: where they stand in the whole.
+at::Tensor element_numbers(
+    const ShardSpec& spec,
+    const at::TensorOptions& options) {
+  auto numbers = at::zeros({}, options);
+  for (int64_t dim = 0; dim < spec.dim(); ++dim) {
+    auto rows = at::arange(spec.local_sizes()[dim], options);
+    if (spec.is_sharded(dim)) {
+      const auto own = spec.interval(dim);
+      const auto extent = std::max<int64_t>(own.extent(), 1);
+      rows = rows.div(extent, "floor") * spec.partition(dim).period() +
+          rows.remainder(extent) + own.begin;
+    }
+    numbers = numbers.unsqueeze(-1) * spec.size(dim) + rows;
+  }
+  return numbers.flatten();
 }
 
 } // namespace
@@ -189,6 +209,15 @@ EncodedExchange RowExchange::encoded(const at::Tensor& x, int64_t dim) const {
   return encode(std::move(plan), group);
 }
 
+RowExchange::Arrived RowExchange::arrived(const at::Tensor& others, int64_t dim)
+    const {
+  const auto first = sent_.begin();
+  return {
+      sent_rows_,
+      silent_ ? others : all_to_all(others.contiguous(), dim, /*back=*/true),
+      std::accumulate(first, first + Group(group_).rank(), int64_t{0})};
+}
+
 at::Tensor RowExchange::own_rows(
     const at::Tensor& table,
     int64_t dim,
@@ -210,6 +239,17 @@ const at::Tensor& RowExchange::counts() const {
     counts_ = own_rows(rows, 0, "sum");
   }
   return counts_;
+}
+
+const at::Tensor& RowExchange::last_elements() const {
+  if (!last_elements_.defined()) {
+    const auto numbers = element_numbers(*index_spec_, places_.options());
+    const auto rows = at::full({table_rows()}, -1, places_.options());
+    reduce_into(rows, 0, places_, numbers, "amax");
+    const auto last = table(own_rows(rows, 0, "amax"), 0);
+    last_elements_ = last.index_select(0, places_).eq(numbers);
+  }
+  return last_elements_;
 }
 
 // ---- keeping them -----------------------------------------------------------

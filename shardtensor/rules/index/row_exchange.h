@@ -50,10 +50,17 @@ class RowExchange {
   int64_t table_rows() const {
     return own_rows_ + other_rows_;
   }
+  int64_t other_rows() const {
+    return other_rows_;
+  }
 
   /// How many elements of the whole index name each own row. Communication:
   /// that of own_rows() at the first call.
   const at::Tensor& counts() const;
+
+  /// Which elements of the own index are the last of the whole one to name
+  /// their row. Communication: as in table() and own_rows(), at the first call.
+  const at::Tensor& last_elements() const;
 
   /// The own rows and, behind them along `dim`, those of others. Communication:
   /// one message to and from each rank concerned.
@@ -70,6 +77,15 @@ class RowExchange {
       c10::function_ref<void()> meanwhile) const;
   /// The adjoint of others(), differentiable: the sums that reach own rows.
   at::Tensor returned(const at::Tensor& others, int64_t dim) const;
+
+  /// What ranks hold for rows of others, with them: in the order of ranks, some
+  /// of lower ones. Communication: as in table().
+  struct Arrived {
+    at::Tensor rows; // own ones
+    at::Tensor values; // along `dim`
+    int64_t of_lower_ranks;
+  };
+  Arrived arrived(const at::Tensor& others, int64_t dim) const;
 
   /// What `table` holds for rows of others reaches their owners: the own rows,
   /// joined with what arrives by "sum", "prod", "amax" or "amin".
@@ -92,6 +108,7 @@ class RowExchange {
   int64_t own_rows_ = 0;
   int64_t other_rows_ = 0;
   mutable at::Tensor counts_;
+  mutable at::Tensor last_elements_;
   bool silent_ = false; // no rank names rows of others
 };
 

@@ -140,6 +140,10 @@ bool is_mask(const at::Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
+bool is_cut(const at::Tensor& index) {
+  return is_shard_tensor(index) && spec(index)->is_sharded();
+}
+
 std::vector<int64_t> shared_sizes(at::TensorList indices) {
   std::vector<int64_t> sizes;
   for (const auto& index : indices) {
@@ -151,6 +155,26 @@ std::vector<int64_t> shared_sizes(at::TensorList indices) {
     sizes = at::infer_size(sizes, index.sizes());
   }
   return sizes;
+}
+
+std::optional<NamedDims> named_by_rows(
+    const at::Tensor& self,
+    const Indices& indices) {
+  NamedDims named;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (!index || !index->defined()) {
+      continue;
+    }
+    const auto type = index->scalar_type();
+    if (static_cast<int64_t>(i) >= self.dim() ||
+        (type != at::kLong && type != at::kInt)) {
+      return {};
+    }
+    named.dims.push_back(static_cast<int64_t>(i));
+    named.indices.push_back(*index);
+  }
+  return named.dims.empty() ? std::nullopt : std::optional(std::move(named));
 }
 
 Index read_indices(const at::Tensor& self, const Indices& indices) {
@@ -282,8 +306,7 @@ void check_indices(
     if (!index || !index->defined()) {
       continue;
     }
-    const bool is_cut = is_shard_tensor(*index) && spec(*index)->is_sharded();
-    if (is_cut || may_be_unseen) {
+    if (is_cut(*index) || may_be_unseen) {
       const auto dim = static_cast<int64_t>(i);
       check_index(op, *index, dim, self.size(dim), /*may_be_negative=*/true);
     }

@@ -20,6 +20,9 @@ using Indices = c10::List<std::optional<at::Tensor>>;
 
 bool is_mask(const at::Tensor& index);
 
+/// Along some mesh axis.
+bool is_cut(const at::Tensor& index);
+
 /// The sizes that indices have together. Raises for those that do not fit.
 std::vector<int64_t> shared_sizes(at::TensorList indices);
 
@@ -59,6 +62,26 @@ struct Index {
     return result;
   }
 };
+
+/// The integers of x[i, :, j], and the dims that they name.
+struct NamedDims {
+  std::vector<int64_t> dims;
+  std::vector<at::Tensor> indices;
+
+  /// Where the dims of the indices stand in the result.
+  int64_t position() const {
+    const auto span = dims.back() - dims.front() + 1;
+    return span == static_cast<int64_t>(dims.size()) ? dims.front() : 0;
+  }
+  const at::Tensor& index_of(int64_t dim) const {
+    return indices[std::ranges::find(dims, dim) - dims.begin()];
+  }
+};
+
+/// Nothing for masks and for what PyTorch refuses.
+std::optional<NamedDims> named_by_rows(
+    const at::Tensor& self,
+    const Indices& indices);
 
 /// Masks become the indices of their true elements; all are broadcast and not
 /// negative. Raises for indices that do not fit. Communication: a sharded index

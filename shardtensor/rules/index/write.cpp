@@ -12,6 +12,7 @@
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/masks.h"
+#include "shardtensor/rules/index/put_rows.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
@@ -20,23 +21,6 @@
 
 namespace shardtensor::detail {
 namespace {
-
-/// values broadcast to self[index], cut like it.
-at::Tensor local_values(
-    const at::Tensor& values,
-    const SpecPtr& result,
-    at::ScalarType dtype) {
-  TORCH_CHECK(
-      values.scalar_type() == dtype,
-      "index_put_: expected values of dtype ",
-      dtype,
-      ", got ",
-      values.scalar_type());
-  if (!is_shard_tensor(values)) {
-    return values; // a number
-  }
-  return local_of(values.expand(result->sizes()), result).tensor;
-}
 
 /// x[mask] = number.
 std::optional<at::Tensor> fill_mask(
@@ -234,6 +218,9 @@ at::Tensor& index_put_in_place_kernel(
   begin_row_write(
       self, place ? layout_beside(self, *place, *given.get(*place)) : nullptr);
   if (put_masked_rows(self, given, values, accumulate)) {
+    return self;
+  }
+  if (puts_rows(self, given, values, accumulate)) {
     return self;
   }
   if (indexes_whole_dims(without_partial(spec(self)), given)) {

@@ -131,6 +131,40 @@ def test_sums_into_rows_that_all_ranks_have(mesh):
             )  # fmt: skip
 
 
+ORDERS = {
+    "rows": lambda x, order: x[order].sin(),
+    "columns": lambda x, order: x.t()[:, order - NODES].sin(),
+    "select": lambda x, order: x.index_select(-2, order).sin(),
+    "twice": lambda x, order: x[order.repeat(2, 1)].sin(),
+    "of_numbers": lambda x, order: x[:, 0][order].sin(),
+    "select_of_numbers": lambda x, order: x[:, 0].index_select(0, order.int()),
+    "mask": lambda x, order: (x > 0)[order],
+}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", ORDERS)
+def test_rows_in_an_order_that_all_ranks_have(mesh, name):
+    """Whole, or cut along another mesh axis: no rank gets all rows."""
+    x, _ = graph()
+    order = torch.randperm(NODES)
+    axes = [Replicate()] * mesh.ndim
+    orders = [order, sharded(order, axes)]
+    layouts = [([Shard(0)], {0: sizes}) for sizes in partitions(NODES, mesh.size())]
+    if mesh.ndim == 2:
+        orders.append(sharded(order, [Replicate(), Shard(0)]))
+        layouts = [([Shard(0), other], None) for other in (Shard(0), *axes[:1])]
+    for layout, sizes in layouts:
+        for given in orders:
+            with shardtensor.fallback_mode("error"):
+                found = check_op(
+                    ORDERS[name], sharded(x, layout, sizes), given, mesh=mesh,
+                    second_order=True,
+                )  # fmt: skip
+            if name in ("rows", "select"):
+                assert found._spec == shard(x, mesh, layout)._spec
+
+
 @ranks(2, 3)
 def test_a_static_graph_is_planned_once(mesh):
     """From the second step on a layer sends rows alone, once each way."""
