@@ -1,10 +1,12 @@
 #include "shardtensor/dispatch/index_bounds.h"
 
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
@@ -38,6 +40,12 @@ Bounds to_bounds(const at::Tensor& extremes) {
   return {-numbers[0], numbers[1]};
 }
 
+/// Those on all ranks. A step meets an index in forward and again in backward.
+KnownOfShown<Bounds, 8>& known_bounds() {
+  static auto& known = *new KnownOfShown<Bounds, 8>();
+  return known;
+}
+
 /// Communication: one all-reduce, for an index that is not known.
 Bounds bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
   const auto own = local_of(index);
@@ -45,17 +53,25 @@ Bounds bounds_on_all_ranks(const std::string& op, const at::Tensor& index) {
   if (axes.empty()) {
     return to_bounds(extremes_of(own.tensor));
   }
-  // A step meets an index in forward and again in backward.
-  static auto& known = *new KnownOfShown<Bounds, 8>();
   auto shown = shown_elements(index);
-  if (const auto found = known.find(shown)) {
+  if (const auto found = known_bounds().find(shown)) {
     return *found;
   }
   const CommScope scope(op.c_str());
   const auto bounds = to_bounds(all_reduce(
       extremes_of(own.tensor), Reduce::Max, *own.spec->mesh(), axes));
-  known.add(std::move(shown), bounds);
+  known_bounds().add(std::move(shown), bounds);
   return bounds;
+}
+
+std::optional<int64_t> outside_of(
+    const Bounds& bounds,
+    int64_t lowest,
+    int64_t extent) {
+  if (bounds.low >= lowest && bounds.high < extent) {
+    return std::nullopt;
+  }
+  return bounds.low < lowest ? bounds.low : bounds.high;
 }
 
 bool has_values(const at::Tensor& index) {
@@ -89,13 +105,9 @@ std::optional<int64_t> find_outside(
   if (!has_values(index)) {
     return std::nullopt;
   }
-  const auto [low, high] = is_shard_tensor(index)
-      ? bounds_on_all_ranks(op, index)
-      : to_bounds(extremes_of(index));
-  if (low >= lowest && high < extent) {
-    return std::nullopt;
-  }
-  return low < lowest ? low : high;
+  const auto bounds = is_shard_tensor(index) ? bounds_on_all_ranks(op, index)
+                                             : to_bounds(extremes_of(index));
+  return outside_of(bounds, lowest, extent);
 }
 
 void check_planned_index(
@@ -107,6 +119,35 @@ void check_planned_index(
   const auto outside =
       find_outside(op, index, may_be_negative ? -extent : 0, extent);
   TORCH_CHECK_INDEX(!outside, out_of_bounds(op, *outside, dim, extent));
+}
+
+std::vector<int64_t> check_planned_index_and_reduce(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t extent,
+    bool may_be_negative,
+    const at::Tensor& numbers) {
+  const auto own = local_of(index);
+  auto shown = shown_elements(index);
+  auto bounds = known_bounds().find(shown);
+  auto given = numbers.to(at::kLong);
+  if (!bounds) {
+    given = at::cat({extremes_of(own.tensor), given});
+  }
+  const auto& mesh = *own.spec->mesh();
+  std::vector<int64_t> axes(mesh.axes());
+  std::iota(axes.begin(), axes.end(), 0);
+  const CommScope scope(op.c_str());
+  auto reduced = host_numbers(all_reduce(given, Reduce::Max, mesh, axes));
+  if (!bounds) {
+    bounds = Bounds{-reduced[0], reduced[1]};
+    known_bounds().add(std::move(shown), *bounds);
+    reduced.erase(reduced.begin(), reduced.begin() + 2);
+  }
+  const auto outside =
+      outside_of(*bounds, may_be_negative ? -extent : 0, extent);
+  TORCH_CHECK_INDEX(!outside, out_of_bounds(op, *outside, 0, extent));
+  return reduced;
 }
 
 void check_index(

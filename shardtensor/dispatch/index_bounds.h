@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -31,6 +32,16 @@ void check_planned_index(
     int64_t dim,
     int64_t extent,
     bool may_be_negative = false);
+
+/// The same of a cut index, dim 0, and the largest of each of `numbers`, a
+/// plain tensor of one dim, over all ranks of the mesh. Communication: an
+/// all-reduce of them, and of two numbers where the bounds are not known.
+std::vector<int64_t> check_planned_index_and_reduce(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t extent,
+    bool may_be_negative,
+    const at::Tensor& numbers);
 
 /// One of the indices that leave [lowest, extent), the same on all ranks; none
 /// while a compiler traces. A device is waited for. Communication: as above.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import check_op, ranks, sharded, uneven
+from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -85,3 +85,28 @@ def test_layers_are_those_of_one_device_and_gather_nothing(mesh, kind):
     for make in layers.values():
         with shardtensor.fallback_mode("error"):
             check_op(Layer(make(geometric)), nodes, index, mesh=mesh)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kind", ["GCN", "GAT", "GATv2", "Cheb", "ARMA", "TAG"])
+def test_a_second_step_of_a_static_graph_plans_nothing(mesh, kind):
+    """Though the layers make indices of it, with loops or without, in each."""
+    geometric = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(3)
+    layer = CONVOLUTIONS[kind](geometric).double()
+    edges = torch.randint(NODES, (2, EDGES))
+    edges[1, :5] = edges[0, :5]
+    x = torch.rand(NODES, CHANNELS, dtype=torch.float64)
+    nodes = shard(x, mesh, [Shard(0)]).requires_grad_()
+    index = shard(edges, mesh, [Shard(1)], {1: uneven(EDGES, mesh.size())})
+
+    def plans():
+        shardtensor.reset_comm_stats()
+        layer(nodes, index).sum().backward()
+        return shardtensor.comm_stats().plans
+
+    plans()
+    assert plans() == 0
+    index[0, 9] = (edges[0, 9] + 1) % NODES
+    assert plans() > 0
+    assert_close(layer(nodes, index), layer(x, index.full_tensor()))

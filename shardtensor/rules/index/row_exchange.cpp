@@ -23,28 +23,10 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
-#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/rules/index/row_terms.h"
-#include "shardtensor/rules/index/rows.h"
-#include "shardtensor/tensor/shown_elements.h"
 
 namespace shardtensor::detail {
 namespace {
-
-/// The process group in which ranks are ordered as the pieces that `axes` cut;
-/// none for some of several axes.
-std::optional<std::string> group_of(
-    const Mesh& mesh,
-    const std::vector<int64_t>& axes) {
-  if (axes.size() == 1) {
-    return mesh.group(axes.front());
-  }
-  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
-    return mesh.group();
-  }
-  return {};
-}
 
 /// How many of the sorted rows belong to each piece.
 std::vector<int64_t> count_by_piece(
@@ -111,29 +93,37 @@ void reduce_into(
       dim, places.view(ones).expand_as(source), source, reduce);
 }
 
+std::optional<std::string> group_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (axes.size() == 1) {
+    return mesh.group(axes.front());
+  }
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    return mesh.group();
+  }
+  return {};
+}
+
 RowExchange::RowExchange(
-    const char* op,
-    const at::Tensor& index,
+    const at::Tensor& named_rows,
     SpecPtr index_spec,
-    const SpecPtr& rows,
-    bool may_be_negative)
+    const SpecPtr& rows)
     : index_spec_(std::move(index_spec)),
       group_(*group_of(*rows->mesh(), rows->axes(0))) {
-  const auto extent = rows->size(0);
-  check_planned_index(op, index, 0, extent, may_be_negative);
-  const CommScope scope(op);
-  auto wanted = local_of(index, index_spec_).tensor.flatten().to(at::kLong);
-  wanted = at::where(wanted.lt(0), wanted + extent, wanted);
   const auto own = rows->interval(0);
+  first_row_ = own.begin;
   own_rows_ = own.end - own.begin;
 
-  const auto is_other = wanted.lt(own.begin).logical_or_(wanted.ge(own.end));
+  const auto is_other =
+      named_rows.lt(own.begin).logical_or_(named_rows.ge(own.end));
   const auto others = is_other.nonzero().select(1, 0);
-  const auto named = wanted.index_select(0, others);
+  const auto named = named_rows.index_select(0, others);
   const auto [unique, inverse, counts] =
       at::_unique2(named, /*sorted=*/true, /*return_inverse=*/true);
+  rows_of_others_ = unique;
   other_rows_ = unique.numel();
-  places_ = wanted.sub_(own.begin);
+  places_ = named_rows - own.begin;
   places_.index_copy_(0, others, inverse + own_rows_);
 
   received_ = count_by_piece(unique, rows->partition(0));
@@ -144,6 +134,27 @@ RowExchange::RowExchange(
   const auto most = at::full({1}, other_rows_, unique.options());
   silent_ = all_reduce(most, Reduce::Max, *rows->mesh(), rows->axes(0))
                 .item<int64_t>() == 0;
+}
+
+at::Tensor RowExchange::differs_from(const at::Tensor& named_rows) const {
+  const auto differs = [&](int64_t step) {
+    const auto places = places_.slice(0, 0, std::nullopt, step);
+    const auto of_others = rows_of_others_.numel() == 0
+        ? places
+        : rows_of_others_.index_select(0, places.sub(own_rows_).clamp_min_(0));
+    const auto rows =
+        at::where(places.lt(own_rows_), places + first_row_, of_others);
+    return rows.ne(named_rows.slice(0, 0, std::nullopt, step)).any();
+  };
+  constexpr int64_t kSamples = 1024;
+  const auto step = places_.numel() / kSamples;
+  if (step > 1 && places_.is_cpu()) { // a device is not waited for
+    const auto found = differs(step);
+    if (found.item<bool>()) {
+      return found;
+    }
+  }
+  return differs(1);
 }
 
 at::Tensor RowExchange::all_to_all(const at::Tensor& x, int64_t dim, bool back)
@@ -250,68 +261,6 @@ const at::Tensor& RowExchange::last_elements() const {
     last_elements_ = last.index_select(0, places_).eq(numbers);
   }
   return last_elements_;
-}
-
-// ---- keeping them -----------------------------------------------------------
-
-namespace {
-
-/// See Note [Shown elements].
-struct KnownExchange {
-  SpecPtr rows;
-  bool may_be_negative;
-  std::shared_ptr<const RowExchange> exchange;
-};
-
-/// The index cut along the axes of the rows alone; null where one of those does
-/// not cut it.
-SpecPtr layout_of_index(
-    const SpecPtr& index,
-    const std::vector<int64_t>& axes) {
-  std::vector<Placement> placements(index->mesh()->axes());
-  for (const auto axis : axes) {
-    if (!index->placement(axis).is_shard()) {
-      return nullptr;
-    }
-    placements[axis] = index->placement(axis);
-  }
-  return with_placements(index, std::move(placements));
-}
-
-} // namespace
-
-std::shared_ptr<const RowExchange> row_exchange(
-    const char* op,
-    const at::Tensor& index,
-    const SpecPtr& spec,
-    int64_t dim,
-    bool may_be_negative) {
-  if (!is_shard_tensor(index) || !spec->is_sharded(dim) ||
-      !spec->partition(dim).is_contiguous() ||
-      shardtensor::spec(index)->mesh() != spec->mesh() ||
-      is_traced(impl_of(index)->local()) ||
-      !group_of(*spec->mesh(), spec->axes(dim))) {
-    return nullptr;
-  }
-  auto wanted = layout_of_index(shardtensor::spec(index), spec->axes(dim));
-  if (!wanted) {
-    return nullptr;
-  }
-  static auto& known = *new KnownOfShown<KnownExchange, 32>();
-  const auto rows = layout_of_dim(spec, dim);
-  note_row_layout(shardtensor::spec(index), rows);
-  auto shown = shown_elements(index);
-  const auto is_meant = [&](const KnownExchange& one) {
-    return one.rows == rows && one.may_be_negative == may_be_negative;
-  };
-  if (const auto found = known.find(shown, is_meant)) {
-    return found->exchange;
-  }
-  const auto made = std::make_shared<const RowExchange>(
-      op, index, std::move(wanted), rows, may_be_negative);
-  count_plan();
-  known.add(std::move(shown), {rows, may_be_negative, made});
-  return made;
 }
 
 // ---- reading and reducing ---------------------------------------------------

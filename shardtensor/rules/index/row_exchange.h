@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,25 +19,27 @@ namespace shardtensor::detail {
 // In x[index], where ranks hold parts of x's rows and parts of the index (the
 // edges of a graph), each rank lacks the rows that its part names and others
 // own. It asks their owners once, and keeps the answer as long as the index
-// stays what it is: a static graph is planned once, and from then on a call
-// costs one message to each rank whose rows are named, and none where all are
-// its own. Adding to rows is the same way back. Memory: as much as the own part
-// of the index.
+// stays what it is, or is made anew of the same values (Note [Indices made
+// anew]): a static graph is planned once, and from then on a call costs one
+// message to each rank whose rows are named, and none where all are its own.
+// Adding to rows is the same way back. Memory: as much as the own part of the
+// index.
 
 /// Which rows go where for one index of rows cut in one way; see the note.
 class RowExchange {
  public:
-  /// `index`: a ShardTensor of integers, laid out as `index_spec`. `rows`: the
-  /// layout of a tensor of one dim, cut along axes that all cut `index_spec`,
-  /// too. Raises on all ranks for an index out of bounds; negative ones count
-  /// from the end if they may. Communication: two exchanges of numbers, and a
-  /// reduced one.
+  /// `named_rows`: those that the own part of an index laid out as `index_spec`
+  /// names, flat. `rows`: the layout of a tensor of one dim, cut along axes
+  /// that all cut `index_spec`, too. Communication: two exchanges of numbers,
+  /// and a reduced one.
   RowExchange(
-      const char* op,
-      const at::Tensor& index,
+      const at::Tensor& named_rows,
       SpecPtr index_spec,
-      const SpecPtr& rows,
-      bool may_be_negative);
+      const SpecPtr& rows);
+
+  /// Whether the own part of another index laid out alike needs another
+  /// exchange, for it names other rows.
+  at::Tensor differs_from(const at::Tensor& named_rows) const;
 
   /// The layout in which the index is used.
   const SpecPtr& index_spec() const {
@@ -102,9 +105,11 @@ class RowExchange {
   SpecPtr index_spec_;
   std::string group_;
   at::Tensor places_;
+  at::Tensor rows_of_others_; // those that places name
   at::Tensor sent_rows_; // own rows that others name, rank by rank
   std::vector<int64_t> sent_; // how many, by rank
   std::vector<int64_t> received_;
+  int64_t first_row_ = 0; // of the own ones
   int64_t own_rows_ = 0;
   int64_t other_rows_ = 0;
   mutable at::Tensor counts_;
@@ -112,11 +117,20 @@ class RowExchange {
   bool silent_ = false; // no rank names rows of others
 };
 
+/// The process group in which ranks are ordered as the pieces that `axes` cut;
+/// none for some of several axes.
+std::optional<std::string> group_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes);
+
 /// The one for `index` along dim `dim` of tensors laid out as `spec`; null
 /// where another way is needed: the index isn't cut by all axes that cut the
-/// dim, is traced, or they have no common process group. It is made anew unless
-/// these elements were met before: see Note [Shown elements]. Communication:
-/// that of RowExchange's constructor, when made.
+/// dim, is traced, or they have no common process group. Raises on all ranks
+/// for an index out of bounds; negative ones count from the end if they may. It
+/// is made anew unless these elements were met before: see Note [Shown
+/// elements] and Note [Indices made anew]. Communication: for elements that
+/// were not met as these, a reduction of a few numbers; that of RowExchange's
+/// constructor, when made.
 std::shared_ptr<const RowExchange> row_exchange(
     const char* op,
     const at::Tensor& index,

@@ -200,6 +200,7 @@ def as_graph_libraries_write_it(x, edge_index):
 @ranks(1, 2, 3)
 def test_rows_of_an_index_made_anew_find_their_plans(mesh):
     x, edges = graph()
+    edges = edges.repeat(1, 5)  # a graph that was not met before
     rows, cut = shard(x, mesh, [Shard(0)]), shard(edges, mesh, [Shard(1)])
     rows.requires_grad_()
 
@@ -213,8 +214,81 @@ def test_rows_of_an_index_made_anew_find_their_plans(mesh):
 
     assert plans(layers=1) == 2  # sources and targets
     assert plans(layers=3) == 0
-    cut.remainder_(NODES)
+    cut.add_(1).remainder_(NODES)
     assert plans(layers=2) == 2
+
+
+def plans_of(step, *given):
+    shardtensor.reset_comm_stats()
+    found = step(*given)
+    return found, shardtensor.comm_stats().plans
+
+
+@ranks(1, 2, 3, 4)
+def test_an_index_made_anew_of_the_same_values_finds_its_plan(mesh):
+    """And another one does not, on whichever rank it differs."""
+    x, edges = graph()
+    loops = torch.arange(NODES).repeat(2, 2)
+
+    def step(x, edges):
+        joined = torch.cat([edges, loops], 1)
+        return as_graph_libraries_write_it(
+            as_graph_libraries_write_it(x, joined), joined
+        )
+
+    for sizes in partitions(EDGES, mesh.size()):
+        x = x.detach().requires_grad_()
+        rows = shard(x.detach(), mesh, [Shard(0)]).requires_grad_()
+        cut = shard(edges, mesh, [Shard(1)], {1: sizes})
+        for place in range(EDGES):
+            cut[0, place], edges[0, place] = [(edges[0, place] + 1) % NODES] * 2
+            for is_new in (True, False):
+                found, plans = plans_of(step, rows, cut)
+                assert (plans > 0) == is_new
+                assert_close(found, step(x, edges))
+            found.sum().backward()
+            assert plans_of(step, rows, cut)[1] == 0
+        step(x, edges).sum().backward()
+
+
+@ranks(2, "2x2")
+def test_plans_of_indices_that_are_gone_are_few(mesh):
+    """The last 32, and of those of one size eight."""
+    layout = [Shard(0)] * mesh.ndim
+    x = shard(torch.randn(NODES, 2), mesh, layout)
+    alike = [torch.randint(NODES, (60,)) for _ in range(9)]
+    others = [torch.randint(NODES, (61 + i,)) for i in range(33)]
+
+    def plans(indices):
+        return sum(plans_of(lambda i: x[shard(i, mesh, layout)], i)[1] for i in indices)
+
+    assert plans(alike[:8]) == 8
+    assert plans(alike[:8]) == 0
+    assert plans(alike[8:]) == 1
+    assert plans(alike[1:]) == 0
+    assert plans(alike[:1]) == 1
+    assert plans(others[:1]) == 1
+    large = torch.zeros(1000, dtype=torch.int64)
+    assert plans([large, *others[:31]]) == 31
+    assert plans([*others[:31], large]) == 0
+    assert plans(others[31:]) == 2
+    assert plans([*others[2:], large]) == 0
+    assert plans(others[:1]) == 1
+
+
+@ranks(2, 3)
+def test_an_index_made_anew_costs_one_reduction(mesh):
+    x, edges = graph()
+    edges = edges.repeat(1, 7)
+    rows, cut = shard(x, mesh, [Shard(0)]), shard(edges, mesh, [Shard(1)])
+    stats = []
+    for _ in range(3):
+        index = cut[0] + 0
+        shardtensor.reset_comm_stats()
+        rows[index]
+        stats.append(shardtensor.comm_stats())
+    assert stats[1].all_reduces == stats[2].all_reduces == 1
+    assert stats[1].exchanges == 1 < stats[0].exchanges
 
 
 @ranks(2)
