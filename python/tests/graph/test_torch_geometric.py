@@ -36,6 +36,8 @@ CONVOLUTIONS = {
     "APPNP": lambda g: g.APPNP(2, 0.1),
     "MF": lambda g: g.MFConv(CHANNELS, 8),
     "FiLM": lambda g: g.FiLMConv(CHANNELS, 8),
+    "TopK": lambda g: g.TopKPooling(CHANNELS),
+    "SAG": lambda g: g.SAGPooling(CHANNELS),
 }
 
 # Of the nodes of four graphs in one batch.
@@ -66,7 +68,8 @@ class Layer(nn.Module):
         self.call = self.layer or layer
 
     def forward(self, x, index):
-        return (self.layer or self.call)(x, index)
+        found = (self.layer or self.call)(x, index)
+        return found[:2] if isinstance(found, tuple) else found  # chosen rows, edges
 
 
 @ranks(2, 3)
