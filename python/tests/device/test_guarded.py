@@ -112,6 +112,14 @@ def test_messages_go_through_wait(mesh):
     assert_close(shard(x, mesh, [Shard(0)]).redistribute(placements=[Replicate()]), x)
 
 
+@ranks(2)
+def test_rows_are_gathered_in_place(mesh):
+    rank = mesh.get_local_rank()
+    rows = torch.full((2,), float(rank))
+    dist.all_gather_into_tensor(rows, rows[rank : rank + 1])
+    assert rows.tolist() == [0.0, 1.0]
+
+
 @guarded_only
 @ranks(2)
 def test_gloo_gets_no_messages_of_a_device(mesh):

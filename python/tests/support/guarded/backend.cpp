@@ -162,7 +162,9 @@ class StagedBackend : public c10d::Backend {
       Tensor& out,
       Tensor& in,
       const c10d::AllgatherOptions& options) override {
-    poison(out);
+    if (!out.is_alias_of(in)) { // FSDP gathers in place
+      poison(out);
+    }
     return start(options.asyncOp, {out}, [=, this]() mutable {
       Tensor staged_in = read(in);
       Tensor staged_out = read(out);
