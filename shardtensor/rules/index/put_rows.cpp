@@ -104,41 +104,6 @@ Tensor rows_of(
   return wrap(order.rows(places), layout);
 }
 
-/// self with the named dims as one, in the order of owners.
-SpecPtr with_rows(
-    const SpecPtr& self,
-    const NamedDims& named,
-    const SpecPtr& rows) {
-  auto sizes = self->sizes();
-  ShardSpec::Partitions partitions = self->partitions();
-  auto placements = self->placements();
-  for (size_t i = named.dims.size(); i-- > 0;) {
-    const auto dim = named.dims[i];
-    sizes.erase(sizes.begin() + dim);
-    partitions.erase(partitions.begin() + dim);
-    for (auto& placement : placements) {
-      if (placement.is_shard() && placement.dim > dim) {
-        placement = Placement::shard(placement.dim - 1);
-      }
-    }
-  }
-  const auto position = named.position();
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim >= position) {
-      placement = Placement::shard(placement.dim + 1);
-    }
-  }
-  for (int64_t axis = 0; axis < rows->mesh()->axes(); ++axis) {
-    if (rows->placement(axis).is_shard()) {
-      placements[axis] = Placement::shard(position);
-    }
-  }
-  sizes.insert(sizes.begin() + position, rows->size(0));
-  partitions.insert(partitions.begin() + position, rows->partition(0));
-  return make_spec(
-      self->mesh(), std::move(sizes), placements, std::move(partitions));
-}
-
 // ---- the values -------------------------------------------------------------
 
 /// Whether ranks in their order have the elements in theirs.
@@ -269,7 +234,7 @@ bool puts_rows(
     return false;
   }
   const auto result =
-      rows_spec(*exchange, with_rows(wanted, *named, rows), position);
+      with_dims_of(wanted, named->dims, position, exchange->index_spec());
   auto source = with_one_index_dim(
       local_values(values, result, self.scalar_type()),
       result,

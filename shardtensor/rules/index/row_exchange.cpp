@@ -24,6 +24,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/rules/index/rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -269,28 +270,7 @@ SpecPtr rows_spec(
     const RowExchange& exchange,
     const SpecPtr& spec,
     int64_t dim) {
-  const auto& index = exchange.index_spec();
-  auto sizes = spec->sizes();
-  auto partitions = spec->partitions();
-  auto placements = spec->placements();
-  sizes.erase(sizes.begin() + dim);
-  partitions.erase(partitions.begin() + dim);
-  sizes.insert(
-      sizes.begin() + dim, index->sizes().begin(), index->sizes().end());
-  partitions.insert(
-      partitions.begin() + dim,
-      index->partitions().begin(),
-      index->partitions().end());
-  for (int64_t axis = 0; axis < spec->mesh()->axes(); ++axis) {
-    if (index->placement(axis).is_shard()) {
-      placements[axis] = Placement::shard(dim + index->placement(axis).dim);
-    } else if (placements[axis].is_shard() && placements[axis].dim > dim) {
-      placements[axis] =
-          Placement::shard(placements[axis].dim + index->dim() - 1);
-    }
-  }
-  return make_spec(
-      spec->mesh(), std::move(sizes), placements, std::move(partitions));
+  return with_dims_of(spec, {dim}, dim, exchange.index_spec());
 }
 
 at::Tensor read_rows(

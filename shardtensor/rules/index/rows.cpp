@@ -210,6 +210,35 @@ SpecPtr result_spec(
   return with_dims(self, std::move(sizes), from, on_indexed);
 }
 
+SpecPtr with_dims_of(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& dropped,
+    int64_t position,
+    const SpecPtr& inserted) {
+  std::vector<int64_t> from;
+  std::vector<int64_t> sizes;
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    if (std::ranges::find(dropped, dim) == dropped.end()) {
+      from.push_back(dim);
+      sizes.push_back(spec->size(dim));
+    }
+  }
+  from.insert(from.begin() + position, inserted->dim(), -1);
+  sizes.insert(
+      sizes.begin() + position,
+      inserted->sizes().begin(),
+      inserted->sizes().end());
+  const auto kept = with_dims(spec, sizes, from);
+  auto placements = kept->placements();
+  auto partitions = kept->partitions();
+  for (const auto axis : inserted->sharded_axes()) {
+    const auto dim = inserted->placement(axis).dim;
+    placements[axis] = Placement::shard(position + dim);
+    partitions[position + dim] = inserted->partition(dim);
+  }
+  return make_spec(spec->mesh(), sizes, placements, partitions);
+}
+
 SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
   std::vector<Placement> placements(spec->mesh()->axes());
   for (const auto axis : spec->axes(dim)) {

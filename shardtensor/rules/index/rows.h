@@ -95,6 +95,15 @@ SpecPtr result_spec(
     const Index& index,
     Placement on_indexed = Placement::replicate());
 
+/// `spec` without the dims `dropped` and with those of `inserted`, cut as
+/// there, from `position` on. What cuts a dropped dim cuts an inserted one, or
+/// none.
+SpecPtr with_dims_of(
+    const SpecPtr& spec,
+    const std::vector<int64_t>& dropped,
+    int64_t position,
+    const SpecPtr& inserted);
+
 /// The layout of the cut dim `dim` alone.
 SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim);
 
