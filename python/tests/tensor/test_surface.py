@@ -204,6 +204,13 @@ def test_data_is_a_shard_tensor_and_takes_only_one(mesh):
     assert_close(x, 2 * numbered(4, 2))
     with pytest.raises((TypeError, RuntimeError)):
         x.data = numbered(4, 2)
+    plain = numbered(4, 2)
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        plain.data = x
+    assert_close(plain, numbered(4, 2))
+    layer = torch.nn.Linear(2, 4)
+    layer._apply(lambda p: shard(p.detach(), mesh, [Shard(0)]))
+    assert type(layer.weight.data) is ShardTensor
 
 
 @ranks(1, 2, 3)

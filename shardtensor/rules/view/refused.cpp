@@ -50,6 +50,15 @@ void refuse_nested(
       "rows, too");
 }
 
+/// PyTorch asks before it sets a tensor's .data, and a module before it does so
+/// to a parameter: a plain tensor would keep its type and lose its memory. Of
+/// the other way ShardTensorImpl speaks.
+bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  return (is_shard_tensor(self) || !is_shard_tensor(from)) &&
+      self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(
+          from.key_set());
+}
+
 /// Other sizes would cut the elements in memory order anew. Without elements
 /// there is nothing to keep: what PyTorch does to an empty out=.
 const at::Tensor& resize_kernel(
@@ -107,6 +116,7 @@ constexpr const char* kOfSparseParts[] = {
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("_has_compatible_shallow_copy_type", has_compatible_type);
   for (const char* name : kOfSparseParts) {
     m.impl(
         name,
