@@ -6,6 +6,9 @@ import pytest
 import torch
 from layouts import ALL, sweep
 from ranks import assert_close, ranks, shard
+from torch.distributed.tensor import Shard
+
+import shardtensor
 
 PRELOAD = ("torch._inductor.compile_fx",)  # torch.optim imports the compiler
 
@@ -68,3 +71,33 @@ def test_fused_adam_with_gradient_and_states_in_other_layouts(mesh):
         for a, e, spec in zip(parts, expected, specs, strict=True):
             assert_close(a, e)
             assert a._spec == spec
+
+
+@ranks(2, 3, "2x2")
+def test_a_scaler_sees_what_any_rank_has(mesh):
+    """Pieces are unscaled where they are; all ranks leave out a step with an
+    infinity."""
+    with shardtensor.fallback_mode("error"):
+        for place in (None, 0, 4):
+            gradients = torch.randn(5, 4), torch.randn(3)
+            if place is not None:
+                gradients[0][place, 1] = torch.inf
+            states = []
+            for weight in (
+                torch.ones(5, 4), shard(torch.ones(5, 4), mesh, [Shard(0)] * mesh.ndim)
+            ):  # fmt: skip
+                scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+                parameters = [weight.requires_grad_(), torch.ones(3).requires_grad_()]
+                optimizer = torch.optim.SGD(parameters, 0.1)
+                loss = sum((p * g).sum() for p, g in zip(parameters, gradients))
+                scaler.scale(loss).backward()
+                shardtensor.reset_comm_stats()
+                scaler.unscale_(optimizer)
+                reduced = shardtensor.comm_stats().all_reduces
+                assert reduced == len(states)  # none of the plain tensors'
+                grads = [p.grad.clone() for p in parameters]
+                scaler.step(optimizer)
+                scaler.update()
+                states.append([*grads, *parameters, scaler.get_scale()])
+            for one, other in zip(*states, strict=True):
+                assert_close(torch.as_tensor(other), torch.as_tensor(one))
