@@ -3,6 +3,8 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_is_all_true_ops.h>
+#include <ATen/ops/_is_any_true_ops.h>
 #include <ATen/ops/all_ops.h>
 #include <ATen/ops/any_ops.h>
 #include <ATen/ops/count_nonzero_ops.h>
@@ -191,9 +193,11 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   reduction<ops::any, Logical>(m);
   reduction<ops::any_dim, Logical>(m);
   reduction<ops::any_dims, Logical>(m);
+  reduction<ops::_is_any_true, Logical>(m);
   reduction<ops::all, Logical>(m);
   reduction<ops::all_dim, Logical>(m);
   reduction<ops::all_dims, Logical>(m);
+  reduction<ops::_is_all_true, Logical>(m);
   reduction<ops::prod, Rounded>(m);
   reduction<ops::prod_dim_int, Rounded>(m);
   reduction<ops::count_nonzero, Count>(m);

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from layouts import sweep
 from oracle import WHOLE
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -117,6 +118,50 @@ def test_over_everything(mesh):
     placements = [Shard(0), Shard(1)][: mesh.ndim]
     check_op(whole, sharded(x, placements), mesh=mesh, second_order=True)
     check_op(whole, sharded(values(), [Replicate()] * mesh.ndim), mesh=mesh)
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+def test_medians_of_everything(mesh, median):
+    import shardtensor
+
+    shardtensor.set_fallback_mode("error")
+    ties = torch.tensor([[3.0, -1], [-INF, 3], [-2, -0.0], [INF, 3], [0, -7]])
+    some_nan = torch.tensor([NAN, -3.0, 2, NAN, 1, -NAN]).view(3, 2)
+    for x in (
+        values(5, 4, 6), values(7), values(6, 3), ties, ties[1:], some_nan,
+        some_nan * NAN, torch.zeros(0, 3), values(1, 1), values(3, 3) * 1e300,
+    ):  # fmt: skip
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            y = x.detach().to(dtype).requires_grad_()
+            for layout in sweep(mesh, y.shape):
+                check_op(
+                    median, sharded(y, *layout), mesh=mesh,
+                    second_order=dtype == torch.float64,
+                )  # fmt: skip
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        limits = torch.iinfo(dtype)
+        x = torch.randint(limits.min, limits.max, (5, 4), dtype=dtype)
+        for layout in sweep(mesh, x.shape):
+            check_op(median, sharded(x, *layout), mesh=mesh)
+    with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
+        median(shard(ties > 0, mesh, [Shard(0)] * mesh.ndim))
+
+
+@ranks(1, 2, 3, "2x2")
+def test_truth_of_everything_moves_a_number(mesh):
+    import shardtensor
+
+    shardtensor.set_fallback_mode("error")
+    x = torch.zeros(5, 4, dtype=torch.bool)
+    for given in (x, ~x, x.clone().fill_diagonal_(True), x[:0]):
+        for layout in sweep(mesh, given.shape):
+            check_op(
+                lambda x: (torch._is_all_true(x), torch._is_any_true(x)),
+                sharded(given, *layout), mesh=mesh,
+            )  # fmt: skip
+    spread = shard(torch.rand(5, 4) + 1, mesh, [Shard(0)] * mesh.ndim)
+    torch.distributions.Normal(spread, spread).log_prob(spread)
 
 
 @ranks(2, 3)
