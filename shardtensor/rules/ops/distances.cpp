@@ -73,6 +73,7 @@ Decision cdist_backward_rule(Call& call) {
 
 const RegisterRules distances{
     {"aten::_cdist_forward", cdist_rule},
+    {"aten::_euclidean_dist", cdist_rule},
     {"aten::_cdist_backward", cdist_backward_rule},
 };
 

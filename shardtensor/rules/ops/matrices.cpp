@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ops/_linalg_check_errors.h>
@@ -24,13 +25,26 @@ bool is_vector(const at::Tensor& right, const at::Tensor& matrix) {
        right.sizes() == matrix.sizes().slice(0, right.dim()));
 }
 
+const std::unordered_set<std::string> kWithVectors{
+    "aten::_linalg_solve_ex",
+    "aten::linalg_lstsq"};
+
+/// A matrix of right sides, whole for all of the batch, that has as many dims
+/// as a batch of vectors: pieces of other sizes may be taken for one.
+bool has_dims_of_vectors(const Call& call) {
+  if (!kWithVectors.count(call.op().operator_name().name)) {
+    return false;
+  }
+  const auto& matrix = call.operand(0).tensor;
+  const auto& right = call.operand(1).tensor;
+  return right.dim() == matrix.dim() - 1 && !is_vector(right, matrix);
+}
+
 /// How many dims of an operand belong to one element of the batch.
 int64_t own_dims(const Call& call, const Operand& operand) {
   using Names = std::unordered_set<std::string>;
   static const Names vectors{"LU_pivots", "pivots", "tau"};
   static const Names numbers{"atol", "rtol"};
-  static const Names with_vectors{
-      "aten::_linalg_solve_ex", "aten::linalg_lstsq"};
   const auto& op = call.op().operator_name().name;
   const auto& name = call.op().schema().arguments()[operand.argument].name();
   if (numbers.count(name)) {
@@ -38,9 +52,39 @@ int64_t own_dims(const Call& call, const Operand& operand) {
   }
   const bool has_one_dim = vectors.count(name) ||
       (op == "aten::ormqr" && name == "input2") ||
-      (with_vectors.count(op) && operand.argument == 1 &&
+      (kWithVectors.count(op) && operand.argument == 1 &&
        is_vector(operand.tensor, call.operand(0).tensor));
   return std::min<int64_t>(operand.dim(), has_one_dim ? 1 : 2);
+}
+
+/// Right sides whose columns are solved alone, and the first output, which has
+/// the same: the operator's argument with them.
+const std::unordered_map<std::string, const char*> kRightSides{
+    {"aten::cholesky_solve", "self"},
+    {"aten::linalg_ldl_solve", "B"},
+    {"aten::linalg_lu_solve", "B"},
+    {"aten::linalg_solve_triangular", "B"},
+    {"aten::ormqr", "input3"},
+};
+
+/// Labels those dims of a right side and of the result that are neither batch
+/// nor equations: they may be cut.
+void label_columns(const Call& call, int64_t label, Labels& labels) {
+  const auto found = kRightSides.find(call.op().operator_name().name);
+  if (found == kRightSides.end()) {
+    return;
+  }
+  const auto argument = call.argument_index(found->second);
+  const bool left =
+      !call.has_argument("left") || call.argument("left").toBool();
+  for (size_t i = 0; i < labels.operands.size(); ++i) {
+    const auto& operand = call.operand(i);
+    const auto from_end = left ? 1 : 2;
+    if (operand.argument == argument && own_dims(call, operand) == 2) {
+      labels.operands[i].end()[-from_end] = label;
+      labels.outputs.at(0).end()[-from_end] = label;
+    }
+  }
 }
 
 /// Whether ranks give up pieces without getting others: a cut of a matrix that
@@ -61,8 +105,11 @@ bool gathers(const Call& call, const Decision& decision) {
 }
 
 Decision matrices_rule(Call& call) {
-  if (call.has_argument("check_errors") &&
-      call.argument("check_errors").toBool()) {
+  const bool checks = call.has_argument("check_errors") &&
+      call.argument("check_errors").toBool();
+  if (checks ||
+      (has_dims_of_vectors(call) &&
+       call.operand(1).tensor.size(-2) == call.operand(1).tensor.size(-1))) {
     auto decision = replicate_rule(call);
     decision.is_repair = true;
     return decision;
@@ -98,6 +145,7 @@ Decision matrices_rule(Call& call) {
           sizes[dim] == batch[dim] ? static_cast<int64_t>(dim) : kPrivate;
     }
   }
+  label_columns(call, count, labels);
   auto decision = rule_by_labels(call, labels, Linearity::None);
   decision.is_repair = gathers(call, decision);
   return decision;

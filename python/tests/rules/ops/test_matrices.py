@@ -91,6 +91,61 @@ def test_a_single_matrix_and_bad_ones(mesh):
         linalg.cholesky(indefinite)
 
 
+def lower(a):
+    return linalg.cholesky(a @ a.mT + torch.eye(4, dtype=a.dtype))
+
+
+def turned(a):
+    return torch.geqrf(a.detach())
+
+
+COLUMNS = {
+    "solve_triangular": lambda a, x: linalg.solve_triangular(lower(a), x, upper=False),
+    "solve_triangular_right": lambda a, x: linalg.solve_triangular(
+        lower(a), x.mT, upper=False, left=False
+    ),
+    "cholesky_solve": lambda a, x: torch.cholesky_solve(x, lower(a)),
+    "lu_solve": lambda a, x: linalg.lu_solve(*linalg.lu_factor(a), x),
+    "lu_solve_right": lambda a, x: linalg.lu_solve(
+        *linalg.lu_factor(a), x.mT, left=False, adjoint=True
+    ),
+    "ldl_solve": lambda a, x: linalg.ldl_solve(
+        *linalg.ldl_factor(lower(a).detach()), x.detach()
+    ),
+    "ormqr": lambda a, x: torch.ormqr(*turned(a), x.detach()),
+    "ormqr_right": lambda a, x: torch.ormqr(*turned(a), x.detach().mT, left=False),
+}
+UNBATCHED = ("ldl_solve", "ormqr", "ormqr_right")  # take no broadcast batch
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_solved_where_they_are(mesh, name):
+    a = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    solve = COLUMNS[name]
+    for shape in ((4, 6), (2, 4, 5)):
+        if len(shape) == 3 and name in UNBATCHED:
+            continue
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for placements, sizes in sweep(mesh, shape, dims=[len(shape) - 1]):
+            if not sizes:
+                continue
+            with shardtensor.fallback_mode("error"):
+                check_op(solve, a, sharded(x, placements, sizes), mesh=mesh)
+    columns = placements_of(mesh, 1)
+    found = solve(a, shard(torch.randn(4, 6).double(), mesh, columns))
+    assert all(p.is_shard() for p in found.placements)
+
+
+@ranks(2, 4)
+def test_right_sides_that_look_like_vectors_in_a_piece(mesh):
+    """PyTorch tells them by sizes, which are others in a piece."""
+    a = torch.randn(4 * mesh.size(), 4, 4, dtype=torch.float64)
+    check_op(linalg.solve, sharded(a, [Shard(0)]), torch.rand(4, 4).double(), mesh=mesh)
+    wide = torch.rand(4, 4 * mesh.size()).double()
+    check_op(linalg.solve, a[:4], sharded(wide, [Shard(1)]), mesh=mesh)
+
+
 @ranks(2, 3)
 @pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd", "gelss"])
 def test_residuals_of_a_batch(mesh, driver):
@@ -123,6 +178,24 @@ def test_distances_of_all_rows(mesh, p):
             for other in others:
                 check_op(distances, sharded(x, *layout), other, mesh=mesh)
                 check_op(distances, other, sharded(x, *layout), mesh=mesh)
+
+
+@ranks(2, 3, "2x2")
+def test_euclidean_distances_of_many_rows(mesh):
+    """Beyond 25 rows PyTorch takes them from a product."""
+    y = torch.randn(27, 3, dtype=torch.float64, requires_grad=True)
+    batch = torch.randn(2, 27, 3, dtype=torch.float64, requires_grad=True)
+    same = torch.arange(81.0).double().view(27, 3).requires_grad_()  # exact
+    with shardtensor.fallback_mode("error"):
+        for layout in sweep(mesh, (6, 3)):
+            x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+            for other in (y, sharded(y, placements_of(mesh, 0))):
+                pair = sharded(x, *layout), other
+                check_op(torch.cdist, *pair, mesh=mesh, second_order=True)
+                check_op(torch.cdist, *pair[::-1], mesh=mesh)
+        for layout in sweep(mesh, same.shape, dims=[0]):
+            check_op(torch.cdist, sharded(same, *layout), same, mesh=mesh)
+        check(mesh, (2, 4, 3), torch.cdist, batch, dims=[0, 1], second_order=True)
 
 
 @ranks(2, 3)
