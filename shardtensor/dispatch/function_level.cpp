@@ -84,8 +84,7 @@ void run_below_function_level(
   register_late_operators();
   const auto count = op.schema().arguments().size();
   const auto base = stack->size() - count;
-  const bool transformed = keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
-      keys.has(c10::DispatchKey::FuncTorchBatched);
+  const bool transformed = keys.has_any(kTransformKeys);
   if (!transformed && must_join(op, keys, *stack)) {
     run_joined(op, stack);
     return;

@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
 
+#include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -62,10 +63,7 @@ void run_below_function_level(
 /// Whether this is a tensor of a torch.func transform, which calls the operator
 /// again on what is inside: nothing for a function-level rule.
 inline bool is_transformed(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet transforms{
-      c10::DispatchKey::FuncTorchGradWrapper,
-      c10::DispatchKey::FuncTorchBatched};
-  return tensor.defined() && tensor.key_set().has_any(transforms);
+  return tensor.defined() && tensor.key_set().has_any(kTransformKeys);
 }
 
 inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {

@@ -30,10 +30,7 @@ namespace shardtensor::detail {
 class Ready {
  public:
   explicit Ready(c10::DispatchKeySet keys)
-      : holds_(!keys.has_any(
-            c10::DispatchKeySet(
-                {c10::DispatchKey::FuncTorchGradWrapper,
-                 c10::DispatchKey::FuncTorchBatched}))) {}
+      : holds_(!keys.has_any(kTransformKeys)) {}
 
   void see(const at::Tensor& tensor) {
     if (is_shard_tensor(tensor)) {

@@ -15,6 +15,13 @@ constexpr c10::DispatchKey kFunctionKey = c10::DispatchKey::DeferredInit;
 /// Dispatch level: below autograd.
 constexpr c10::DispatchKey kDispatchKey = c10::DispatchKey::CustomRNGKeyId;
 
+/// Tensors of transforms (torch.func's, and autograd's batched gradients),
+/// which call an operator again on what is inside.
+constexpr c10::DispatchKeySet kTransformKeys{
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::Batched};
+
 /// The same keys, as TORCH_LIBRARY_IMPL wants them.
 #define SHARDTENSOR_FUNCTION_KEY DeferredInit
 #define SHARDTENSOR_DISPATCH_KEY CustomRNGKeyId

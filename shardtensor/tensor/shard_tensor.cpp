@@ -12,6 +12,7 @@
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/dtensor.h"
+#include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"
@@ -28,11 +29,8 @@ using torch::autograd::variable_list;
 /// ATen's formulas make, the same on every rank. Not what is inside a
 /// transform.
 bool is_gradient_of_all(const at::Tensor& grad) {
-  constexpr c10::DispatchKeySet transforms{
-      c10::DispatchKey::FuncTorchGradWrapper,
-      c10::DispatchKey::FuncTorchBatched};
   return grad.defined() &&
-      (is_shard_tensor(grad) || !grad.key_set().has_any(transforms));
+      (is_shard_tensor(grad) || !grad.key_set().has_any(kTransformKeys));
 }
 
 /// The terms that make one element where they are averaged, else 1: a term has

@@ -46,9 +46,7 @@ void packed_function(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  const bool transformed = keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
-      keys.has(c10::DispatchKey::FuncTorchBatched);
-  if (transformed || must_join(op, keys, *stack)) {
+  if (keys.has_any(kTransformKeys) || must_join(op, keys, *stack)) {
     run_below_function_level(op, keys, stack);
     return;
   }

@@ -40,11 +40,9 @@ bool is_unrecorded(DispatchKeySet keys, const at::Tensor& self) {
        DispatchKey::PythonTLSSnapshot,
        DispatchKey::Functionalize,
        DispatchKey::Tracer,
-       DispatchKey::FuncTorchGradWrapper,
-       DispatchKey::FuncTorchBatched,
        DispatchKey::FuncTorchDynamicLayerFrontMode,
        DispatchKey::FuncTorchDynamicLayerBackMode});
-  return is_shard_tensor(self) && !keys.has_any(kModes) &&
+  return is_shard_tensor(self) && !keys.has_any(kModes | kTransformKeys) &&
       keys.has(DispatchKey::ADInplaceOrView) &&
       keys.has_any(c10::autograd_dispatch_keyset) && !self.requires_grad() &&
       !self.is_inference() && !self._fw_grad(/*level=*/0).defined() &&
