@@ -5,6 +5,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/unsafe_split_with_sizes.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
@@ -224,8 +225,13 @@ struct NeighborhoodPlan {
   SpecPtr result;
   Dims dims; // with this rank's queries
   bool gathers = false;
-  EncodedExchange gather; // of keys and values side by side
+  // One for keys and values side by side, or one for each.
+  std::vector<EncodedExchange> gather;
 };
+
+/// Numbers of a piece of the keys up to which these travel beside the values: a
+/// message less, and two copies more each way.
+constexpr int64_t kSideBySide = int64_t{1} << 18;
 
 SpecPtr with_features(const SpecPtr& spec, int64_t features) {
   auto sizes = spec->sizes();
@@ -245,27 +251,38 @@ std::vector<int64_t> rows_of_position(
 }
 
 void plan_gather(NeighborhoodPlan& plan, const Dims& domain) {
-  const auto spec = with_features(
-      plan.query, plan.key->sizes().back() + plan.value->sizes().back());
+  const auto& spec = plan.key;
   std::vector<int64_t> cut;
+  int64_t pieces = 1;
   for (size_t i = 0; i < domain.size(); ++i) {
     const auto dim = static_cast<int64_t>(i) + 1;
     if (spec->is_sharded(dim) && spec->partition(dim).pieces() > 1) {
       cut.push_back(dim);
+      pieces *= spec->partition(dim).pieces();
     }
   }
-  const auto rows = [&](int64_t dim, int64_t position) {
-    return rows_of_position(*spec, domain[dim - 1], dim - 1, position);
-  };
   plan.gathers = std::any_of(cut.begin(), cut.end(), [&](int64_t dim) {
     // A piece with all rows needs no others, nor do the empty ones.
     const auto sizes = spec->partition(dim).sizes();
     return std::count(sizes.begin(), sizes.end(), spec->size(dim)) == 0;
   });
-  if (plan.gathers) {
-    const Mesh& mesh = *spec->mesh();
-    plan.gather =
-        encode(plan_gather_rows(spec, cut, rows, mesh.position()), mesh);
+  if (!plan.gathers) {
+    return;
+  }
+  const auto rows = [&](int64_t dim, int64_t position) {
+    return rows_of_position(*spec, domain[dim - 1], dim - 1, position);
+  };
+  const auto add = [&](const SpecPtr& what) {
+    const Mesh& mesh = *what->mesh();
+    plan.gather.push_back(
+        encode(plan_gather_rows(what, cut, rows, mesh.position()), mesh));
+  };
+  if (spec->numel() / pieces > kSideBySide) {
+    add(plan.key);
+    add(plan.value);
+  } else {
+    add(with_features(
+        spec, plan.key->sizes().back() + plan.value->sizes().back()));
   }
 }
 
@@ -314,17 +331,23 @@ std::shared_ptr<const NeighborhoodPlan> find_plan(
   });
 }
 
-/// Key and value travel in one message.
 void bring_rows(Operands& local, const NeighborhoodPlan& plan) {
   if (!plan.gathers) {
     return;
   }
   RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
+  if (plan.gather.size() == 2) {
+    local.key = exchange(local.key, plan.gather[0]);
+    local.value = exchange(local.value, plan.gather[1]);
+    return;
+  }
   const auto rows =
-      exchange(at::cat({local.key, local.value}, -1), plan.gather);
-  const int64_t features = local.key.size(-1);
-  local.value = rows.narrow(-1, features, local.value.size(-1));
-  local.key = rows.narrow(-1, 0, features);
+      exchange(at::cat({local.key, local.value}, -1), plan.gather[0]);
+  // Narrowed, each would have its gradient padded with zeros.
+  const auto parts = at::unsafe_split_with_sizes(
+      rows, {local.key.size(-1), local.value.size(-1)}, -1);
+  local.key = parts[0];
+  local.value = parts[1];
 }
 
 Tensor sharded(const Operands& operands, const Dims& domain, double scale) {

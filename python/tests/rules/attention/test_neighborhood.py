@@ -270,6 +270,23 @@ def test_keys_and_values_travel_together_and_once(mesh):
 
 
 @ranks(2)
+def test_large_pieces_travel_in_messages_of_their_own(mesh):
+    """Which spares copies of both side by side."""
+    whole = [torch.randn(1, 40, 64, 4, 64, requires_grad=True) for _ in range(3)]
+    parts = [shard(x, mesh, [Shard(1)]) for x in whole]
+    out = []
+    stats = sent_by(lambda: out.append(neighborhood_attention(*parts, 3)))
+    assert (stats.exchanges, stats.messages) == (2, 2)
+    assert stats.bytes == 2 * (64 * 4 * 64) * 4  # one row of each
+    expected = neighborhood_attention(*whole, 3)
+    assert_close(out[0], expected, rtol=1e-4, atol=1e-4)
+    expected.sum().backward()
+    out[0].sum().backward()
+    for ours, theirs in zip(parts, whole, strict=True):
+        assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+@ranks(2)
 def test_rows_that_no_window_names_stay(mesh):
     whole = [x.detach() for x in operands(12)]
     x = [shard(t, mesh, [Shard(1)], {1: [10, 2]}) for t in whole]
