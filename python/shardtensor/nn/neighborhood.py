@@ -29,7 +29,7 @@ def neighborhood_attention(
     Plain tensors and ShardTensors with any dims cut, in any pieces; the result
     lies as the query does. Differentiable to any order. Communication: the rows of
     key and value that a rank's windows name, one message from each rank that holds
-    some, and the adjoint in backward."""
+    some, one for each of both where pieces are large, and the adjoint in backward."""
     return _ops.neighborhood_attention(
         query,
         key,
