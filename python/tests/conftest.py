@@ -63,6 +63,7 @@ OF_THE_CPU = {
     "test_indices_out_of_bounds",
     "test_narrow_types",
     "test_ordered_points_hardly_travel",
+    "test_pieces_of_one_column_in_half_precision",
     "test_queries_travel_only_where_a_nearer_point_may_be",
     "test_types_of_native_statistics",
     "test_under_autocast",

@@ -83,7 +83,9 @@ void ShardTensorImpl::refresh(at::IntArrayRef strides) {
       false);
   auto* nothing = storage_.unsafeGetStorageImpl();
   nothing->set_throw_on_mutable_data_ptr();
-  nothing->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  if (local_.is_cpu()) { // on devices the engine asks, see the note above
+    nothing->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  }
   second_owner_ = storage_;
 }
 
