@@ -120,8 +120,9 @@ std::optional<Tensor> read_by_flat_mask(const Tensor& x, const Indices& given) {
 /// one dim of all of them is then cut as they are.
 Dims with_named_together(const SpecPtr& spec, const NamedDims& named) {
   auto together = named.dims;
-  std::ranges::stable_partition(
-      together, [&](int64_t dim) { return spec->is_sharded(dim); });
+  std::stable_partition(together.begin(), together.end(), [&](int64_t dim) {
+    return spec->is_sharded(dim);
+  });
   Dims order;
   for (int64_t dim = 0; dim < spec->dim(); ++dim) {
     if (std::ranges::find(named.dims, dim) == named.dims.end()) {
