@@ -167,6 +167,25 @@ int64_t wrapped(const char* op, int64_t dim, const at::Tensor& x) {
   return dim < 0 ? dim + x.dim() : dim;
 }
 
+/// The dim, not negative. Raises on all ranks where it does not have the rows
+/// of all ranks, or this rank's.
+int64_t agree_on_rows(
+    const char* op,
+    const at::Tensor& x,
+    int64_t dim,
+    c10::IntArrayRef sizes,
+    const std::string& group_name,
+    bool of_all) {
+  const Group group(group_name);
+  agree_on_call(group, x, [&] {
+    dim = wrapped(op, dim, x);
+    check_splits(op, "sizes", sizes, group);
+    check_extent(op, x, dim, of_all ? sum(sizes) : sizes[group.rank()]);
+    return with_sizes(op, x, dim, sizes);
+  });
+  return dim;
+}
+
 } // namespace
 
 at::Tensor copy_to_parallel_region(
@@ -187,30 +206,18 @@ at::Tensor scatter_to_parallel_region(
     const at::Tensor& x,
     int64_t dim,
     c10::IntArrayRef sizes,
-    const std::string& group_name) {
-  const Group group(group_name);
-  agree_on_call(group, x, [&] {
-    dim = wrapped(kScatter, dim, x);
-    check_splits(kScatter, "sizes", sizes, group);
-    check_extent(kScatter, x, dim, sum(sizes));
-    return with_sizes(kScatter, x, dim, sizes);
-  });
-  return scatter_to(x, {dim, sizes.vec(), group_name});
+    const std::string& group) {
+  dim = agree_on_rows(kScatter, x, dim, sizes, group, /*of_all=*/true);
+  return scatter_to(x, {dim, sizes.vec(), group});
 }
 
 at::Tensor gather_from_parallel_region(
     const at::Tensor& x,
     int64_t dim,
     c10::IntArrayRef sizes,
-    const std::string& group_name) {
-  const Group group(group_name);
-  agree_on_call(group, x, [&] {
-    dim = wrapped(kGather, dim, x);
-    check_splits(kGather, "sizes", sizes, group);
-    check_extent(kGather, x, dim, sizes[group.rank()]);
-    return with_sizes(kGather, x, dim, sizes);
-  });
-  return gather_from(x, {dim, sizes.vec(), group_name});
+    const std::string& group) {
+  dim = agree_on_rows(kGather, x, dim, sizes, group, /*of_all=*/false);
+  return gather_from(x, {dim, sizes.vec(), group});
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {
