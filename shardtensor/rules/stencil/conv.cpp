@@ -248,40 +248,6 @@ bool overlaps(
       conv_overlap_bytes().value_or(default_overlap_bytes(local, dtype));
 }
 
-/// Whether Note [Lone columns] concerns it; `stride` is that of the last dim.
-bool makes_lone_column(
-    const Conv& conv,
-    const ConvPlan& plan,
-    const Tensor& rows,
-    const Tensor& weight,
-    int64_t stride) {
-  const int64_t width = rows.size(-1);
-  if (conv.transposed) {
-    return is_lone_column(rows, width, stride);
-  }
-  const int64_t span =
-      expanded(conv.dilation, conv.dims).back() * (weight.size(-1) - 1) + 1;
-  const int64_t read = width + 2 * plan.padding.back() - span;
-  return read >= 0 && is_lone_column(rows, read / stride + 1, stride);
-}
-
-Tensor lone_column_conv(
-    const Conv& conv,
-    const ConvPlan& plan,
-    const Tensor& rows,
-    const Tensor& weight,
-    const Tensor& bias,
-    int64_t stride) {
-  const auto both = plain_conv(
-      conv,
-      with_zero_columns(rows, conv.transposed ? 1 : stride),
-      weight,
-      bias,
-      plan.padding,
-      plan.output_padding);
-  return both.narrow(-1, 0, conv.transposed ? both.size(-1) - stride : 1);
-}
-
 Tensor local_conv(
     const Conv& conv,
     const ConvPlan& plan,
@@ -298,12 +264,19 @@ Tensor local_conv(
         expanded(conv.dilation, 3),
         conv.groups);
   }
-  const int64_t stride = expanded(conv.stride, conv.dims).back();
-  if (makes_lone_column(conv, plan, rows, weight, stride)) {
-    return lone_column_conv(conv, plan, rows, weight, bias, stride);
+  const auto convolve = [&](const Tensor& given) {
+    return plain_conv(
+        conv, given, weight, bias, plan.padding, plan.output_padding);
+  };
+  if (!may_leave_columns(rows)) {
+    return convolve(rows);
   }
-  return plain_conv(
-      conv, rows, weight, bias, plan.padding, plan.output_padding);
+  const Window last{
+      weight.size(-1),
+      expanded(conv.stride, conv.dims).back(),
+      plan.padding.back(),
+      expanded(conv.dilation, conv.dims).back()};
+  return convolve_columns(rows, last, conv.transposed, convolve);
 }
 
 /// Channels-last if one of them is, but for volumes that oneDNN leaves to ATen,

@@ -58,12 +58,12 @@ Tensor convolve_rows(
         zeros(work),
         work.groups);
   };
-  const int64_t stride = work.stride.back();
-  const int64_t span = work.dilation.back() * (weight.size(-1) - 1) + 1;
-  const int64_t read = x.size(-1) + 2 * padding.back() - span;
-  return is_lone_column(x, read / stride + 1, stride)
-      ? convolve(with_zero_columns(x, stride)).narrow(-1, 0, 1)
-      : convolve(x);
+  const Window last{
+      weight.size(-1),
+      work.stride.back(),
+      padding.back(),
+      work.dilation.back()};
+  return convolve_columns(x, last, /*transposed=*/false, convolve);
 }
 
 using Gradients = OverlapGradients;

@@ -379,7 +379,7 @@ LONE_COLUMNS = {
 }  # fmt: skip
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 @pytest.mark.parametrize("name", LONE_COLUMNS)
 def test_pieces_of_one_column_in_half_precision(mesh, name):
     """Of which oneDNN leaves parts unwritten on CPUs with AMX."""
@@ -387,13 +387,17 @@ def test_pieces_of_one_column_in_half_precision(mesh, name):
 
     make, sizes, columns = LONE_COLUMNS[name]
     conv = make().bfloat16()
-    x = torch.randn(*sizes, columns * mesh.size()).bfloat16()
-    for overlap in (0, None):
+    pieces, last = mesh.size(-1), len(sizes)
+    cut = [Shard(last - 1), Shard(last)][-mesh.ndim :]
+    x = torch.randn(*sizes, columns * pieces).bfloat16()
+    own = [columns] * pieces
+    empty = [0, 2 * columns, *own[2:]]
+    for overlap, widths in itertools.product((0, None), (own, empty)):
         junk = [torch.full((n,), 1e30) for n in (50, 100, 500, 1000, 3000, 10000)]
         del junk
-        own = shard(x, mesh, [Shard(x.dim() - 1)]).requires_grad_()
+        part = shard(x, mesh, cut, {last: widths}).requires_grad_()
         with shardtensor.conv_overlap_bytes(overlap):
-            check_half(conv, x, own, torch.bfloat16)
+            check_half(conv, x, part, torch.bfloat16)
 
 
 @ranks(2)
