@@ -4,15 +4,15 @@
 
 namespace shardtensor {
 namespace {
-std::atomic<TensorPromotionMode> mode{TensorPromotionMode::Silent};
+std::atomic<TensorPromotionMode> promotion{TensorPromotionMode::Silent};
 } // namespace
 
 void set_promotion_mode(TensorPromotionMode value) {
-  mode = value;
+  promotion = value;
 }
 
 TensorPromotionMode promotion_mode() {
-  return mode;
+  return promotion;
 }
 
 const char* to_string(TensorPromotionMode value) {
@@ -47,13 +47,13 @@ void check_promotion(const at::Tensor& tensor, const char* op) {
   // Not a TypeError: Python's binary operators would take that for "not
   // implemented" and hide the text.
   TORCH_CHECK_VALUE(
-      mode != TensorPromotionMode::Disabled,
+      promotion != TensorPromotionMode::Disabled,
       op,
       ": got a plain tensor of sizes ",
       tensor.sizes(),
       " beside a ShardTensor, and promotion is disabled; make it a "
       "ShardTensor with from_local() or distribute_tensor()");
-  if (mode == TensorPromotionMode::Warn && tensor.dim() > 0) {
+  if (promotion == TensorPromotionMode::Warn && tensor.dim() > 0) {
     TORCH_WARN(
         op,
         ": auto-promoting a plain ",

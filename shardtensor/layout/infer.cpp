@@ -76,7 +76,7 @@ void check_dims(const std::vector<std::vector<int64_t>>& local_sizes) {
 }
 
 /// The extent of each piece that `axes` cut, given every position's.
-std::vector<int64_t> pieces_of(
+std::vector<int64_t> extents_of_pieces(
     const Mesh& mesh,
     const std::vector<int64_t>& axes,
     int64_t dim,
@@ -129,7 +129,7 @@ SpecPtr infer_spec(
       extents.push_back(local[dim]);
     }
     const auto axes = axes_of(on_axes, dim);
-    const Partition partition(pieces_of(*mesh, axes, dim, extents));
+    const Partition partition(extents_of_pieces(*mesh, axes, dim, extents));
     sizes.push_back(partition.extent());
     partitions.push_back(partition); // dropped where no axis cuts
   }

@@ -18,7 +18,7 @@ using namespace detail;
 namespace {
 
 // Never destroyed: meshes may outlive the program's static objects.
-InternTable<Mesh>& table() {
+InternTable<Mesh>& meshes() {
   static auto* const meshes = new InternTable<Mesh>();
   return *meshes;
 }
@@ -169,14 +169,14 @@ MeshPtr make_mesh(Mesh::Options options) {
   check_ranks(options);
   check_names(options);
   const size_t hash = hash_of(options);
-  return table().get(
+  return meshes().get(
       hash,
       [&](const Mesh& mesh) { return mesh.options() == options; },
       [&] { return std::make_unique<const Mesh>(std::move(options)); });
 }
 
 int64_t interned_meshes() {
-  return table().size();
+  return meshes().size();
 }
 
 std::ostream& operator<<(std::ostream& out, const Mesh& mesh) {

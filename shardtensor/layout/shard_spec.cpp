@@ -17,7 +17,7 @@ using namespace detail;
 namespace {
 
 // Never destroyed: specs may outlive the program's static objects.
-InternTable<ShardSpec>& table() {
+InternTable<ShardSpec>& specs() {
   static auto* const specs = new InternTable<ShardSpec>();
   return *specs;
 }
@@ -337,7 +337,7 @@ SpecPtr make_spec(
   check_sizes(sizes);
   placements = normalize(*mesh, std::move(placements), sizes.size());
   partitions = complete(*mesh, sizes, placements, std::move(partitions));
-  return table().get(
+  return specs().get(
       hash_of(mesh, sizes, placements, partitions),
       [&](const ShardSpec& spec) {
         return spec.mesh() == mesh && spec.sizes() == sizes &&
@@ -499,7 +499,7 @@ SpecPtr with_dims(
 }
 
 int64_t interned_specs() {
-  return table().size();
+  return specs().size();
 }
 
 // ---- printing ---------------------------------------------------------------

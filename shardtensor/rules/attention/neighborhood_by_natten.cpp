@@ -106,7 +106,7 @@ Tensor cropped(Tensor x, const std::vector<std::vector<int64_t>>& places) {
   return x.contiguous();
 }
 
-using Forward = std::vector<Tensor>(
+using NattenForward = std::vector<Tensor>(
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
@@ -115,7 +115,7 @@ using Forward = std::vector<Tensor>(
     c10::IntArrayRef stride,
     c10::List<bool> causal,
     double scale);
-using Backward = std::vector<Tensor>(
+using NattenBackward = std::vector<Tensor>(
     const Tensor& grad,
     const Tensor& query,
     const Tensor& key,
@@ -126,20 +126,20 @@ using Backward = std::vector<Tensor>(
     c10::List<bool> causal,
     double scale);
 
-const auto& forward_operator() {
+const auto& natten_forward() {
   static const auto op =
-      find_own_operator<Forward>("shardtensor::_natten_attention");
+      find_own_operator<NattenForward>("shardtensor::_natten_attention");
   return op;
 }
 
-const auto& backward_operator() {
-  static const auto op =
-      find_own_operator<Backward>("shardtensor::_natten_attention_backward");
+const auto& natten_backward() {
+  static const auto op = find_own_operator<NattenBackward>(
+      "shardtensor::_natten_attention_backward");
   return op;
 }
 
 bool is_installed(const Tensor& x) {
-  return forward_operator().hasKernelForDispatchKey(
+  return natten_forward().hasKernelForDispatchKey(
       c10::highestPriorityBackendTypeId(x.key_set()));
 }
 
@@ -192,7 +192,7 @@ std::optional<NeighborhoodOutput> attend_by_natten(
     return std::nullopt;
   }
   const auto attended = call(
-      forward_operator(),
+      natten_forward(),
       *domain,
       scale,
       extended(query, *domain, domain->queries),
@@ -218,7 +218,7 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> attend_by_natten_backward(
     return std::nullopt;
   }
   const auto grads = call(
-      backward_operator(),
+      natten_backward(),
       *domain,
       scale,
       extended(grad, *domain, domain->queries),

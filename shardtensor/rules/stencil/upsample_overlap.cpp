@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using Plan = std::shared_ptr<const UpsampleOverlap>;
+using OverlapPlan = std::shared_ptr<const UpsampleOverlap>;
 
 // ---- planning ---------------------------------------------------------------
 
@@ -157,7 +157,7 @@ std::vector<UpsampleOverlap::Redone> plan_redone(
 
 } // namespace
 
-Plan plan_upsample_overlap(
+OverlapPlan plan_upsample_overlap(
     const StencilCall& joined,
     at::MemoryFormat format,
     const std::vector<Stencil>& stencils,
@@ -304,12 +304,12 @@ Tensor backward(const Tensor& grad, const UpsampleOverlap& plan) {
 
 // ---- autograd ---------------------------------------------------------------
 
-Tensor apply_adjoint(const Tensor& grad, const Plan& plan);
+Tensor apply_adjoint(const Tensor& grad, const OverlapPlan& plan);
 
 /// Linear: the gradient is the adjoint's value, and the other way round.
-template <Tensor (*gradient)(const Tensor&, const Plan&)>
+template <Tensor (*gradient)(const Tensor&, const OverlapPlan&)>
 struct UpsampleNode : Node {
-  explicit UpsampleNode(Plan plan)
+  explicit UpsampleNode(OverlapPlan plan)
       : scope_(current_comm_scope()), plan_(std::move(plan)) {}
 
   std::string name() const override {
@@ -324,12 +324,15 @@ struct UpsampleNode : Node {
   }
 
   std::string scope_;
-  Plan plan_;
+  OverlapPlan plan_;
 };
 
 /// value(x, plan), which is linear in x.
 template <class Backward, class Value>
-Tensor apply_linear(const Tensor& x, const Plan& plan, const Value& value) {
+Tensor apply_linear(
+    const Tensor& x,
+    const OverlapPlan& plan,
+    const Value& value) {
   Tensor result;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -342,13 +345,13 @@ Tensor apply_linear(const Tensor& x, const Plan& plan, const Value& value) {
   return result;
 }
 
-Tensor apply_adjoint(const Tensor& grad, const Plan& plan) {
+Tensor apply_adjoint(const Tensor& grad, const OverlapPlan& plan) {
   return apply_linear<UpsampleNode<upsample_overlap>>(grad, plan, backward);
 }
 
 } // namespace
 
-Tensor upsample_overlap(const Tensor& x, const Plan& plan) {
+Tensor upsample_overlap(const Tensor& x, const OverlapPlan& plan) {
   return apply_linear<UpsampleNode<apply_adjoint>>(x, plan, forward);
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 using at::Tensor;
 using torch::autograd::variable_list;
-using Gradients = std::tuple<Tensor, Tensor, Tensor>; // of x, weight, bias
+using VolumeGradients =
+    std::tuple<Tensor, Tensor, Tensor>; // of x, weight, bias
 using Wanted = std::array<bool, 3>;
 
 // PyTorch's own bound, of all dims.
@@ -41,7 +42,7 @@ Tensor from_onednn(const Tensor& x) {
 }
 
 /// By PyTorch's differentiable operator.
-Gradients backward(
+VolumeGradients backward(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
@@ -63,7 +64,7 @@ Gradients backward(
       wanted);
 }
 
-Gradients by_onednn(
+VolumeGradients by_onednn(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
@@ -79,7 +80,7 @@ Gradients by_onednn(
 }
 
 /// The first dim's zeros written out, so that oneDNN need not pad it.
-Gradients weight_gradients(
+VolumeGradients weight_gradients(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
@@ -92,13 +93,13 @@ Gradients weight_gradients(
   return by_onednn(grad, rows, weight, s, padding, wanted);
 }
 
-Gradients fast_backward(
+VolumeGradients fast_backward(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
     const Settings& s,
     const Wanted& wanted) {
-  Gradients result;
+  VolumeGradients result;
   if (wanted[1] || wanted[2]) {
     result =
         weight_gradients(grad, x, weight, s, {false, wanted[1], wanted[2]});
