@@ -302,10 +302,16 @@ def ring_tour(
     block: Tensor,
     sizes: Sequence[Sequence[int]],
     group: str,
-    own: Callable[[], None],
-    other: Callable[[int, Tensor], Tensor | None],
-    returned: Callable[[Tensor], None] | None,
+    rank: int,
+    visit: Callable[[int, Tensor], object],
 ) -> None: ...
+def ring_sum(
+    term: Callable[[Tensor, list[Tensor]], Tensor],
+    block: Tensor,
+    own: Sequence[Tensor],
+    sizes: Sequence[Sequence[int]],
+    group: str,
+) -> Tensor: ...
 def check_mode() -> bool: ...
 def set_check_mode(on: bool) -> None: ...
 def set_communication_timeout(seconds: float) -> None: ...

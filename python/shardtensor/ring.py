@@ -114,14 +114,13 @@ def ring_tour(
     visit raises on one rank is an error on all, after the messages. Not
     differentiable. Communication: one message to and from each other rank, and
     three integers from each rank to each before and after."""
-    group, rank = mesh.get_group(mesh_dim), mesh.get_local_rank(mesh_dim)
-    sizes = _agreed_sizes("ring_tour", block, shapes, group)
+    group, sizes = mesh.get_group(mesh_dim), _sizes(block, mesh, mesh_dim, shapes)
 
-    def meet(owner, piece):
-        visit(owner, piece)
+    def visit_it(owner, piece):
+        visit(owner, piece)  # whatever it returns
 
     with torch.no_grad():
-        _tour(block, sizes, group, lambda: visit(rank, block.detach()), meet)
+        _C.ring_tour(block, sizes, group.group_name, group.rank(), visit_it)
 
 
 def ring_sum(
@@ -137,111 +136,20 @@ def ring_sum(
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
     gradient. Communication and errors: as ring_tour."""
-    group = mesh.get_group(mesh_dim)
-    sizes = _agreed_sizes("ring_sum", block, shapes, group)
-    return _RingSum.apply(fn, sizes, group, block, *own)
+    sizes = _sizes(block, mesh, mesh_dim, shapes)
+    group = mesh.get_group(mesh_dim).group_name
+    return _C.ring_sum(lambda piece, own: fn(piece, *own), block, own, sizes, group)
 
 
-class _RingSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, fn, sizes, group, block, *own):
-        ctx.tour = fn, sizes, group
-        ctx.save_for_backward(block, *own)
-        terms = []
-
-        def visit(_owner, piece):
-            term = fn(piece, *own)
-            terms[:] = [terms[0] + term] if terms else [term]
-
-        _tour(block, sizes, group, lambda: visit(None, block), visit)
-        return terms[0]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        fn, sizes, group = ctx.tour
-        block, *own = ctx.saved_tensors
-        sums = [torch.zeros_like(x) for x in (block, *own)]
-
-        def gradient(_owner, piece):
-            with torch.enable_grad():
-                inputs = [x.detach().requires_grad_() for x in (piece, *own)]
-                output = fn(*inputs)
-                grads = torch.autograd.grad(output, inputs, grad, allow_unused=True)
-            for total, part in zip(sums[1:], grads[1:], strict=True):
-                if part is not None:
-                    total += part
-            return torch.zeros_like(piece) if grads[0] is None else grads[0]
-
-        _tour(
-            block,
-            sizes,
-            group,
-            lambda: sums[0].add_(gradient(None, block)),
-            gradient,
-            sums[0].add_,
-        )
-        return None, None, None, *sums
-
-
-def _tour(block, sizes, group, own, other, returned=None):
-    """_C.ring_tour. After an error nothing is called, but messages go on, so that
-    it can be raised on all ranks."""
-    errors = []
-
-    def unless_failed(call, otherwise=lambda *_: None):
-        def checked(*args):
-            if not errors:
-                try:
-                    return call(*args)
-                except Exception as error:  # noqa: BLE001
-                    errors.append(error)
-            return otherwise(*args)
-
-        return checked
-
-    _C.ring_tour(
-        block,
-        sizes,
-        group.group_name,
-        unless_failed(own),
-        unless_failed(other, lambda _, piece: torch.zeros_like(piece)),
-        unless_failed(returned) if returned else None,
-    )
-    try:
-        agree_on_call(group, "the end of ring_tour", *errors, x=block)
-    except Exception as error:
-        raise (errors or [error])[0] from None
-
-
-def _agreed_sizes(name, block, shapes, group):
-    """Those of all ranks' blocks, which every rank knows alike."""
-    told, problem, sizes = "", None, []
-    try:
-        sizes = _sizes(name, block, shapes, group)
-        told = f"{name} of {block.dtype} blocks of sizes {sizes}"
-    except (TypeError, ValueError) as error:
-        problem = error
-    agree_on_call(group, told, problem, block)
-    return sizes
-
-
-def _sizes(name, block, shapes, group):
-    own = list(block.shape)
+def _sizes(block, mesh, mesh_dim, shapes):
+    """Those of all ranks' blocks; all as the own one where nothing else is said."""
     if shapes is None:
-        return [own] * group.size()
-    sizes = [list(shape) for shape in shapes]
-    if len(sizes) != group.size():
-        raise ValueError(
-            f"{name}: expected the shapes of {group.size()} blocks, one for each rank, "
-            f"got {len(sizes)}"
-        )
-    if sizes[group.rank()] != own:
-        raise ValueError(
-            f"{name}: the block of this rank has shape {own}, expected "
-            f"{sizes[group.rank()]}, as `shapes` say"
-        )
-    return sizes
+        return [list(block.shape)] * mesh.size(mesh_dim)
+    try:
+        return [[int(extent) for extent in shape] for shape in shapes]
+    except (TypeError, ValueError) as error:
+        agree_on_call(mesh.get_group(mesh_dim), "", error, block)
+        raise
 
 
 def _check_choice(name, value, expected):

@@ -3,6 +3,7 @@
 #include <string>
 
 #include <pybind11/functional.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "bindings.h"
 #include "shardtensor/comm/check.h"
@@ -27,24 +28,61 @@ void take_gil_back(void* state) {
   }
 }
 
-using Visit = std::function<std::optional<at::Tensor>(int64_t, at::Tensor)>;
-using Take = std::function<void(at::Tensor)>;
+std::pair<std::string, std::string> kind_and_text(
+    py::handle type,
+    py::handle value) {
+  const auto is = [&](PyObject* kind) {
+    return PyErr_GivenExceptionMatches(type.ptr(), kind) != 0;
+  };
+  const auto* const kind = is(PyExc_ValueError) ? "ValueError"
+      : is(PyExc_IndexError)                    ? "IndexError"
+      : is(PyExc_TypeError)                     ? "TypeError"
+                                                : "RuntimeError";
+  return {kind, py::str(value)};
+}
 
-/// Each function takes the GIL for itself; `returned` may be empty.
+/// What a function of Python raises, also in a backward, for ranks that have
+/// not called it.
+ForeignError read_python_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const py::error_already_set& python) {
+    const py::gil_scoped_acquire gil;
+    return kind_and_text(python.type(), python.value());
+  } catch (const python_error& python) {
+    const py::gil_scoped_acquire gil;
+    return kind_and_text(python.type, python.value);
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+using Sizes = std::vector<std::vector<int64_t>>;
+
+/// `visit` takes the GIL for itself.
 void tour(
     const at::Tensor& block,
-    const std::vector<std::vector<int64_t>>& sizes,
+    const Sizes& sizes,
     const std::string& group,
-    const std::function<void()>& own,
-    const Visit& other,
-    const Take& returned) {
+    int64_t rank,
+    const std::function<void(int64_t, at::Tensor)>& visit) {
   RingStops stops;
-  stops.own = own;
+  stops.own = [&] { visit(rank, block.detach()); };
   stops.other = [&](int64_t owner, const at::Tensor& piece) {
-    return other(owner, piece).value_or(at::Tensor());
+    visit(owner, piece);
+    return at::Tensor();
   };
-  stops.returned = returned;
-  ring_tour(block, sizes, group, stops, false);
+  ring_tour(block, sizes, group, stops);
+}
+
+/// `term` takes the GIL for itself.
+at::Tensor sum_around(
+    const std::function<at::Tensor(at::Tensor, std::vector<at::Tensor>)>& term,
+    const at::Tensor& block,
+    const std::vector<at::Tensor>& own,
+    const Sizes& sizes,
+    const std::string& group) {
+  return ring_sum(term, block, own, sizes, group);
 }
 
 } // namespace
@@ -99,6 +137,7 @@ void bind_comm(py::module_& module) {
       py::arg("error_kind"),
       py::arg("error"),
       py::arg("group"));
+  set_foreign_error_reader(read_python_error);
   module.def(
       "ring_tour",
       &tour,
@@ -106,9 +145,17 @@ void bind_comm(py::module_& module) {
       py::arg("block"),
       py::arg("sizes"),
       py::arg("group"),
+      py::arg("rank"),
+      py::arg("visit"));
+  module.def(
+      "ring_sum",
+      &sum_around,
+      ReleaseGil(),
+      py::arg("term"),
+      py::arg("block"),
       py::arg("own"),
-      py::arg("other"),
-      py::arg("returned"));
+      py::arg("sizes"),
+      py::arg("group"));
   module.def("check_mode", &check_mode);
   module.def("set_check_mode", &set_check_mode, py::arg("on"));
   module.def(

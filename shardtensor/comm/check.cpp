@@ -230,14 +230,9 @@ void agree_on_call(
     const std::string& error_kind,
     const std::string& error,
     const std::string& group) {
-  using Kind = KnownError::Kind;
-  const auto kind = error_kind.empty() ? Kind::None
-      : error_kind == "IndexError"     ? Kind::Index
-      : error_kind == "TypeError"      ? Kind::Type
-                                       : Kind::Value;
   agree_on_call(Group(group), x, [&]() -> Collective {
-    if (kind != Kind::None) {
-      raise({kind, error});
+    if (!error_kind.empty()) {
+      raise({kind_named(error_kind), error});
     }
     return {text, "", {}, {}};
   });

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <exception>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Device.h>
@@ -40,12 +43,19 @@ void check_same_call(
 namespace shardtensor {
 
 /// For the Python package: as above, of a call whose text is the same on every
-/// rank, or with what this rank raises, a ValueError, IndexError or TypeError.
+/// rank, or with what this rank raises, an error_kind of Python's.
 void agree_on_call(
     const at::Tensor& x,
     const std::string& text,
     const std::string& error_kind,
     const std::string& error,
     const std::string& group);
+
+/// For the Python package: the kind, "ValueError", and the text of an exception
+/// that is Python's; none of others, which are RuntimeErrors with what they
+/// say.
+using ForeignError = std::optional<std::pair<std::string, std::string>>;
+using ForeignErrorReader = ForeignError (*)(const std::exception_ptr& error);
+void set_foreign_error_reader(ForeignErrorReader reader);
 
 } // namespace shardtensor

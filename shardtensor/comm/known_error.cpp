@@ -1,10 +1,13 @@
 #include "shardtensor/comm/known_error.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+
+#include "shardtensor/comm/check.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -25,13 +28,31 @@ Kind kind_of(const c10::Error& error) {
                                                           : Kind::Other;
 }
 
+std::atomic<ForeignErrorReader> foreign_error_reader{nullptr};
+
+ForeignError foreign_error(const std::exception_ptr& error) {
+  const auto reader = foreign_error_reader.load();
+  return reader ? reader(error) : std::nullopt;
+}
+
 } // namespace
+
+Kind kind_named(const std::string& name) {
+  return name == "ValueError" ? Kind::Value
+      : name == "IndexError"  ? Kind::Index
+      : name == "TypeError"   ? Kind::Type
+                              : Kind::Other;
+}
 
 std::optional<KnownError> error_of(c10::function_ref<void()> run) {
   try {
     run();
   } catch (const c10::Error& error) {
     return KnownError{kind_of(error), error.what_without_backtrace()};
+  } catch (const std::exception& error) {
+    const auto foreign = foreign_error(std::current_exception());
+    return foreign ? KnownError{kind_named(foreign->first), foreign->second}
+                   : KnownError{Kind::Other, error.what()};
   }
   return std::nullopt;
 }
@@ -63,3 +84,7 @@ KnownError error_from(const at::Tensor& bytes) {
 }
 
 } // namespace shardtensor::detail
+
+void shardtensor::set_foreign_error_reader(ForeignErrorReader reader) {
+  detail::foreign_error_reader = reader;
+}

@@ -18,6 +18,9 @@ struct KnownError {
 /// What `run` raises, if it does.
 std::optional<KnownError> error_of(c10::function_ref<void()> run);
 
+/// Of an error that Python calls so, "ValueError".
+KnownError::Kind kind_named(const std::string& name);
+
 [[noreturn]] void raise(const KnownError& error);
 
 /// The error as bytes on the host, as many for each; all zero for none.

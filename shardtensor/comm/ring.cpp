@@ -1,7 +1,9 @@
 #include "shardtensor/comm/ring.h"
 
+#include <exception>
 #include <utility>
 
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/check.h"
@@ -50,6 +52,12 @@ EncodedExchange plan_step(
   return encode(std::move(plan), group);
 }
 
+void call(const std::function<void()>& work) {
+  if (work) {
+    work();
+  }
+}
+
 /// Blocks come from one place further away at each stop, terms go back there.
 class Tour {
  public:
@@ -77,11 +85,6 @@ class Tour {
  private:
   using Meanwhile = c10::function_ref<void()>;
 
-  static void call(const std::function<void()>& work) {
-    if (work) {
-      work();
-    }
-  }
   int64_t owner(int64_t stop) const {
     return modulo(group_.rank() - stop, group_.ranks());
   }
@@ -114,6 +117,7 @@ class Tour {
 };
 
 Collective tour_call(
+    const char* name,
     const Group& group,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
@@ -121,14 +125,16 @@ Collective tour_call(
   const auto count = static_cast<int64_t>(sizes.size());
   TORCH_CHECK_VALUE(
       count == group.ranks(),
-      "ring_tour: expected the sizes of ",
+      name,
+      ": expected the sizes of ",
       group.ranks(),
       " blocks, one for each rank, got ",
       count);
   const c10::IntArrayRef own = sizes[group.rank()];
   TORCH_CHECK_VALUE(
       block.sizes() == own,
-      "ring_tour: expected a block of sizes ",
+      name,
+      ": expected a block of sizes ",
       own,
       ", as `sizes` say of this rank, got ",
       block.sizes());
@@ -138,7 +144,8 @@ Collective tour_call(
   }
   return {
       c10::str(
-          "ring_tour of ",
+          name,
+          " of ",
           block.scalar_type(),
           " blocks of sizes",
           all,
@@ -147,6 +154,61 @@ Collective tour_call(
       {},
       {}};
 }
+
+/// A rank's stops up to the first that raises. Then blocks stay unseen, and
+/// terms are zero.
+class CheckedStops {
+ public:
+  explicit CheckedStops(const RingStops& stops) : stops_(stops) {}
+
+  RingStops checked() {
+    RingStops result;
+    result.own = [this] { run([&] { call(stops_.own); }); };
+    result.other = [this](int64_t owner, const at::Tensor& block) {
+      at::Tensor term;
+      run([&] { term = stops_.other(owner, block); });
+      return stops_.returned && (error_ || !term.defined())
+          ? at::zeros_like(block)
+          : term;
+    };
+    if (stops_.returned) {
+      result.returned = [this](const at::Tensor& term) {
+        run([&] { stops_.returned(term); });
+      };
+    }
+    result.own_rest = [this] { run([&] { call(stops_.own_rest); }); };
+    return result;
+  }
+
+  /// Raises on every rank what a stop raised on one, there as it was.
+  void agree(const char* name, const Group& group, const at::Tensor& block) {
+    try {
+      agree_on_call(group, block, [&] {
+        if (error_) {
+          std::rethrow_exception(error_);
+        }
+        return Collective{c10::str("the end of ", name), "", {}, {}};
+      });
+    } catch (...) {
+      std::rethrow_exception(error_ ? error_ : std::current_exception());
+    }
+  }
+
+ private:
+  template <class Work>
+  void run(const Work& work) {
+    if (error_) {
+      return;
+    }
+    try {
+      work();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+  const RingStops& stops_;
+  std::exception_ptr error_;
+};
 
 } // namespace
 
@@ -174,19 +236,36 @@ at::Tensor ring_step(
   return exchange(x, plan_step(group, step, x.sizes(), receive_sizes));
 }
 
-void ring_tour(
+void detail::ring_tour_of_agreed(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops) {
+  Tour(block, sizes, group, stops).run();
+}
+
+void detail::ring_tour_as(
+    const char* name,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group_name,
-    const RingStops& stops,
-    bool compare) {
-  if (compare) {
-    const Group group(group_name);
-    agree_on_call(group, block, [&] {
-      return tour_call(group, block, sizes, static_cast<bool>(stops.returned));
-    });
-  }
-  Tour(block, sizes, group_name, stops).run();
+    const RingStops& stops) {
+  const Group group(group_name);
+  agree_on_call(group, block, [&] {
+    const bool returns = static_cast<bool>(stops.returned);
+    return tour_call(name, group, block, sizes, returns);
+  });
+  CheckedStops own(stops);
+  ring_tour_of_agreed(block, sizes, group_name, own.checked());
+  own.agree(name, group, block);
+}
+
+void ring_tour(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops) {
+  ring_tour_as("ring_tour", block, sizes, group, stops);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

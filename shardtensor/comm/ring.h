@@ -45,12 +45,12 @@ struct RingStops {
 
 /// One tour. `sizes` are those of every rank's block, in rank order; blocks may
 /// differ in all sizes and be empty. Sizes or dtypes that differ between ranks
-/// are an error on every rank; what a stop raises on one rank leaves the others
-/// waiting. Without `compare` the caller knows that they agree. Seen neither by
+/// are an error on every rank, and so is what a stop raises on one of them:
+/// after it no stop is called there, but messages go on. Seen neither by
 /// autograd nor by a compiler. Communication: three integers from each rank to
-/// each, then per other rank one message each way, and one more each way where
-/// terms are returned; none waits for another stop of a third rank. Thread
-/// safety / ordering: as in collectives.h.
+/// each before and after, then per other rank one message each way, and one
+/// more each way where terms are returned; none waits for another stop of a
+/// third rank. Thread safety / ordering: as in collectives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.
@@ -58,7 +58,45 @@ void ring_tour(
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group,
-    const RingStops& stops,
-    bool compare = true);
+    const RingStops& stops);
+
+/// A function of a block, of any rank, and of tensors that stay here.
+using RingTerm = std::function<
+    at::Tensor(const at::Tensor& block, const std::vector<at::Tensor>& own)>;
+
+/// The sum of term(block, own) over every rank's block, in the order of
+/// ring_tour. Differentiable once, also where the term is: backward is a tour
+/// on which it is computed again, and the gradient of each block travels to its
+/// owner. What else the term uses gets no gradient. Communication, ordering and
+/// errors: as ring_tour, in backward with terms.
+///
+/// Example: forces between bodies that no rank holds all of,
+///   ring_sum(attraction, bodies, {bodies}, sizes, mesh->group()).
+at::Tensor ring_sum(
+    const RingTerm& term,
+    const at::Tensor& block,
+    const std::vector<at::Tensor>& own,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group);
+
+namespace detail {
+
+/// ring_tour where all ranks are known to agree: nothing is compared, and what
+/// a stop raises on one rank leaves the others waiting.
+void ring_tour_of_agreed(
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops);
+
+/// ring_tour by another name, for errors.
+void ring_tour_as(
+    const char* name,
+    const at::Tensor& block,
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::string& group,
+    const RingStops& stops);
+
+} // namespace detail
 
 } // namespace shardtensor

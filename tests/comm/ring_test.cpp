@@ -1,13 +1,18 @@
 #include "shardtensor/comm/ring.h"
 
+#include <stdexcept>
+
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "shardtensor/comm/all_reduce.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {
@@ -89,12 +94,92 @@ TEST(RingTour, MeetsEveryBlockOnceAndReturnsTerms) {
   }
 }
 
+TEST(RingTour, RaisesOnEveryRankWhatAStopRaisesOnOne) {
+  for (const bool returns : {false, true}) {
+    run_on_mesh({3}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      RingStops stops;
+      stops.own = [&] { TORCH_CHECK_INDEX(rank != 1, "no such row"); };
+      stops.other = [](int64_t, const at::Tensor& block) { return block; };
+      if (returns) {
+        stops.returned = [](const at::Tensor&) {};
+      }
+      try {
+        ring_tour(piece(rank), piece_sizes(3), mesh->group(), stops);
+        FAIL() << "no error";
+      } catch (const c10::IndexError& error) {
+        const std::string text = error.what_without_backtrace();
+        EXPECT_EQ(text.substr(0, 11), "no such row");
+        EXPECT_EQ(text.find("on rank 1") != text.npos, rank != 1) << text;
+      }
+      // Nothing is left under way.
+      stops.own = nullptr;
+      ring_tour(piece(rank), piece_sizes(3), mesh->group(), stops);
+    });
+  }
+}
+
+TEST(RingTour, RaisesWhatIsNoErrorOfTorchEither) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    RingStops stops;
+    stops.own = [&] {
+      if (mesh->position() == 0) {
+        throw std::length_error("too long");
+      }
+    };
+    stops.other = [](int64_t, const at::Tensor&) { return at::Tensor(); };
+    const auto tour = [&] {
+      ring_tour(piece(1), {{1, 2}, {1, 2}}, mesh->group(), stops);
+    };
+    if (mesh->position() == 0) {
+      EXPECT_THROW(tour(), std::length_error);
+    } else {
+      EXPECT_THROW(tour(), c10::Error);
+    }
+  });
+}
+
 TEST(RingTour, RefusesAnotherBlockThanPromised) {
   run_on_mesh({1}, [](const MeshPtr& mesh) {
     EXPECT_THROW(
         ring_tour(at::ones({2, 3}), {{3, 2}}, mesh->group(), {}),
         c10::ValueError);
   });
+}
+
+at::Tensor pull(const at::Tensor& block, const std::vector<at::Tensor>& own) {
+  return own[0].matmul(block.t()).tanh().matmul(block) * own[1];
+}
+
+TEST(RingSum, IsThatOfAllBlocksTogether) {
+  for (const int64_t ranks : {1, 2, 3, 5}) {
+    const auto every = at::rand({ranks * (ranks - 1) / 2, 2}, at::kDouble);
+    const auto whole = every.clone().set_requires_grad(true);
+    const auto own = (every * 2).set_requires_grad(true);
+    const auto scale = at::ones({}, at::kDouble).set_requires_grad(true);
+    const auto expected = pull(whole, {own, scale});
+    expected.square().sum().backward();
+    run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      const auto mine = [&](const at::Tensor& x) {
+        return x.detach().narrow(0, rank * (rank - 1) / 2, rank).clone();
+      };
+      const auto block = mine(whole).set_requires_grad(true);
+      const auto rows = mine(own).set_requires_grad(true);
+      const auto factor = at::ones({}, at::kDouble).set_requires_grad(true);
+      const auto sum = ring_sum(
+          pull, block, {rows, factor}, piece_sizes(ranks), mesh->group());
+      EXPECT_TRUE(at::allclose(sum, mine(expected)));
+      const auto grads = torch::autograd::grad(
+          {sum.square().sum()}, {block, rows, factor}, {}, true, true);
+      EXPECT_TRUE(at::allclose(grads[0], mine(whole.grad())));
+      EXPECT_TRUE(at::allclose(grads[1], mine(own.grad())));
+      const auto factors =
+          all_reduce(grads[2].detach(), Reduce::Sum, mesh->group());
+      EXPECT_TRUE(at::allclose(factors, scale.grad()));
+      EXPECT_THROW(grads[1].sum().backward(), c10::Error);
+    });
+  }
 }
 
 } // namespace

@@ -281,20 +281,25 @@ def bad_calls(rank, ranks, bad):
     yield (
         "ring_tour: another dtype",
         lambda: ring_tour(_ones(2, dtype=wide), _pass, mesh),
-        (ValueError, f"rank {bad}: ring_tour of torch.float64 blocks of sizes [[2],"),
+        (ValueError, f"rank {bad}: ring_tour of Double blocks of sizes [2]"),
     )
     yield (
         "ring_tour: too few shapes",
         lambda: ring_tour(_ones(2), _pass, mesh, 0, shapes[mine:]),
-        (ValueError, f"expected the shapes of {ranks} blocks, one for each rank, got"),
+        (ValueError, f"expected the sizes of {ranks} blocks, one for each rank, got"),
     )
     yield (
         "ring_tour: another shape than promised",
         lambda: ring_tour(_ones(2 + mine), _pass, mesh, 0, shapes),
         (
             ValueError,
-            "the block of this rank has shape [3], expected [2], as `shapes` say",
+            "expected a block of sizes [2], as `sizes` say of this rank, got [3]",
         ),
+    )
+    yield (
+        "ring_tour: shapes that are none",
+        lambda: ring_tour(_ones(2), _pass, mesh, 0, 2 if mine else shapes),
+        (TypeError, "'int' object is not iterable"),
     )
     yield (
         "ring_sum: another shape",

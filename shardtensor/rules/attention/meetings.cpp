@@ -84,7 +84,7 @@ Attended attend_in_ring(
     attention.meet(unpacked(block, keys), work.keys[owner]);
     return Tensor();
   };
-  ring_tour(own, block_sizes(own, work), work.group, stops, false);
+  ring_tour_of_agreed(own, block_sizes(own, work), work.group, stops);
   return attention.result(keys.value.size(3));
 }
 
@@ -118,7 +118,7 @@ Keys ring_backward(
   };
   stops.returned = [&](const Tensor& term) { Tensor(sum).add_(term); };
   stops.own_rest = [&] { meet_own(halves.second); };
-  ring_tour(own, block_sizes(own, work), work.group, stops, false);
+  ring_tour_of_agreed(own, block_sizes(own, work), work.group, stops);
   return sums;
 }
 

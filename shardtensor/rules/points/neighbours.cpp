@@ -43,7 +43,7 @@ Neighbours find_by_ring(
     meet(cloud.rank, own);
   };
   stops.other = meet;
-  ring_tour(own, sizes, cloud.group, stops, false);
+  ring_tour_of_agreed(own, sizes, cloud.group, stops);
   return set->neighbours();
 }
 
@@ -100,7 +100,7 @@ Neighbours find_in_tiles(
   RingStops stops;
   stops.own = [&] { meet(cloud.rank, points); };
   stops.other = meet;
-  ring_tour(points, sizes, cloud.group, stops, false);
+  ring_tour_of_agreed(points, sizes, cloud.group, stops);
   return joined(searches, queries, wanted);
 }
 
