@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import WHOLE
 from ranks import assert_close, from_spec, ranks, shard
 from torch.distributed.tensor import Shard
 
@@ -192,8 +193,10 @@ def cuts_of(sizes):
 
 
 def places(extent, cuts):
-    """Rows at both ends, in the middle of a piece, and on both sides of each cut."""
-    near = {row for cut in cuts for row in range(cut - 2, cut + 2)}
+    """Rows at both ends, in the middle of a piece, and on both sides of each cut, in a
+    whole sweep two on each."""
+    beside = 2 if WHOLE else 1
+    near = {row for cut in cuts for row in range(cut - beside, cut + beside)}
     return sorted({row for row in near | {0, 2, extent - 1} if 0 <= row < extent})
 
 

@@ -101,6 +101,7 @@ def test_torchrun(nodes, tmp_path, what):
     assert re.search(told[what], text), text
 
 
+@pytest.mark.tail
 def test_mpirun(nodes, tmp_path):
     """The error is its ranks': mpirun itself waits for the other node's launcher."""
     job = mpirun(nodes, "forward", tmp_path)

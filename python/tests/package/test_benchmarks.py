@@ -34,6 +34,7 @@ def test_one_line_where_nothing_can_be_measured(device, told):
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 
 
+@pytest.mark.tail
 def test_ranks_that_share_a_device_measure_on_it():
     """A dry run of DEVICE=cuda with fewer GPUs than ranks."""
     paths = (ROOT / "python", ROOT / "python" / "tests" / "support")

@@ -27,6 +27,7 @@ def test_one_line_without_a_gpu():
     )
 
 
+@pytest.mark.tail
 def test_a_dry_run_on_the_cpu(tmp_path):
     """A row that fails ends its ranks; the next one has fresh ones."""
     command = sys.executable, ROOT / "benchmarks" / "python" / "first_gpu.py"

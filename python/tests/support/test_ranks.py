@@ -130,7 +130,9 @@ def test_partitions_tile_the_extent():
                 assert sum(sizes) * getattr(sizes, "repeat", 1) == extent
     assert uneven(10, 3) == [5, 3, 2]
     assert partitions(10, 3)[0] == [4, 4, 2]
-    assert [0, 6, 4] in partitions(10, 3)
+    assert [0, 6, 3] in partitions(9, 3)
+    assert [6, 4, 0] in partitions(10, 3)
+    assert [0, 0, 8] in partitions(8, 3)
     assert [1, 1, 3] in partitions(10, 3)
 
 

@@ -108,13 +108,14 @@ def test_steps_are_those_of_one_device(mesh, shape):
         check(parallelize(model, mesh, data, tensor="tensor"), mesh)
 
 
+@pytest.mark.tail
 @ranks(4, timeout=120.0)
 @pytest.mark.parametrize(
     "shape, data",
     [
-        pytest.param((2, 1, 2), "fsdp", marks=pytest.mark.tail),
+        ((2, 1, 2), "fsdp"),
         ((1, 2, 2), "fsdp"),
-        pytest.param((2, 1, 2), "hsdp", marks=pytest.mark.tail),
+        ((2, 1, 2), "hsdp"),
     ],
 )
 def test_compiled_steps_are_those_of_one_device(mesh, shape, data):

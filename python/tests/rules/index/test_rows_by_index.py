@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from oracle import WHOLE
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
@@ -240,7 +241,7 @@ def test_an_index_made_anew_of_the_same_values_finds_its_plan(mesh):
         x = x.detach().requires_grad_()
         rows = shard(x.detach(), mesh, [Shard(0)]).requires_grad_()
         cut = shard(edges, mesh, [Shard(1)], {1: sizes})
-        for place in range(EDGES):
+        for place in range(0, EDGES, 1 if WHOLE else 3):
             cut[0, place], edges[0, place] = [(edges[0, place] + 1) % NODES] * 2
             for is_new in (True, False):
                 found, plans = plans_of(step, rows, cut)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import WHOLE
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -125,13 +126,13 @@ def test_every_pair_of_layouts_on_a_grid(mesh, name):
         options = [Replicate(), *(Shard(d) for d in range(x.dim()))]
         return list(itertools.product(options, repeat=2))
 
-    for first, second in itertools.product(
-        layouts(operands[-2]), layouts(operands[-1])
-    ):
-        parts = list(operands)
-        parts[-2] = sharded(operands[-2], first)
-        parts[-1] = sharded(operands[-1], second)
-        check_op(function, *parts, mesh=mesh)
+    pairs = itertools.product(*(enumerate(layouts(x)) for x in operands[-2:]))
+    for (i, first), (j, second) in pairs:
+        if WHOLE or (i + j) % 3 == 0:
+            parts = list(operands)
+            parts[-2] = sharded(operands[-2], first)
+            parts[-1] = sharded(operands[-1], second)
+            check_op(function, *parts, mesh=mesh)
 
 
 class Network(nn.Module):
