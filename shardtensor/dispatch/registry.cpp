@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -119,6 +121,20 @@ class Registry {
     place_rule(name);
   }
 
+  void add_table_rule(const std::string& op, Rule rule) {
+    const auto name = parse_operator_name(op);
+    if (name.getNamespace() == "aten" &&
+        !c10::Dispatcher::singleton().findSchema(name)) {
+      absent_.insert(op);
+      return;
+    }
+    add_rule(op, rule);
+  }
+
+  const std::set<std::string>& absent() const {
+    return absent_;
+  }
+
   void add_unboxed(const UnboxedOperator& unboxed) {
     function_level_.emplace_back(
         registered(unboxed.name, kFunctionKey, unboxed.function_level()));
@@ -192,6 +208,7 @@ class Registry {
   }
 
   std::unordered_map<OperatorName, Rule> rules_;
+  std::set<std::string> absent_;
   std::unordered_map<OperatorName, UnboxedOperator> unboxed_;
   std::unordered_map<OperatorName, c10::RegistrationHandleRAII> dispatch_level_;
   std::vector<c10::RegistrationHandleRAII> function_level_;
@@ -244,6 +261,10 @@ bool detail::is_gathered(const OperatorName& name) {
   return Registry::instance().is_gathered(name);
 }
 
+const std::set<std::string>& detail::absent_operators() {
+  return Registry::instance().absent();
+}
+
 void detail::register_late_operators() {
   if (has_pending) {
     register_pending();
@@ -256,7 +277,7 @@ void register_rule(const std::string& op, Rule rule) {
 
 RegisterRules::RegisterRules(std::initializer_list<RuleEntry> entries) {
   for (const auto& entry : entries) {
-    register_rule(entry.op, entry.rule);
+    Registry::instance().add_table_rule(entry.op, entry.rule);
   }
 }
 
@@ -264,7 +285,7 @@ RegisterRules::RegisterRules(
     Rule rule,
     std::initializer_list<const char*> operators) {
   for (const char* op : operators) {
-    register_rule(op, rule);
+    Registry::instance().add_table_rule(op, rule);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 
 #include <ATen/core/operator_name.h>
@@ -15,6 +16,9 @@ bool has_unboxed_kernel(const c10::OperatorName& name);
 /// Whether no rule or kernel of ours serves the operator: its inputs are
 /// gathered.
 bool is_gathered(const c10::OperatorName& name);
+
+/// Operators that tables of rules name and this PyTorch doesn't have.
+const std::set<std::string>& absent_operators();
 
 /// Note [Operators registered later]
 /// An operator that another library defines after us may have an explicit

@@ -50,6 +50,7 @@ struct RuleEntry {
 /// The twin of TORCH_LIBRARY_IMPL for these rules. At namespace scope:
 ///   const RegisterRules products{{"aten::mm", mm_rule}, ...};
 ///   const RegisterRules scans{along_dim_rule, {"aten::cumsum", ...}};
+/// An ATen operator that this version of PyTorch doesn't have is left out.
 struct RegisterRules {
   RegisterRules(std::initializer_list<RuleEntry> entries);
   RegisterRules(Rule rule, std::initializer_list<const char*> operators);

@@ -1,5 +1,8 @@
 #include "shardtensor/dispatch/rule.h"
 
+#include <set>
+#include <string>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -10,6 +13,7 @@
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/dispatch/registry.h"
 
 namespace shardtensor {
 namespace {
@@ -100,6 +104,16 @@ Decision by_dtype_rule(Call& call) {
       ? with_placements(x.spec, {Placement::shard(0)})
       : x.spec;
   return {{wanted}, {wanted}, {}};
+}
+
+TEST(Rule, TablesLeaveOutWhatThisPyTorchHasNot) {
+  EXPECT_NO_THROW(RegisterRules(pointwise_rule, {"aten::rule_test_gone"}));
+  auto absent = detail::absent_operators();
+  absent.erase("aten::cholesky"); // went with 2.15
+  // Any other is misspelt.
+  EXPECT_EQ(absent, std::set<std::string>({"aten::rule_test_gone"}));
+  EXPECT_THROW(
+      RegisterRules(pointwise_rule, {"rule_test::gone"}), c10::ValueError);
 }
 
 TEST(Rule, DecidesAnewForAnotherDtype) {
