@@ -80,6 +80,24 @@ def test_indices_out_of_bounds(mesh):
     s[[0, 5]] = 1
     x[[0, 5]] = 1
     assert_close(s, x)
+    rows = torch.tensor([0, 6])
+    source = s[:2].clone()
+    for call in (
+        lambda: s.index_select(0, rows),
+        lambda: s.index_fill(0, rows, 1.0),
+        lambda: s.index_fill_(0, -1 - rows, torch.tensor(1.0)),
+        lambda: s.index_copy(0, rows, source),
+        lambda: s.index_copy_(0, -rows, source),
+        lambda: s.index_add(0, rows, source),
+        lambda: s.index_add_(0, -rows, source),
+        lambda: s.index_reduce(0, rows, source, "prod"),
+    ):
+        with pytest.raises(IndexError, match="index -?[67] is out of bounds"):
+            call()
+    assert_close(
+        s.index_fill(0, torch.tensor([-6, 5]), 2.0),
+        x.index_fill(0, torch.tensor([0, 5]), 2.0),
+    )
 
 
 REFUSED = {

@@ -10,6 +10,8 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
@@ -306,6 +308,18 @@ void gather_kernel(
   run_rule(op, along_dim_rule, stack);
 }
 
+/// One dim's rows. See Note [Indices out of bounds].
+void check_row_index(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const ByIndex call(op, stack);
+  const auto& self = call.self();
+  check_index(
+      call.name(),
+      call.index(),
+      call.dim(),
+      self.dim() > 0 ? self.size(call.dim()) : 1,
+      /*may_be_negative=*/call.fills());
+}
+
 /// Before a rule writes into it.
 void begin_write_of(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const ByIndex call(op, stack);
@@ -320,9 +334,53 @@ void by_rows_kernel(
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
   if (!runs_by_rows(op, stack)) {
+    check_row_index(op, stack);
     begin_write_of(op, stack);
     run_rule(op, rule, stack);
   }
+}
+
+void copy_rows_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  check_row_index(op, stack);
+  run_rule(op, along_dim_rule, stack);
+}
+
+/// Which rows of its dim a call names; one-sized along the others.
+at::Tensor row_mask(const ByIndex& call) {
+  const auto& self = call.self();
+  std::vector<int64_t> sizes(self.dim(), 1);
+  if (self.dim() > 0) {
+    sizes[call.dim()] = self.size(call.dim());
+  }
+  const auto& index = call.index();
+  const auto rows = is_shard_tensor(index)
+      ? local_of(index, replicated(spec(index))).tensor
+      : index;
+  const auto named =
+      at::zeros(
+          {c10::multiply_integers(sizes)}, self.options().dtype(at::kBool))
+          .index_fill_(0, rows, true)
+          .view(sizes);
+  return wrap(named, make_replicated(spec(self)->mesh(), sizes));
+}
+
+/// Each rank fills the rows that it has.
+void fill_rows_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  check_row_index(op, stack);
+  ByIndex call(op, stack);
+  if (!is_shard_tensor(call.self())) {
+    run_rule(op, along_dim_rule, stack);
+    return;
+  }
+  auto result = call.in_place() ? call.self() : call.self().clone();
+  result.masked_fill_(row_mask(call), call.value());
+  call.finish(result);
 }
 
 void gather_rows_kernel(
@@ -363,6 +421,12 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
         op,
         torch::CppFunction::makeFromBoxedFunction<
             &by_rows_kernel<along_dim_rule>>());
+  }
+  for (const char* op : {"index_copy", "index_copy_"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&copy_rows_kernel>());
+  }
+  for (const char* op : {"index_fill.int_Scalar", "index_fill_.int_Scalar"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&fill_rows_kernel>());
   }
   for (const char* op : {"index_add", "index_add_"}) {
     m.impl(

@@ -96,10 +96,6 @@ const RegisterRules along_one_dim{
         "aten::mode",
         "aten::median.dim",
         "aten::nanmedian.dim",
-        "aten::index_copy",
-        "aten::index_copy_",
-        "aten::index_fill.int_Scalar",
-        "aten::index_fill_.int_Scalar",
         "aten::linalg_cross",
     }};
 const RegisterRules renorms{

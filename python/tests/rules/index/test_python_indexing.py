@@ -200,10 +200,13 @@ def test_writing_by_index_moves_no_rows(mesh):
         s = shard(x, mesh, [Shard(0)], {0: sizes})
         shardtensor.reset_comm_stats()
         s[torch.tensor([1, 7])] = 2.0
+        filled = s.index_fill(0, torch.tensor([-9, 3]), 5.0)
         assert shardtensor.comm_stats().bytes == 0
         expected = x.clone()
         expected[torch.tensor([1, 7])] = 2.0
         assert_close(s, expected)
+        expected[torch.tensor([0, 3])] = 5.0
+        assert_close(filled, expected)
 
 
 @ranks(2)
