@@ -32,5 +32,6 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/shardtensorConfig.cmak
   INSTALL_DESTINATION ${package_dir} NO_CHECK_REQUIRED_COMPONENTS_MACRO NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/shardtensorConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/package/shardtensorConfig.cmake
+install(FILES ${PROJECT_SOURCE_DIR}/cmake/find_torch.cmake
+  ${PROJECT_BINARY_DIR}/package/shardtensorConfig.cmake
   ${PROJECT_BINARY_DIR}/package/shardtensorConfigVersion.cmake DESTINATION ${package_dir})

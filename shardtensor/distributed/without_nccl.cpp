@@ -2,7 +2,7 @@
 
 #include "shardtensor/distributed/backends.h"
 
-// Built where libtorch has no NCCL; see nccl.cpp.
+// Built where libtorch has no NCCL or its headers are missing; see nccl.cpp.
 
 namespace shardtensor {
 
@@ -12,7 +12,7 @@ bool has_nccl() {
 
 BackendsPtr make_nccl(const Joining&) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "shardtensor: this libtorch has no NCCL; expected gloo or mpi");
+      false, "shardtensor: built without NCCL; expected gloo or mpi");
 }
 
 } // namespace shardtensor
