@@ -320,11 +320,30 @@ void check_row_index(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       /*may_be_negative=*/call.fills());
 }
 
+/// How self lies where its other dims are cut as those of the source; null
+/// where that says nothing of them.
+SpecPtr layout_beside_source(const ByIndex& call) {
+  const auto& self = call.self();
+  if (call.fills() || !is_shard_tensor(call.source())) {
+    return nullptr;
+  }
+  const auto source = without_partial(spec(call.source()));
+  if (source->mesh() != spec(self)->mesh() || source->dim() != self.dim()) {
+    return nullptr;
+  }
+  std::vector<int64_t> from;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    const bool fits = dim != call.dim() && source->size(dim) == self.size(dim);
+    from.push_back(fits ? dim : -1);
+  }
+  return with_dims(source, self.sizes().vec(), from);
+}
+
 /// Before a rule writes into it.
 void begin_write_of(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const ByIndex call(op, stack);
   if (call.in_place() && is_shard_tensor(call.self())) {
-    begin_row_write(call.self());
+    begin_row_write(call.self(), layout_beside_source(call));
   }
 }
 

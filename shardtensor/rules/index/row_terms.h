@@ -17,7 +17,8 @@ namespace shardtensor::detail {
 // reduced into before, so that nodes that are made lie as those that are there,
 // and no rank makes all of them; large ones that nothing is known of are cut
 // as torch.chunk does. Small ones stay whole: every rank reduces its part of
-// the source, and the ranks' terms are merged.
+// the source, and the ranks' terms are merged. Other dims are cut as those of
+// the source, or of the values that are put into them.
 
 /// Reductions of the elements of a source into rows of a tensor.
 struct RowReduction {

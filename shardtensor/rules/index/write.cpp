@@ -1,3 +1,9 @@
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <ATen/ops/_unsafe_masked_index_put_accumulate_native.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
@@ -192,6 +198,75 @@ bool adds_rows(
   return true;
 }
 
+/// The dims that are indexed, and those of the indices in their place.
+struct Replaced {
+  std::vector<int64_t> dims;
+  int64_t position;
+  int64_t index_dims;
+};
+
+std::optional<Replaced> replaced_dims(
+    const at::Tensor& self,
+    const Indices& given) {
+  if (const auto place = only_mask(given)) {
+    const std::optional<at::Tensor> mask = given.get(*place);
+    std::vector<int64_t> dims(mask->dim());
+    std::iota(dims.begin(), dims.end(), *place);
+    return Replaced{std::move(dims), *place, 1};
+  }
+  const auto named = named_by_rows(self, given);
+  if (!named) {
+    return std::nullopt;
+  }
+  const auto sizes = shared_sizes(named->indices);
+  return Replaced{
+      named->dims, named->position(), static_cast<int64_t>(sizes.size())};
+}
+
+/// How `self` lies where its dims that are not indexed are cut as those of the
+/// values; null where values say nothing of it.
+SpecPtr layout_beside_values(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values) {
+  const auto replaced = replaced_dims(self, given);
+  if (!replaced || !is_shard_tensor(values) ||
+      spec(values)->mesh() != spec(self)->mesh()) {
+    return nullptr;
+  }
+  const auto& [dims, position, index_dims] = *replaced;
+  const auto cut = without_partial(spec(values));
+  const auto kept = self.dim() - static_cast<int64_t>(dims.size());
+  const auto shift = cut->dim() - kept - index_dims; // values are broadcast
+  int64_t next = 0;
+  std::vector<int64_t> from;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (std::ranges::find(dims, dim) != dims.end()) {
+      from.push_back(-1);
+      continue;
+    }
+    const auto of_values = next + shift + (next < position ? 0 : index_dims);
+    ++next;
+    const bool fits = of_values >= 0 && cut->size(of_values) == self.size(dim);
+    from.push_back(fits ? of_values : -1);
+  }
+  return with_dims(cut, self.sizes().vec(), from);
+}
+
+/// Of a tensor that is made to be written.
+SpecPtr layout_of_made(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values) {
+  if (const auto place = only_mask(given)) {
+    const std::optional<at::Tensor> mask = given.get(*place);
+    if (is_cut(*mask)) {
+      return layout_beside(self, *place, *mask);
+    }
+  }
+  return layout_beside_values(self, given, values);
+}
+
 at::Tensor& index_put_in_place_kernel(
     at::Tensor& self,
     const Indices& given,
@@ -214,9 +289,7 @@ at::Tensor& index_put_in_place_kernel(
   if (accumulate && adds_rows(self, given, values)) {
     return self;
   }
-  const auto place = only_mask(given);
-  begin_row_write(
-      self, place ? layout_beside(self, *place, *given.get(*place)) : nullptr);
+  begin_row_write(self, layout_of_made(self, given, values));
   if (put_masked_rows(self, given, values, accumulate)) {
     return self;
   }

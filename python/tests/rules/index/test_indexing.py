@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from ranks import check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
+import shardtensor
+
 X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
 ROWS = torch.tensor([[3, 0], [2, 2]])
 J = torch.tensor([1, 4])
@@ -148,3 +150,32 @@ def test_every_gathered_mask_counts_as_a_fallback(mesh, write):
     st.reset_fallback_counts()
     with pytest.warns(UserWarning, match="The result is right"):
         mask()
+
+
+READS_OF_A_WHOLE_DIM = {
+    "index": lambda x: x[..., torch.arange(12) % 5],
+    "several": lambda x: x[:, torch.arange(3), :, torch.arange(3)],
+    "matrix": lambda x: x[:, torch.arange(6).view(2, 3)],
+    "mask": lambda x: x[..., torch.arange(8) % 2 == 0],
+    "index_select": lambda x: x.index_select(-1, torch.arange(12) % 5),
+    "take_along_dim": lambda x: x.take_along_dim(torch.zeros(1, 1, 1, 4).long(), -1),
+}
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", READS_OF_A_WHOLE_DIM)
+def test_gradients_of_reads_along_a_whole_dim_stay_where_they_are(mesh, name):
+    read = READS_OF_A_WHOLE_DIM[name]
+    x = torch.randn(4, 6, 8, 8, requires_grad=True)
+    cut = {2: [*range(1, mesh.size()), 8 - sum(range(1, mesh.size()))]}
+    placements = [Shard(2)] if mesh.ndim == 1 else [Shard(2), Shard(0)]
+    sizes = cut if mesh.ndim == 1 else None
+    part = shard(x.detach(), mesh, placements, sizes).requires_grad_()
+    result = read(part)
+    ones = torch.ones_like(result)
+    shardtensor.reset_comm_stats()
+    (grad,) = torch.autograd.grad(result, part, ones)
+    stats = shardtensor.comm_stats()
+    assert (stats.exchanges, stats.all_reduces) == (0, 0)
+    assert grad._spec == part._spec
+    check_op(read, sharded(x, placements, sizes), mesh=mesh, second_order=True)
