@@ -23,6 +23,7 @@
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/memory_order.h"
+#include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -165,8 +166,8 @@ Tensor cut_index(const Tensor& given, const MeshPtr& mesh, const Dims& axes) {
   return redistribute(index, with_placements(own, std::move(placements)));
 }
 
-/// Indices that are whole and name fewer rows than there are need no plan: each
-/// rank gives the rows that it has, unless they cannot be summed.
+/// Several indices that are whole and name fewer rows than there are need no
+/// plan: each rank gives the rows that it has, unless they cannot be summed.
 bool must_plan(const Tensor& x, const NamedDims& named) {
   const auto sizes = shared_sizes(named.indices);
   int64_t rows = 1;
@@ -204,24 +205,40 @@ std::optional<Tensor> read_by_flat_index(
 
 // ---- one index --------------------------------------------------------------
 
-/// The index of dim `dim` cut as the dim, where it is not and must_plan() for
-/// it: its rows then travel as those of a cut one.
+/// Few rows stay terms of a sum.
+bool has_rows_for_all(const ShardSpec& x, int64_t dim, const Tensor& index) {
+  return index.dim() > 0 && index.numel() >= x.partition(dim).pieces();
+}
+
+/// The index of dim `dim` cut as the dim, where it is not and has rows for all:
+/// its rows then travel as those of a cut one. Every rank knows what all need,
+/// if the index was whole.
 std::optional<Tensor> cut_for_rows(
+    const char* op,
     const Tensor& x,
     int64_t dim,
-    const Tensor& index) {
+    const Tensor& given,
+    bool may_be_negative) {
   const auto own = without_partial(spec(x));
   const auto& axes = own->axes(dim);
   const auto is_cut_alike = [&] {
-    return is_shard_tensor(index) &&
+    return is_shard_tensor(given) &&
         std::ranges::all_of(axes, [&](int64_t axis) {
-             return spec(index)->placement(axis).is_shard();
+             return spec(given)->placement(axis).is_shard();
            });
   };
-  if (axes.empty() || is_cut_alike() || !must_plan(x, {{dim}, {index}})) {
+  if (axes.empty() || is_cut_alike() ||
+      !(has_rows_for_all(*own, dim, given) || must_plan(x, {{dim}, {given}}))) {
     return {};
   }
-  return cut_index(index.to(x.device()), own->mesh(), axes);
+  const auto index = given.to(x.device());
+  const auto cut = cut_index(index, own->mesh(), axes);
+  if (!is_cut(index)) {
+    const auto whole = is_shard_tensor(index) ? local_of(index).tensor : index;
+    const auto rows = contiguous_dim(own, dim);
+    plan_whole_index(op, whole, cut, rows, dim, may_be_negative);
+  }
+  return cut;
 }
 
 /// x[:, index] where the index is not cut as the dim.
@@ -233,7 +250,7 @@ std::optional<Tensor> read_by_whole_index(
     return {};
   }
   const std::optional<Tensor> index = given.get(*dim);
-  const auto cut = cut_for_rows(x, *dim, *index);
+  const auto cut = cut_for_rows(kOp, x, *dim, *index, /*may_be_negative=*/true);
   return cut ? std::optional(read_along(x, *dim, *cut)) : std::nullopt;
 }
 
@@ -310,7 +327,12 @@ Tensor index_select_function(
       (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) &&
       !is_traced(impl_of(x)->local())) {
     const auto place = at::maybe_wrap_dim(dim, x.dim());
-    if (const auto cut = cut_for_rows(x, place, index)) {
+    if (const auto cut = cut_for_rows(
+            "aten::index_select",
+            x,
+            place,
+            index,
+            /*may_be_negative=*/false)) {
       return Op::call(x, dim, *cut);
     }
   }

@@ -1,6 +1,7 @@
 #include "shardtensor/rules/index/kept_exchanges.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -74,13 +75,45 @@ SpecPtr layout_of_index(
   return with_placements(index, std::move(placements));
 }
 
-/// The rows that the own part of the index names, from the first one on.
-at::Tensor named_rows(
-    const at::Tensor& index,
-    const SpecPtr& layout,
-    int64_t extent) {
-  const auto given = local_of(index, layout).tensor.flatten().to(at::kLong);
+/// The rows that a local index names, from the first one on.
+at::Tensor named_rows(const at::Tensor& index, int64_t extent) {
+  const auto given = index.flatten().to(at::kLong);
   return at::where(given.lt(0), given + extent, given);
+}
+
+KnownOfShown<KnownExchange, 32>& known_exchanges() {
+  static auto& known = *new KnownOfShown<KnownExchange, 32>();
+  return known;
+}
+
+RecentExchanges& recent_exchanges() {
+  static auto& recent = *new RecentExchanges();
+  return recent;
+}
+
+/// The layouts in which an index and rows meet.
+struct MeetingLayouts {
+  SpecPtr index;
+  SpecPtr rows; // of one dim
+};
+
+/// None where another way is needed.
+std::optional<MeetingLayouts> layouts_to_meet(
+    const at::Tensor& index,
+    const SpecPtr& spec,
+    int64_t dim) {
+  if (!is_shard_tensor(index) || !spec->is_sharded(dim) ||
+      !spec->partition(dim).is_contiguous() ||
+      shardtensor::spec(index)->mesh() != spec->mesh() ||
+      is_traced(impl_of(index)->local()) ||
+      !group_of(*spec->mesh(), spec->axes(dim))) {
+    return std::nullopt;
+  }
+  auto wanted = layout_of_index(shardtensor::spec(index), spec->axes(dim));
+  if (!wanted) {
+    return std::nullopt;
+  }
+  return MeetingLayouts{std::move(wanted), layout_of_dim(spec, dim)};
 }
 
 /// The exchange that an index of the same values was made for. Raises for an
@@ -118,31 +151,24 @@ std::shared_ptr<const RowExchange> row_exchange(
     const SpecPtr& spec,
     int64_t dim,
     bool may_be_negative) {
-  if (!is_shard_tensor(index) || !spec->is_sharded(dim) ||
-      !spec->partition(dim).is_contiguous() ||
-      shardtensor::spec(index)->mesh() != spec->mesh() ||
-      is_traced(impl_of(index)->local()) ||
-      !group_of(*spec->mesh(), spec->axes(dim))) {
+  const auto layouts = layouts_to_meet(index, spec, dim);
+  if (!layouts) {
     return nullptr;
   }
-  auto wanted = layout_of_index(shardtensor::spec(index), spec->axes(dim));
-  if (!wanted) {
-    return nullptr;
-  }
-  static auto& known = *new KnownOfShown<KnownExchange, 32>();
-  const auto rows = layout_of_dim(spec, dim);
+  const auto& rows = layouts->rows;
   note_row_layout(shardtensor::spec(index), rows);
   auto shown = shown_elements(index);
   const auto is_meant = [&](const KnownExchange& one) {
     return one.rows == rows && one.may_be_negative == may_be_negative;
   };
-  if (const auto found = known.find(shown, is_meant)) {
+  if (const auto found = known_exchanges().find(shown, is_meant)) {
     return found->exchange;
   }
   const CommScope scope(op);
   const auto extent = rows->size(0);
-  const auto named = named_rows(index, wanted, extent);
-  static auto& recent = *new RecentExchanges();
+  const auto& wanted = layouts->index;
+  const auto named = named_rows(local_of(index, wanted).tensor, extent);
+  auto& recent = recent_exchanges();
   auto exchange = find_same(
       op, index, named, recent.find(wanted, rows), extent, may_be_negative);
   if (!exchange) {
@@ -150,8 +176,40 @@ std::shared_ptr<const RowExchange> row_exchange(
     count_plan();
   }
   recent.use(rows, exchange);
-  known.add(std::move(shown), {rows, may_be_negative, exchange});
+  known_exchanges().add(std::move(shown), {rows, may_be_negative, exchange});
   return exchange;
+}
+
+void plan_whole_index(
+    const char* op,
+    const at::Tensor& whole,
+    const at::Tensor& cut,
+    const SpecPtr& spec,
+    int64_t dim,
+    bool may_be_negative) {
+  const auto layouts = layouts_to_meet(cut, spec, dim);
+  if (!layouts) {
+    return;
+  }
+  const auto& [wanted, rows] = *layouts;
+  const auto extent = rows->size(0);
+  check_planned_index(op, whole, dim, extent, may_be_negative);
+  const auto all_named = named_rows(whole, extent);
+  auto& recent = recent_exchanges();
+  const auto made = recent.find(wanted, rows);
+  const auto same = std::ranges::find_if(made, [&](const auto& exchange) {
+    return exchange->is_of_whole(all_named);
+  });
+  auto exchange = same == made.end() ? nullptr : *same;
+  if (!exchange) {
+    const auto named = named_rows(local_of(cut, wanted).tensor, extent);
+    exchange =
+        std::make_shared<const RowExchange>(named, wanted, rows, all_named);
+    count_plan();
+  }
+  recent.use(rows, exchange);
+  known_exchanges().add(
+      shown_elements(cut), {rows, may_be_negative, std::move(exchange)});
 }
 
 } // namespace shardtensor::detail

@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
@@ -55,6 +56,25 @@ at::Tensor element_numbers(
     numbers = numbers.unsqueeze(-1) * spec.size(dim) + rows;
   }
   return numbers.flatten();
+}
+
+at::Tensor piece_of(const at::Tensor& rows, const Partition& partition) {
+  const auto offsets = at::tensor(partition.offsets(), rows.options());
+  return at::searchsorted(
+      offsets.slice(0, 1), rows, /*out_int32=*/false, /*right=*/true);
+}
+
+/// Of the elements of a whole index cut along one dim, flat.
+at::Tensor piece_of_elements(
+    const ShardSpec& spec,
+    const at::TensorOptions& options) {
+  const auto dim = spec.sharded_dims().front();
+  std::vector<int64_t> ones(spec.dim(), 1);
+  ones[dim] = -1;
+  return piece_of(at::arange(spec.size(dim), options), spec.partition(dim))
+      .view(ones)
+      .expand(spec.sizes())
+      .flatten();
 }
 
 } // namespace
@@ -109,9 +129,11 @@ std::optional<std::string> group_of(
 RowExchange::RowExchange(
     const at::Tensor& named_rows,
     SpecPtr index_spec,
-    const SpecPtr& rows)
+    const SpecPtr& rows,
+    const at::Tensor& whole)
     : index_spec_(std::move(index_spec)),
-      group_(*group_of(*rows->mesh(), rows->axes(0))) {
+      group_(*group_of(*rows->mesh(), rows->axes(0))),
+      whole_(whole) {
   const auto own = rows->interval(0);
   first_row_ = own.begin;
   own_rows_ = own.end - own.begin;
@@ -128,13 +150,38 @@ RowExchange::RowExchange(
   places_.index_copy_(0, others, inverse + own_rows_);
 
   received_ = count_by_piece(unique, rows->partition(0));
+  if (whole_.defined()) {
+    look_up_others(rows->partition(0));
+  } else {
+    ask_others(unique, *rows);
+  }
+}
+
+void RowExchange::ask_others(
+    const at::Tensor& named_of_others,
+    const ShardSpec& rows) {
+  const auto options = named_of_others.options();
   const std::vector<int64_t> ones(received_.size(), 1);
-  sent_ = host_numbers(all_to_all_rows(
-      at::tensor(received_, unique.options()), 0, ones, ones, group_));
-  sent_rows_ = all_to_all_rows(unique, 0, received_, sent_, group_) - own.begin;
-  const auto most = at::full({1}, other_rows_, unique.options());
-  silent_ = all_reduce(most, Reduce::Max, *rows->mesh(), rows->axes(0))
+  sent_ = host_numbers(
+      all_to_all_rows(at::tensor(received_, options), 0, ones, ones, group_));
+  sent_rows_ = all_to_all_rows(named_of_others, 0, received_, sent_, group_) -
+      first_row_;
+  const auto most = at::full({1}, other_rows_, options);
+  silent_ = all_reduce(most, Reduce::Max, *rows.mesh(), rows.axes(0))
                 .item<int64_t>() == 0;
+}
+
+void RowExchange::look_up_others(const Partition& rows) {
+  const auto readers = piece_of_elements(*index_spec_, whole_.options());
+  const auto owners = piece_of(whole_, rows);
+  const auto travel = readers.ne(owners);
+  silent_ = !travel.any().item<bool>();
+  const auto to_others = travel.logical_and_(owners.eq(Group(group_).rank()));
+  const auto keys = (readers * rows.extent() + whole_).masked_select(to_others);
+  const auto unique = std::get<0>(at::_unique2(keys, /*sorted=*/true));
+  sent_rows_ = unique.remainder(rows.extent()) - first_row_;
+  sent_ = host_numbers(
+      at::bincount(unique.div(rows.extent(), "floor"), {}, rows.pieces()));
 }
 
 at::Tensor RowExchange::differs_from(const at::Tensor& named_rows) const {
@@ -156,6 +203,10 @@ at::Tensor RowExchange::differs_from(const at::Tensor& named_rows) const {
     }
   }
   return differs(1);
+}
+
+bool RowExchange::is_of_whole(const at::Tensor& rows) const {
+  return whole_.defined() && whole_.equal(rows);
 }
 
 at::Tensor RowExchange::all_to_all(const at::Tensor& x, int64_t dim, bool back)

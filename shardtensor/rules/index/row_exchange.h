@@ -30,16 +30,21 @@ class RowExchange {
  public:
   /// `named_rows`: those that the own part of an index laid out as `index_spec`
   /// names, flat. `rows`: the layout of a tensor of one dim, cut along axes
-  /// that all cut `index_spec`, too. Communication: two exchanges of numbers,
-  /// and a reduced one.
+  /// that all cut `index_spec`, too. `whole`: the rows that the whole index
+  /// names, where every rank has it. Communication: none then, else two
+  /// exchanges of numbers, and a reduced one.
   RowExchange(
       const at::Tensor& named_rows,
       SpecPtr index_spec,
-      const SpecPtr& rows);
+      const SpecPtr& rows,
+      const at::Tensor& whole = {});
 
   /// Whether the own part of another index laid out alike needs another
   /// exchange, for it names other rows.
   at::Tensor differs_from(const at::Tensor& named_rows) const;
+
+  /// Whether it was made for a whole index that names these rows.
+  bool is_of_whole(const at::Tensor& rows) const;
 
   /// The layout in which the index is used.
   const SpecPtr& index_spec() const {
@@ -99,11 +104,16 @@ class RowExchange {
       c10::string_view reduce) const;
 
  private:
+  /// What the others name of the own rows: they say so, or the whole index
+  /// does.
+  void ask_others(const at::Tensor& named_of_others, const ShardSpec& rows);
+  void look_up_others(const Partition& rows);
   EncodedExchange encoded(const at::Tensor& x, int64_t dim) const;
   at::Tensor all_to_all(const at::Tensor& x, int64_t dim, bool back) const;
 
   SpecPtr index_spec_;
   std::string group_;
+  at::Tensor whole_; // the rows that the index names, where all ranks have it
   at::Tensor places_;
   at::Tensor rows_of_others_; // those that places name
   at::Tensor sent_rows_; // own rows that others name, rank by rank
@@ -134,6 +144,16 @@ std::optional<std::string> group_of(
 std::shared_ptr<const RowExchange> row_exchange(
     const char* op,
     const at::Tensor& index,
+    const SpecPtr& spec,
+    int64_t dim,
+    bool may_be_negative);
+
+/// Plans for `cut`, which is `whole`, an index that every rank has: that
+/// row_exchange() then takes. Raises as it does. No communication.
+void plan_whole_index(
+    const char* op,
+    const at::Tensor& whole,
+    const at::Tensor& cut,
     const SpecPtr& spec,
     int64_t dim,
     bool may_be_negative);

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import WHOLE
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 
@@ -164,6 +164,43 @@ def test_rows_in_an_order_that_all_ranks_have(mesh, name):
                 )  # fmt: skip
             if name in ("rows", "select"):
                 assert found._spec == shard(x, mesh, layout)._spec
+
+
+@ranks(1, 2, 3, 4, "2x2")
+@pytest.mark.parametrize("name", ["rows", "select"])
+def test_a_whole_index_that_names_some_rows_cuts_them(mesh, name):
+    """One exchange each way, for each rank knows what all need."""
+    x, _ = graph()
+    index = torch.arange(1, NODES).flip(0)
+    pieces = partitions(NODES, mesh.size(), repeated=False)
+    layouts = [([Shard(0)], {0: sizes}) for sizes in pieces]
+    if mesh.ndim == 2:
+        layouts = [([Shard(0), Replicate()], None), ([Shard(0), Shard(0)], None)]
+
+    def messages(call, *given):
+        shardtensor.reset_comm_stats()
+        result = call(*given)
+        stats = shardtensor.comm_stats()
+        assert stats.all_reduces == 0 and stats.exchanges <= 1
+        return result, stats.plans
+
+    for placements, sizes in layouts:
+        part = shard(x.detach(), mesh, placements, sizes).requires_grad_()
+        for again in (False, True):
+            found, plans = messages(ORDERS[name], part, index + 0)
+            assert found._spec == shard(x[index], mesh, placements)._spec
+            assert not (again and plans)
+            assert messages(found.backward, torch.ones_like(found))[1] == 0
+        for given in (index, index.view(-1, 1) - NODES)[: 2 if name == "rows" else 1]:
+            with shardtensor.fallback_mode("error"):
+                check_op(
+                    ORDERS[name], sharded(x, placements, sizes), given, mesh=mesh,
+                    second_order=True,
+                )  # fmt: skip
+        with pytest.raises(IndexError, match=f"index {NODES} is out of bounds for"):
+            ORDERS[name](part, torch.full((NODES,), NODES))
+    one = shard(x, mesh, [Shard(0)] * mesh.ndim)[index[:1]]
+    assert mesh.size() == 1 or one.placements == (Partial(),) * mesh.ndim
 
 
 @ranks(2, 3)
