@@ -1,6 +1,7 @@
 #include "shardtensor/dispatch/labels.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 
@@ -283,6 +284,38 @@ Decision rule_by_labels(
             : nullptr);
   }
   return decision;
+}
+
+ProductLayouts product_layouts(
+    const std::vector<SpecPtr>& operands,
+    const std::vector<std::vector<int64_t>>& labels,
+    const std::vector<int64_t>& output,
+    const std::vector<int64_t>& output_sizes) {
+  std::vector<size_t> order(operands.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, std::greater<>(), [&](size_t i) { return operands[i]->numel(); });
+  const auto& mesh = operands.front()->mesh();
+  Assignment assignment(mesh->axes());
+  for (const auto i : order) {
+    adopt(assignment, *operands[i], labels[i]);
+  }
+  ProductLayouts layouts;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    layouts.operands.push_back(laid_out(
+        assignment,
+        mesh,
+        operands[i]->sizes(),
+        labels[i],
+        assignment.placements));
+  }
+  layouts.output = laid_out(
+      assignment,
+      mesh,
+      output_sizes,
+      output,
+      output_placements(assignment, output));
+  return layouts;
 }
 
 std::optional<std::vector<std::vector<int64_t>>> sizes_by_labels(

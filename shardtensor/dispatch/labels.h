@@ -40,6 +40,18 @@ Decision rule_by_labels(
     Linearity linearity,
     std::optional<size_t> addend = {});
 
+/// Where ranks multiply pieces of tensors laid out as `operands`, none Partial,
+/// by themselves: the same rule's layouts.
+struct ProductLayouts {
+  std::vector<SpecPtr> operands;
+  SpecPtr output;
+};
+ProductLayouts product_layouts(
+    const std::vector<SpecPtr>& operands,
+    const std::vector<std::vector<int64_t>>& labels,
+    const std::vector<int64_t>& output,
+    const std::vector<int64_t>& output_sizes);
+
 /// The sizes of the outputs, where operands have dims of every label and agree
 /// on its extent.
 std::optional<std::vector<std::vector<int64_t>>> sizes_by_labels(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracle import WHOLE
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import shardtensor
 
@@ -133,6 +133,67 @@ def test_every_pair_of_layouts_on_a_grid(mesh, name):
             parts[-2] = sharded(operands[-2], first)
             parts[-1] = sharded(operands[-1], second)
             check_op(function, *parts, mesh=mesh)
+
+
+EINSUMS = {
+    "bgcxy,gock->bgokxy": ((2, 1, 3, 5, 4), (1, 2, 3, 2)),
+    "bixy,ioxy->boxy": ((2, 3, 5, 4), (3, 2, 5, 4)),
+    "...xy,...y->...x": ((2, 3, 5, 4), (3, 1)),
+    "bixy , x": ((2, 3, 5, 4), (5,)),
+    "bxy,xz,yz->zb": ((2, 5, 4), (5, 3), (4, 1)),
+    "bxy->yb": ((2, 5, 4),),
+    "xx,xy->xy": ((4, 4), (4, 5)),
+}
+
+
+@ranks("2x2", "2x1x2")
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_einsums_of_what_is_cut_in_several_dims(mesh, equation):
+    operands = [values(*shape) for shape in EINSUMS[equation]]
+    mode = "silent" if "xx" in equation else "error"
+
+    def einsum(*operands):
+        return torch.einsum(equation, *operands)
+
+    between = [Replicate()] * (mesh.ndim - 2)
+    for i, operand in enumerate(operands):
+        for first, last in itertools.permutations(range(operand.dim()), 2):
+            rows, columns = operand.shape[first], operand.shape[last]
+            cut = {first: [rows - 1, 1], last: [0, columns]}
+            for sizes in (cut, None):
+                parts = list(operands)
+                parts[i] = sharded(
+                    operand, [Shard(first), *between, Shard(last)], sizes
+                )
+                with shardtensor.fallback_mode(mode):
+                    found = check_op(einsum, *parts, mesh=mesh, second_order=True)
+                assert found.stride() == einsum(*operands).stride()
+
+
+@ranks("2x2")
+def test_einsums_of_several_dims_move_nothing(mesh):
+    x = shard(values(2, 3, 5, 4), mesh, [Shard(2), Shard(3)])
+    spectrum = shard(values(3, 2, 5, 4), mesh, [Shard(3), Shard(0)])
+    shardtensor.reset_comm_stats()
+    y = torch.einsum("bixy,io->boxy", x, values(3, 2))
+    assert y._spec == shard(values(2, 2, 5, 4), mesh, [Shard(2), Shard(3)])._spec
+    terms = torch.einsum("bixy,io->ob", x, values(3, 2))
+    assert terms.placements == (Partial(), Partial())
+    stats = shardtensor.comm_stats()
+    assert (stats.exchanges, stats.all_reduces) == (0, 0)
+    product = torch.einsum("bixy,ioxy->boxy", x, spectrum)  # lies as the larger
+    assert product.placements == x.placements
+    weight = distribute_tensor(torch.ones(3, 2).double(), mesh, [Shard(0), Shard(1)])
+    assert_close(
+        torch.einsum("bixy,io->boxy", x, weight),
+        x.full_tensor().sum(1, keepdim=True).expand(2, 2, 5, 4),
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = torch.einsum("bixy,io->boxy", x.float(), torch.ones(3, 2))
+    assert narrow.dtype == torch.bfloat16
+    for equation in ("bixy,io->boz", "bixy,i->b", "bixy,io->boo", "bix,io->bo"):
+        with pytest.raises(RuntimeError, match="einsum"):
+            torch.einsum(equation, x, values(4, 2))
 
 
 class Network(nn.Module):
