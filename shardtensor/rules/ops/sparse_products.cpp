@@ -83,11 +83,12 @@ Partition cut_alike(int64_t rows, const Partition& operand) {
 }
 
 /// The product's layout at last: cut in rows by the axes that cut the operand's
-/// rows. With so few rows that most ranks would get none it stays as it comes.
+/// rows. With so few rows that half of the ranks would get none it stays as it
+/// comes.
 SpecPtr layout_at_last(const SpecPtr& product, const SpecPtr& operand) {
   const auto rows = operand->dim() - 2;
   if (!operand->is_sharded(rows) ||
-      2 * product->size(rows) < operand->partition(rows).pieces()) {
+      2 * product->size(rows) <= operand->partition(rows).pieces()) {
     return product;
   }
   auto placements = product->placements();
