@@ -71,10 +71,8 @@ OF_THE_CPU = {
 }
 
 
-# PyTorch has for CUDA alone what they need: opcheck, DLPack, sparse tensors. But for
-# the layers, whose numbers after FSDP's steps are wrong there; why is not known.
+# PyTorch has for CUDA alone what they need: opcheck, DLPack, sparse tensors.
 NOT_OF_THE_GUARDED = {
-    "test_layers_in_lists",
     "test_operators_pass_opcheck",
     "test_operators_without_a_meaning_on_pieces_say_why",
     "test_what_one_piece_cannot_answer_names_the_way_out",

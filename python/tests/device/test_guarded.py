@@ -66,7 +66,9 @@ def test_a_stream_that_does_not_wait_reads_poison(mesh):
 
 @guarded_only
 @ranks(1)
-@pytest.mark.parametrize("guard", ["nothing", "record_stream", "wait"])
+@pytest.mark.parametrize(
+    "guard", ["nothing", "record_stream", "wait", "wait_when_freed"]
+)
 def test_memory_that_is_freed_too_early_is_poison(mesh, guard):
     main, side = torch.accelerator.current_stream(), torch.Stream("guarded")
     x = torch.ones(3)
@@ -78,8 +80,9 @@ def test_memory_that_is_freed_too_early_is_poison(mesh, guard):
     if guard == "wait":
         main.wait_stream(side)
     del x
-    if guard != "nothing":
-        torch.zeros(3)  # may it have x's memory?
+    if guard == "wait_when_freed":
+        main.wait_stream(side)
+    torch.zeros(3)  # may it have x's memory?
     main.wait_stream(side)
     assert (y == 2).all() == (guard != "nothing")
 
@@ -229,6 +232,7 @@ def test_a_piece_of_a_recorded_stream_is_not_freed_too_early(mesh):
         y = s * 2
     s.record_stream(side)
     del s
+    torch.zeros(3)  # has the memory of s if it may
     main.wait_stream(side)
     assert_close(y, x * 2)
 
@@ -289,6 +293,8 @@ def test_gradients_from_another_stream_are_kept_until_they_are_read(mesh, cut):
         z = y.exp()
     main.wait_stream(side)
     z.backward(torch.ones_like(z))
+    with side:
+        torch.zeros_like(z)  # has the memory of a gradient if it may
     assert_close(x.grad, whole.sin().exp() * whole.cos())
 
 

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -21,6 +23,13 @@ using FreeBlocks =
 FreeBlocks& free_blocks() {
   static auto* blocks = new FreeBlocks();
   return *blocks;
+}
+
+/// Those freed since their stream made a tensor.
+std::vector<Block*>& just_freed(c10::StreamId stream) {
+  static auto* blocks =
+      new std::unordered_map<c10::StreamId, std::vector<Block*>>();
+  return (*blocks)[stream];
 }
 
 void protect(const Block& block, int access) {
@@ -44,11 +53,11 @@ void release(void* context) {
   auto* block = static_cast<Block*>(context);
   const std::lock_guard lock(device_mutex());
   counts().bytes -= static_cast<int64_t>(block->bytes);
-  spoil_late_readers(*block);
   for (const auto stream : block->recorded) {
     block->readers.emplace_back(stream, launched(stream));
   }
   block->recorded.clear();
+  just_freed(block->stream).push_back(block);
   free_blocks()[{block->stream, block->bytes}].push_back(block);
 }
 
@@ -74,6 +83,9 @@ Block* take_block(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   bytes = (bytes + page - 1) / page * page;
   const std::lock_guard lock(device_mutex());
+  for (const auto* freed : std::exchange(just_freed(current_stream()), {})) {
+    spoil_late_readers(*freed);
+  }
   auto& blocks = free_blocks()[{current_stream(), bytes}];
   const auto found = std::find_if(blocks.rbegin(), blocks.rend(), [](Block* b) {
     return may_be_used_again(*b);

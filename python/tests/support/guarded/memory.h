@@ -36,10 +36,11 @@ inline bool is_guarded(const at::Tensor& x) {
 
 // Note [Memory of a stream]
 // As of CUDA's allocator: a block belongs to the stream that was current when
-// it was made. Freed by the host, it is that stream's next tensor's at once,
-// for its kernels run one after the other. Kernels of another stream that have
-// not run by then are in time if that stream waits for them, or if
-// record_stream told the allocator; else they find poison.
+// it was made. Freed by the host, it is that of the stream's next tensor, for
+// its kernels run one after the other. Kernels of another stream that have not
+// run by then are in time if the stream waits for them before it makes a tensor
+// (FSDP's gradients count on that), or if record_stream told the allocator;
+// else they find poison.
 
 /// Pages, of one tensor's memory after another's.
 struct Block {
@@ -50,7 +51,7 @@ struct Block {
   uint64_t owner = 0; // number of the tensor's memory that has it
   uint64_t content = 0; // whose numbers it holds
   std::vector<c10::StreamId> recorded; // for the owner
-  std::vector<std::pair<c10::StreamId, uint64_t>> readers; // of former owners
+  std::vector<std::pair<c10::StreamId, uint64_t>> readers; // of the last owner
 };
 
 /// The memory of one tensor as a kernel will find it.

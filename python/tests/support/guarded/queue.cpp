@@ -188,10 +188,12 @@ bool has_run(c10::StreamId stream, uint64_t kernels) {
 }
 
 void spoil_late_readers(const Block& block) {
-  const auto& recorded = block.recorded;
+  const auto& told = block.readers;
   for (const auto stream : streams()) {
     if (stream == block.stream ||
-        std::count(recorded.begin(), recorded.end(), stream) > 0) {
+        std::any_of(told.begin(), told.end(), [=](const auto& reader) {
+          return reader.first == stream;
+        })) {
       continue;
     }
     auto& queue = queue_of(stream);

@@ -57,8 +57,8 @@ uint64_t launched(c10::StreamId stream);
 /// The first `kernels` of them have run.
 bool has_run(c10::StreamId stream, uint64_t kernels);
 
-/// Kernels of other streams that would read the block after it is freed, now:
-/// see Note [Memory of a stream].
+/// Kernels of other streams that would read the freed block after its stream's
+/// next tensor, now, has it: see Note [Memory of a stream].
 void spoil_late_readers(const Block& block);
 
 } // namespace guarded
