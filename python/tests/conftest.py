@@ -71,21 +71,9 @@ OF_THE_CPU = {
 }
 
 
-# PyTorch has for CUDA alone what they need: opcheck, DLPack, sparse tensors.
-NOT_OF_THE_GUARDED = {
-    "test_operators_pass_opcheck",
-    "test_operators_without_a_meaning_on_pieces_say_why",
-    "test_what_one_piece_cannot_answer_names_the_way_out",
-}
-
-
 def _keep_two_ranks(items):
     """Two ranks show whether a rule takes a device's memory for the host's."""
-    items[:] = [
-        item
-        for item in items
-        if _test(item)[1] not in NOT_OF_THE_GUARDED and "inductor" not in item.name
-    ]
+    items[:] = [item for item in items if "inductor" not in item.name]
     for item in items:
         if _mesh(item) != "2" and "device" not in item.path.parts:
             item.add_marker(pytest.mark.tail)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -245,8 +246,11 @@ def test_integers_that_are_no_exchange_are_refused(mesh):
 def test_operators_pass_opcheck(mesh):
     for requires_grad in (False, True):
         x = torch.arange(6.0).reshape(3, 2).requires_grad_(requires_grad)
-        torch.library.opcheck(ops.exchange.default, (x, exchange_code(), world()))
-        torch.library.opcheck(ops.all_reduce.default, (x, "sum", world()))
+        for op, arguments in (
+            (ops.exchange.default, (x, exchange_code(), world())),
+            (ops.all_reduce.default, (x, "sum", world())),
+        ):
+            torch.library.opcheck(op, arguments, test_utils=rig.OPCHECKS)
 
 
 @ranks(2, 3)

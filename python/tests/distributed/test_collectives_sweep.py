@@ -1,6 +1,7 @@
 """Collectives on local tensors: values, derivatives, 16 bits, errors."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from collective_checks import check_collectives
@@ -65,7 +66,8 @@ def test_operators_pass_opcheck(mesh):
         (_ops.fused_all_reduce, ([x, x[0]], "avg")),
         (_ops.reduce_loss, (x.sum(), 1, True)),
     ):
-        torch.library.opcheck(op.default, (*arguments, name))
+        given = (*arguments, name)
+        torch.library.opcheck(op.default, given, test_utils=rig.OPCHECKS)
 
 
 @ranks(2)

@@ -16,6 +16,13 @@ BACKENDS = {
 BACKEND = BACKENDS[DEVICE]
 
 
+# What torch.library.opcheck looks at; PyTorch can tell how an operator's autograd is
+# registered for devices of its own only.
+OPCHECKS = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+if DEVICE != "guarded":
+    OPCHECKS.append("test_autograd_registration")
+
+
 def missing():
     """Why nothing can run on DEVICE here, in one line; None where it can."""
     if DEVICE != "cuda":

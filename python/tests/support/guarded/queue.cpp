@@ -54,7 +54,14 @@ class StateOfCaller {
  public:
   StateOfCaller()
       : keys_(c10::impl::tls_local_dispatch_key_set()),
-        inference_(c10::AutogradState::get_tls_state().get_inference_mode()) {}
+        inference_(c10::AutogradState::get_tls_state().get_inference_mode()) {
+    // Of a mode that a compiler has left by then.
+    keys_.included_ = keys_.included_ -
+        c10::DispatchKeySet(
+                          {c10::DispatchKey::Python,
+                           c10::DispatchKey::PythonTLSSnapshot,
+                           c10::DispatchKey::PythonDispatcher});
+  }
 
   void call(const std::function<void()>& run) const {
     static Quiet quiet;
