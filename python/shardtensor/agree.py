@@ -86,9 +86,9 @@ def agree_on_call(
     x: torch.Tensor | None = None,
 ) -> None:
     """The same before a collective, of which all ranks must tell the same `text`.
-    `error` is a ValueError, IndexError or TypeError, `x` a tensor where messages
-    go. Nothing happens in torch.compile. Communication: three integers from each
-    rank to each, texts where something is wrong."""
+    `error` is a ValueError, IndexError or TypeError, `x` a tensor on the device that
+    all have theirs on. Nothing happens in torch.compile. Communication: three integers
+    from each rank to each, texts where something is wrong."""
     if torch.compiler.is_compiling():
         if error:
             raise error

@@ -141,7 +141,7 @@ at::Tensor all_reduce_kernel(
   check_dtype(x, reduce);
   const Group group(group_name);
   if (check_mode()) {
-    check_same_call(group, x.device(), {describe(x, reduce_name), "", {}, {}});
+    check_same_call(group, x, {describe(x, reduce_name), "", {}, {}});
   }
   if (group.ranks() == 1 || x.numel() == 0) {
     return x.clone(at::MemoryFormat::Contiguous);
@@ -182,7 +182,7 @@ void sum_over_group(
   }
   const Group group(group_name);
   if (check_mode()) {
-    check_same_call(group, x.device(), {describe(x, sum), "", {}, {}});
+    check_same_call(group, x, {describe(x, sum), "", {}, {}});
   }
   if (group.ranks() > 1 && x.numel() > 0) {
     call(group, [&] { return describe(x, sum); });

@@ -26,6 +26,14 @@ std::string full_text(const Collective& call) {
   return scope.empty() ? call.text : call.text + " in " + scope;
 }
 
+/// What an undefined x is told from a host; elsewhere other messages go.
+Collective on_device_of(const at::Tensor& x, Collective call) {
+  if (x.defined() && !x.is_cpu()) {
+    call.text += c10::str(" on ", c10::DeviceTypeName(x.device().type(), true));
+  }
+  return call;
+}
+
 // ---- numbers that stand for a call ------------------------------------------
 
 /// FNV-1a: the same on every machine, unlike std::hash.
@@ -148,15 +156,6 @@ KnownError told(
       : *error;
 }
 
-/// x has no values, and a graph no place for messages of this kind.
-bool is_tracing(const at::Tensor& x) {
-  using Modes = c10::impl::TorchDispatchModeTLS;
-  constexpr c10::DispatchKeySet kTraced(
-      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
-  return x.is_meta() || x.key_set().has_any(kTraced) ||
-      Modes::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
-}
-
 /// Messages are of plain tensors, whatever transforms the program's.
 struct OnPlainTensors {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -170,13 +169,13 @@ struct OnPlainTensors {
 
 void compare(
     const Group& group,
-    c10::Device device,
     const std::optional<Collective>& call,
     const std::optional<KnownError>& error) {
   const OnPlainTensors plain;
   const auto describe = [&] {
     return "the check before " + (call ? call->text : "a call that fails");
   };
+  const auto device = group.device_of_numbers();
   const auto own = row_of(call, group.rank());
   const auto all = group.all_gather(own.to(device), describe).cpu();
   const auto rows = all.accessor<int64_t, 2>();
@@ -201,6 +200,14 @@ bool check_mode() {
   return checking;
 }
 
+bool detail::is_tracing(const at::Tensor& x) {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  constexpr c10::DispatchKeySet kTraced(
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+  return x.is_meta() || x.key_set().has_any(kTraced) ||
+      Modes::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
+}
+
 void detail::agree_on_call(
     const Group& group,
     const at::Tensor& x,
@@ -210,17 +217,16 @@ void detail::agree_on_call(
     return;
   }
   std::optional<Collective> call;
-  const auto error = error_of([&] { call = prepare(); });
-  // An undefined x is an error, which is told from the host.
-  compare(group, x.defined() ? x.device() : at::kCPU, call, error);
+  const auto error = error_of([&] { call = on_device_of(x, prepare()); });
+  compare(group, call, error);
 }
 
 void detail::check_same_call(
     const Group& group,
-    c10::Device device,
+    const at::Tensor& x,
     const Collective& call) {
   if (checking && group.ranks() > 1) {
-    compare(group, device, call, std::nullopt);
+    compare(group, on_device_of(x, call), std::nullopt);
   }
 }
 

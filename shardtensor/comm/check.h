@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
-#include <c10/core/Device.h>
 #include <c10/util/FunctionRef.h>
 
 #include "shardtensor/comm/group.h"
@@ -21,12 +20,16 @@ struct Collective {
   Splits receives;
 };
 
-/// Compares this call with those of the other ranks, and what each rank sends
-/// with what its peer expects. Where they differ every rank raises a ValueError
-/// that lists all calls; where `prepare`, which looks at this rank's arguments,
-/// raises on some ranks, every rank raises the first one's error. Nothing is
-/// compared while a compiler traces x, or on one rank. Communication: one
-/// all-gather of three integers, one more where something is wrong.
+/// x has no values, and a graph no place for messages that compare calls.
+bool is_tracing(const at::Tensor& x);
+
+/// Compares this call, and on what kind of device x is, with those of the other
+/// ranks, and what each rank sends with what its peer expects. Where they
+/// differ every rank raises a ValueError that lists all calls; where `prepare`,
+/// which looks at this rank's arguments, raises on some ranks, every rank
+/// raises the first one's error. Nothing is compared while a compiler traces x,
+/// or on one rank. Communication: one all-gather of three integers, one more
+/// where something is wrong.
 void agree_on_call(
     const Group& group,
     const at::Tensor& x,
@@ -35,7 +38,7 @@ void agree_on_call(
 /// The same of a call whose arguments are known to be good, in check mode.
 void check_same_call(
     const Group& group,
-    c10::Device device,
+    const at::Tensor& x,
     const Collective& call);
 
 } // namespace shardtensor::detail

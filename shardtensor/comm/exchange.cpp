@@ -106,7 +106,7 @@ void check_exchange(
   }
   check_same_call(
       group,
-      x.device(),
+      x,
       {c10::str(
            "shardtensor::exchange of a ",
            x.scalar_type(),

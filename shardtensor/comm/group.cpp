@@ -362,6 +362,12 @@ std::string to_string(const Splits& splits) {
 }
 
 std::vector<int64_t> of_every_rank(const Splits& splits, int64_t ranks) {
+c10::Device Group::device_of_numbers() const {
+  return moves_host_tensors()
+      ? c10::Device(at::kCPU)
+      : alive_group(process_group_, name_)->getDeviceTypes().front();
+}
+
   std::vector<int64_t> result(ranks, 0);
   for (const auto& [rank, elements] : splits) {
     result.at(rank) = elements;

@@ -120,6 +120,9 @@ class Group {
 
   /// True where it has messages for tensors in host memory, beside others.
   bool moves_host_tensors() const;
+  /// Where ranks tell each other numbers: the same for all of them, and the
+  /// host where that can be, for nothing else is under way there.
+  c10::Device device_of_numbers() const;
 
   /// "rank 1 of 4 in group 'dp'".
   std::string to_string() const;

@@ -47,13 +47,10 @@ at::Tensor gather_rows_of_all(
     const auto sizes = local.sizes().slice(0, std::min(local.dim(), kMaxDims));
     std::copy(sizes.begin(), sizes.end(), row + kSizes);
   }
-  // A device would be waited for: only where the group has no other messages.
-  const bool on_host = mesh.ranks() == 1 || !local.defined() ||
-      (mesh.contains_this_rank() && Group(mesh.group()).moves_host_tensors());
-  return all_reduce(
-             on_host ? table : table.to(local.device()),
-             Reduce::Sum,
-             mesh.group())
+  const auto device = mesh.ranks() > 1 && mesh.contains_this_rank()
+      ? Group(mesh.group()).device_of_numbers()
+      : c10::Device(at::kCPU);
+  return all_reduce(table.to(device), Reduce::Sum, mesh.group())
       .cpu()
       .contiguous();
 }

@@ -207,10 +207,9 @@ def told_to_all(op, tensor, group):
             k for k in (IndexError, TypeError, ValueError) if isinstance(problem, k)
         )
         told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
-        place = _place_of_messages(tensor, group)
-        if place is None or compiling:
+        if compiling or not dist.is_initialized():
             raise told from None
-        agree_on_call(_group_or_world(group), op, told, place)
+        agree_on_call(_group_or_world(group), op, told)
 
 
 def _check(tensor, group):
@@ -232,20 +231,6 @@ def _is_local(tensor):
 
 def _group_or_world(group):
     return group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
-
-
-def _place_of_messages(tensor, group):
-    """A tensor where the other ranks have theirs; None for one rank."""
-    if not dist.is_initialized() or _group_or_world(group).size() == 1:
-        return None
-    if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
-        return torch.empty(0, device=tensor.device)
-    accelerator = torch.accelerator.is_available()
-    likely = torch.accelerator.current_accelerator() if accelerator else "cpu"
-    kinds = {device.type for device in _group_or_world(group)._device_types}
-    return torch.empty(
-        0, device=likely if torch.device(likely).type in kinds else "cpu"
-    )
 
 
 def numbers(what, sizes):

@@ -81,7 +81,8 @@ def fused_all_reduce(
     except (TypeError, ValueError) as error:
         problem = error
     if ranks > 1:
-        agree_on_call(group, told, problem)
+        buffer = None if problem else torch.empty(0, device=place)
+        agree_on_call(group, told, problem, buffer)
     elif problem:
         raise problem
     if ranks == 1 or not found:

@@ -4,6 +4,7 @@ error on every rank, before anything is sent. Under gloo and under MPI."""
 import itertools
 import time
 
+import rig
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -41,7 +42,7 @@ def bad_calls(rank, ranks, bad):
     wide = torch.float64 if mine else torch.float32
     index = [torch.tensor([0])] * ranks
     table = [[1] * ranks] * ranks
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(rig.DEVICE, (ranks,))
     shapes = [(2,)] * ranks
     differ = ValueError, "do not make the same call"
 
@@ -266,7 +267,7 @@ def bad_calls(rank, ranks, bad):
     yield (
         "ring_step: the rank before has other sizes",
         lambda: _ops.ring_step(_ones(2, 3), 1, [3, 2] if mine else [2, 3], name),
-        (ValueError, f"rank {bad}: ring_step of Float tensors by 1, sizes [2, 3], rec"),
+        (ValueError, f"rank {bad}: ring_step of Float tensors by 1"),
     )
     yield (
         "ring_step: another step",
@@ -323,15 +324,66 @@ def bad_calls(rank, ranks, bad):
     )
 
 
+def collectives(x, ranks, dim=0):
+    """A call of each, right where all ranks have ones of (ranks, 2) and dim 0."""
+    one, even, mesh = x[:1], [1] * ranks, init_device_mesh(rig.DEVICE, (ranks,))
+    rows = [torch.zeros(1, dtype=torch.int64, device=x.device)] * ranks
+    along = {
+        "all_gather_v": lambda: st.all_gather_v(one, even, dim),
+        "gather_v": lambda: st.gather_v(one, even, dim),
+        "scatter_v": lambda: st.scatter_v(x, even, dim),
+        "reduce_scatter_v": lambda: st.reduce_scatter_v(x, even, dim),
+        "all_to_all_v": lambda: st.all_to_all_v(x, even, even, dim),
+        "indexed_all_to_all_v": lambda: st.indexed_all_to_all_v(
+            x, rows, [even] * ranks, dim=dim
+        ),
+        "distributed_transpose": lambda: distributed_transpose(x, dim, 1),
+        "scatter_to_parallel_region": lambda: scatter_to_parallel_region(x, dim, None),
+        "gather_from_parallel_region": lambda: gather_from_parallel_region(
+            one, dim, even, None
+        ),
+        "halo_padding": lambda: _ops.halo_padding(
+            x, dim, 1, 0, dist.group.WORLD.group_name
+        ),
+    }
+    return along, {
+        "broadcast": lambda: st.broadcast(x),
+        "all_reduce": lambda: st.all_reduce(x),
+        "fused_all_reduce": lambda: st.fused_all_reduce([x]),
+        "copy_to_parallel_region": lambda: copy_to_parallel_region(x, None),
+        "reduce_from_parallel_region": lambda: reduce_from_parallel_region(x, None),
+        "ring_step": lambda: _ops.ring_step(
+            x, 1, [ranks, 2], dist.group.WORLD.group_name
+        ),
+        "ring_tour": lambda: ring_tour(x, _pass, mesh),
+        "ring_sum": lambda: ring_sum(torch.sum, x, mesh=mesh),
+    }
+
+
+def bad_calls_of_each(rank, ranks, bad):
+    """What is wrong in the same way for any of them."""
+    mine, x = rank == bad, _ones(ranks, 2)
+    others = {"another dtype": x.double(), "one more dim": x.unsqueeze(2)}
+    if rig.DEVICE != "cpu":
+        others["a tensor of the host"] = x.cpu()
+    for what, other in others.items():
+        along, whole = collectives(other if mine else x, ranks)
+        for name, call in {**along, **whole}.items():
+            yield f"{name}: {what}", call, (ValueError, "do not make the same call")
+    along, _ = collectives(x, ranks, 7 * mine)
+    for name, call in along.items():
+        yield f"{name}: a dim that there is not", call, (IndexError, "7")
+
+
 def bad_arguments(rank, ranks, bad):
     """The same for what is no argument of such a call at all."""
     mine, even = rank == bad, [1] * ranks
     index, table = [torch.tensor([0])] * ranks, [[1] * ranks] * ranks
     x = _ones(1, 2)
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(rig.DEVICE, (ranks,))
     cut = shardtensor.distribute_tensor(x, mesh, [shardtensor.Replicate()])
 
-    for wrong in (3, None, [[1.0]], x.to("meta"), x.to_sparse(), cut):
+    for wrong in (3, None, [[1.0]], x.to("meta"), x.cpu().to_sparse(), cut):
         yield (
             f"all_gather_v: of {type(wrong)}",
             lambda wrong=wrong: st.all_gather_v(wrong if mine else x, even),
@@ -408,7 +460,8 @@ def check_bad_calls():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     wrong = []
     for bad in (0, ranks - 1):
-        calls = bad_calls(rank, ranks, bad), bad_arguments(rank, ranks, bad)
+        who = rank, ranks, bad
+        calls = bad_calls(*who), bad_calls_of_each(*who), bad_arguments(*who)
         for what, call, (kind, text) in itertools.chain(*calls):
             start = time.monotonic()
             told = _error_of(call)

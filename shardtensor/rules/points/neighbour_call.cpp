@@ -180,7 +180,7 @@ void check_same_number(const LocalCall& call, const char* name, double number) {
   if (check_mode() && call.mesh && !is_traced(call.points)) {
     check_same_call(
         Group(call.mesh->group()),
-        call.points.device(),
+        call.points,
         {c10::str(call.op, " with ", name, " ", number), "", {}, {}});
   }
 }
