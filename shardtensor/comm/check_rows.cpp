@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/comm/host_numbers.h"
 
 namespace shardtensor::detail {
 
@@ -49,6 +52,28 @@ void check_extent(
       ", expected ",
       expected,
       " in dim ",
+      dim);
+}
+
+void check_indices(
+    const char* op,
+    const at::Tensor& indices,
+    const at::Tensor& x,
+    int64_t dim) {
+  if (indices.numel() == 0 || is_tracing(indices)) {
+    return;
+  }
+  const auto [low, high] = at::aminmax(indices);
+  const auto extremes = host_numbers(at::stack({low, high}));
+  const auto extent = x.size(dim);
+  TORCH_CHECK_INDEX(
+      extremes[0] >= 0 && extremes[1] < extent,
+      op,
+      ": an index is ",
+      extremes[0] < 0 ? extremes[0] : extremes[1],
+      ", expected 0 or more and less than ",
+      extent,
+      ", the extent of dim ",
       dim);
 }
 

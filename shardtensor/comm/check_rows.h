@@ -26,6 +26,14 @@ void check_extent(
     int64_t dim,
     int64_t expected);
 
+/// Raises unless these integers name rows of x in dim. A device is waited for:
+/// it would find a wrong one when the others wait for this rank.
+void check_indices(
+    const char* op,
+    const at::Tensor& indices,
+    const at::Tensor& x,
+    int64_t dim);
+
 /// A call in which every rank was told the same sizes.
 Collective with_sizes(
     const char* op,

@@ -228,7 +228,6 @@ at::Tensor indexed_all_to_all_v(
   const Group group(group_name);
   std::vector<int64_t> in_splits;
   at::Tensor sent;
-  // An index out of range is this rank's error, too.
   agree_on_call(group, x, [&] {
     dim = c10::maybe_wrap_dim(dim, x.dim());
     for (const auto& index : indices) {
@@ -236,6 +235,7 @@ at::Tensor indexed_all_to_all_v(
     }
     check_splits(op, "the extents of indices", in_splits, group);
     const auto rows = at::cat(indices).to(at::kLong);
+    check_indices(op, rows, x, dim);
     const bool wide = backward_adds_in_fp32(x);
     sent = wide ? x.to(at::kFloat).index_select(dim, rows).to(x.scalar_type())
                 : x.index_select(dim, rows);

@@ -142,7 +142,18 @@ def bad_calls(rank, ranks, bad):
         lambda: st.indexed_all_to_all_v(
             square(1), [torch.tensor([7 * mine])] * ranks, table
         ),
-        (IndexError, "index out of range"),
+        (
+            IndexError,
+            "indexed_all_to_all_v: an index is 7, expected 0 or more and less than 1, "
+            f"the extent of dim 0 (on rank {bad} of group",
+        ),
+    )
+    yield (
+        "indexed_all_to_all_v: a negative index",
+        lambda: st.indexed_all_to_all_v(
+            square(1), [torch.tensor([-int(mine)])] * ranks, table
+        ),
+        (IndexError, "an index is -1, expected 0 or more and less than 1"),
     )
     yield (
         "indexed_all_to_all_v: other rows than the table says",
