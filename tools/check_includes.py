@@ -31,6 +31,7 @@ PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 # Exported for the Python package and not installed.
 FOR_PYTHON = {
     "shardtensor/comm/check.h",
+    "shardtensor/comm/roll_call.h",
     "shardtensor/dispatch/handlers.h",
     "shardtensor/dispatch/promotion.h",
     "shardtensor/distributed/backends.h",

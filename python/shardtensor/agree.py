@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 
@@ -57,7 +58,8 @@ def _agree(group, device, error, told, rank, title):
     mine = torch.tensor([error is not None, number], device=device)
     ranks = dist.get_world_size(group)
     everyone = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(everyone, mine, group)
+    with missing_ranks_named(group):
+        dist.all_gather(everyone, mine, group)
     rows = torch.stack(everyone).tolist()
     if all(row == [0, rows[0][1]] for row in rows):
         return
@@ -77,6 +79,18 @@ def gather(
     values: list = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group)
     return values
+
+
+@contextlib.contextmanager
+def missing_ranks_named(group: dist.ProcessGroup | None = None):
+    """What torch.distributed raises, with the ranks that did not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not dist.is_initialized():
+            raise
+        name = (group or dist.group.WORLD).group_name
+        raise type(error)(f"{error}{_C.who_is_missing(name)}") from error
 
 
 def agree_on_call(

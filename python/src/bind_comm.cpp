@@ -10,6 +10,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/fused_all_reduce.h"
 #include "shardtensor/comm/ring.h"
+#include "shardtensor/comm/roll_call.h"
 #include "shardtensor/comm/shared_parameters.h"
 
 namespace shardtensor::python {
@@ -128,6 +129,7 @@ void bind_comm(py::module_& module) {
       &unshare_gradients,
       ReleaseGil(),
       py::arg("parameters"));
+  module.def("who_is_missing", &who_is_missing, ReleaseGil(), py::arg("group"));
   module.def(
       "agree_on_call",
       &agree_on_call,

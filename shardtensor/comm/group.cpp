@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -14,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "shardtensor/comm/messages.h"
+#include "shardtensor/comm/roll_call.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/comm/wait.h"
@@ -125,26 +127,39 @@ class WithoutPythonState {
   at::impl::SavedTensorDefaultHooksTLS saved_;
 };
 
-/// Names the other end of a message that does not come.
+/// Of a message that does not come: its other end is known.
+struct PeerError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 void wait(const PeerWork& under_way, std::chrono::milliseconds limit) {
   try {
     wait(under_way.work, limit);
   } catch (const std::exception& error) {
     const auto peer = under_way.peer;
-    TORCH_CHECK(peer >= 0, first_line(error));
-    TORCH_CHECK(false, "waiting for rank ", peer, ": ", first_line(error));
+    if (peer < 0) {
+      throw;
+    }
+    throw PeerError(
+        c10::str("waiting for rank ", peer, ": ", first_line(error)));
   }
 }
 
-/// call(), which talks to the backend; any failure names what was under way.
+/// call(), which talks to the backend; any failure names what was under way,
+/// and whom it waited for.
 template <typename Call>
 auto talk(const Group& group, Describe describe, Call call) {
   try {
     const WithoutPythonState state; // Note [Python and gloo's threads]
     const WaitHooks hooks;
     return call();
+  } catch (const PeerError& error) {
+    raise_backend_error(group, describe(), error.what());
   } catch (const std::exception& error) {
-    raise_backend_error(group, describe(), first_line(error));
+    const auto cause = first_line(error);
+    const WaitHooks hooks;
+    raise_backend_error(
+        group, describe(), cause + who_is_missing(group.name()));
   }
 }
 
@@ -347,6 +362,12 @@ bool Group::moves_host_tensors() const {
   });
 }
 
+c10::Device Group::device_of_numbers() const {
+  return moves_host_tensors()
+      ? c10::Device(at::kCPU)
+      : alive_group(process_group_, name_)->getDeviceTypes().front();
+}
+
 std::string Group::to_string() const {
   return c10::str("rank ", rank_, " of ", ranks_, " in group '", name_, "'");
 }
@@ -362,12 +383,6 @@ std::string to_string(const Splits& splits) {
 }
 
 std::vector<int64_t> of_every_rank(const Splits& splits, int64_t ranks) {
-c10::Device Group::device_of_numbers() const {
-  return moves_host_tensors()
-      ? c10::Device(at::kCPU)
-      : alive_group(process_group_, name_)->getDeviceTypes().front();
-}
-
   std::vector<int64_t> result(ranks, 0);
   for (const auto& [rank, elements] : splits) {
     result.at(rank) = elements;

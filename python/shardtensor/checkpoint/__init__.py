@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from shardtensor.agree import made_everywhere
+from shardtensor.agree import made_everywhere, missing_ranks_named
 from shardtensor.checkpoint import files
 from shardtensor.checkpoint.export import export, full_tensors
 from shardtensor.checkpoint.state import Staged, Stager, State
@@ -51,7 +51,7 @@ def save(
     writer, items = made_everywhere(
         lambda: (_writer(folder, step, keep), State(state).items()), told
     )
-    with _explained():
+    with _explained(), missing_ranks_named():
         dcp.save(items, storage_writer=writer)
 
 
@@ -68,14 +68,12 @@ def async_save(
         told,
     )
     wait(_under_way)
+    group = _own_group()
     running = dcp.async_save(
-        copied,
-        storage_writer=writer,
-        async_stager=Staged(),
-        process_group=_own_group(),
+        copied, storage_writer=writer, async_stager=Staged(), process_group=group
     )
     _under_way[:] = [running]
-    return _explained_later(running)
+    return _explained_later(running, group)
 
 
 def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
@@ -90,7 +88,7 @@ def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
     step = found[-1] if step is None else step
     reader = files.Reader(files.find(Path(folder), step))
     wrapped, places = made_everywhere(lambda: _places(state, reader))
-    with _explained():
+    with _explained(), missing_ranks_named():
         dcp.load(places, storage_reader=reader)
     made_everywhere(lambda: wrapped.take(places))
     return step
@@ -144,12 +142,12 @@ def _kind(error):
     return next(kinds, RuntimeError)
 
 
-def _explained_later(running: Future) -> Future:
+def _explained_later(running: Future, group) -> Future:
     explained: Future = Future()
 
     def settle(_):
         try:
-            with _explained():
+            with _explained(), missing_ranks_named(group):
                 explained.set_result(running.result())
         except Exception as error:  # noqa: BLE001  whatever it is, result() raises it
             explained.set_exception(error)

@@ -78,7 +78,9 @@ def mpirun(nodes, what, folder):
     "what",
     [
         "forward",
+        "collective",
         pytest.param("backward", marks=pytest.mark.tail),
+        pytest.param("agreement", marks=pytest.mark.tail),
         pytest.param("saving", marks=pytest.mark.tail),
     ],
 )
@@ -93,10 +95,13 @@ def test_torchrun(nodes, tmp_path, what):
     assert first.returncode != 0
     # Of either rank: the launcher ends the other when one fails.
     lost = "in group '0': waiting for rank [23]: "
+    nobody = ".*; heard nothing from rank 2, rank 3"  # of a collective of gloo
     told = {
         "forward": f"in aten::conv2d failed on rank [01] of 4 {lost}",
         "backward": f"in gradients of parameters failed on rank [01] of 4 {lost}",
-        "saving": "checkpoint: rank [01] does not reach the others",
+        "collective": f"all_reduce.* failed on rank [01] of 4 {nobody}",
+        "agreement": f"RuntimeError: {nobody}",
+        "saving": f"checkpoint: rank [01] does not reach the others: {nobody}",
     }
     assert re.search(told[what], text), text
 
@@ -105,20 +110,33 @@ def test_torchrun(nodes, tmp_path, what):
 def test_mpirun(nodes, tmp_path):
     """The error is its ranks': mpirun itself waits for the other node's launcher."""
     job = mpirun(nodes, "forward", tmp_path)
+    text = text_of_ranks((0, 1), job, nodes, tmp_path)
+    assert "in aten::conv2d failed" in text and "waiting for rank 2, rank 3" in text
+
+
+@pytest.mark.tail
+def test_the_node_of_the_store(nodes, tmp_path):
+    """Its ranks can't be told then; torchrun itself waits for it."""
+    _, second = torchrun(nodes, "collective", tmp_path)
+    text = text_of_ranks((2, 3), second, nodes, tmp_path)
+    assert text.count("the store of the group does not answer, either") == 2
+
+
+def text_of_ranks(ranks, job, nodes, folder):
+    """What the job says until all of these have failed, for the other node vanishes."""
     lines = queue.Queue()
     threading.Thread(
         target=lambda: [lines.put(line) for line in job.stdout], daemon=True
     ).start()
-    wait_until_ready(tmp_path)
-    assert_every_rank_has_stepped(tmp_path)
-    nodes.vanish(1)
+    wait_until_ready(folder)
+    assert_every_rank_has_stepped(folder)
+    nodes.vanish(0 if 2 in ranks else 1)
     gone = time.monotonic()
     text = ""
-    told = [f"failed on rank {rank} of 4 in group '0'" for rank in range(2)]
-    while not all(words in text for words in told):
+    while not all(f"failed on rank {r} of 4 in group '0'" in text for r in ranks):
         text += lines.get(timeout=LIMIT + ENDING)
     assert time.monotonic() - gone < LIMIT + ENDING
-    assert "in aten::conv2d failed" in text and "waiting for rank 2, rank 3" in text
+    return text
 
 
 def wait_until_ready(folder):

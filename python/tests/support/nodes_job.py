@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from shardtensor import Shard, checkpoint, scatter_tensor
+from shardtensor import Shard, _ops, checkpoint, scatter_tensor
+from shardtensor.agree import agree_everywhere
 from shardtensor.distributed import DistributedManager
 
 
@@ -61,12 +63,21 @@ def backward(x, conv, folder):
     until_it_fails(lambda: point(x).backward(torch.ones_like(x)), folder)
 
 
+def collective(x, conv, folder):
+    large, group = torch.ones(100_000), dist.group.WORLD.group_name
+    until_it_fails(lambda: _ops.all_reduce(large, "sum", group), folder)
+
+
+def agreement(x, conv, folder):
+    until_it_fails(lambda: agree_everywhere(None), folder)
+
+
 def saving(x, conv, folder):
     state = {"model": conv, "field": x}
     until_it_fails(lambda: checkpoint.save(state, folder, step=1), folder)
 
 
-JOBS = {f.__name__: f for f in (forward, backward, saving)}
+JOBS = {f.__name__: f for f in (forward, backward, collective, agreement, saving)}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
