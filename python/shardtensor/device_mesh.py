@@ -85,7 +85,9 @@ def find_mesh(
         known = mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names
         if known == (device_type, ranks, names):
             return mesh
-    return DeviceMesh(device_type, torch.tensor(ranks), mesh_dim_names=names)
+    return DeviceMesh(
+        device_type, torch.tensor(ranks, device="cpu"), mesh_dim_names=names
+    )
 
 
 @as_written

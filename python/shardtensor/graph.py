@@ -200,7 +200,7 @@ def _metis_parts(edges, nodes, parts):
     _, owners = pymetis.part_graph(
         parts, xadj=begins.tolist(), adjncy=neighbours.tolist()
     )
-    return torch.tensor(owners, dtype=torch.int64)
+    return torch.tensor(owners, dtype=torch.int64, device="cpu")
 
 
 def _check_edges(edges, nodes):

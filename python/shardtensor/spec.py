@@ -300,7 +300,7 @@ def _rebuild_spec(device_type, ranks, names, sizes, placements, cuts):
         "replicate": lambda *_: _C.Placement.replicate(),
         "partial": lambda _, reduce: _C.Placement.partial(reduce),
     }
-    whole = torch.tensor(ranks)
+    whole = torch.tensor(ranks, device="cpu")
     here = dist.get_world_size() if dist.is_initialized() else 0
     if int(whole.max()) >= here:
         raise RuntimeError(

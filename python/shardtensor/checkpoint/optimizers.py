@@ -144,7 +144,7 @@ def _place(stored, param, held):
     if isinstance(held, torch.Tensor) and (held.shape, held.dtype) == (size, dtype):
         return held
     if not size:  # a number of steps
-        return torch.zeros(size, dtype=dtype)
+        return torch.zeros(size, dtype=dtype, device="cpu")
     if size == param.shape:
         return torch.zeros_like(param.detach(), dtype=dtype)
     return param.detach().new_zeros(size, dtype=dtype)

@@ -83,10 +83,11 @@ def read_tensor(
     at = reader.get_record_offset(f"data/{key}") if elements else 0
     if elements and torch.empty(size, device="meta").stride() == stride:
         start = at + offset * dtype.itemsize
-        scratch = torch.empty(BLOCK, dtype=torch.uint8)
+        scratch = torch.empty(BLOCK, dtype=torch.uint8, device="cpu")
         _read_rows(stream, start, target, dtype, tuple(size), offsets, lengths, scratch)
         return
-    memory = torch.empty(elements * dtype.itemsize, dtype=torch.uint8)
+    bytes_of_all = elements * dtype.itemsize
+    memory = torch.empty(bytes_of_all, dtype=torch.uint8, device="cpu")
     stream.fill(memoryview(memory.numpy()), at)
     whole = memory.view(dtype).as_strided(size, stride, offset)
     target.copy_(_box(whole, offsets, lengths))

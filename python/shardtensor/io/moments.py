@@ -115,7 +115,7 @@ def _index(rows, kept):
 
 
 def _empty(shape):
-    zero = torch.zeros(shape, dtype=torch.float64)
+    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
     return zero, zero, zero, zero + math.inf, zero - math.inf
 
 

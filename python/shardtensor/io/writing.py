@@ -43,7 +43,7 @@ def create(
         chunks = None if chunks is None else tuple(map(int, chunks))
         told = variable, tuple(shape), dtype, chunks
         if mesh.get_coordinate() is not None and not any(mesh.get_coordinate()):
-            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+            numpy_dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
             what = name, _in_file(name, variable), tuple(shape), numpy_dtype, chunks
             _writer(name).create(*what, dims, dict(attributes or {}), **options)
     except Exception as error:  # noqa: BLE001  whatever it is, all must know

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
+from shardtensor import checkpoint
 from shardtensor.distributed import manager
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
@@ -524,3 +525,25 @@ def test_a_source_on_the_host_is_cut_there(mesh):
         assert guarded.count()["largest_to_device"] == 10_000
         assert x.to_local().device.type == "guarded"
         assert_close(x, whole)
+
+
+# ---- what is the host's, whatever the default device ------------------------
+
+
+@ranks(2)
+def test_files_are_read_and_written_under_a_default_device(mesh, tmp_path):
+    whole = torch.arange(24.0).reshape(8, 3)
+    x, again = (shard(y, mesh, [Shard(0)]) for y in (whole, torch.zeros(8, 3)))
+    saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizers = [torch.optim.AdamW(m.parameters()) for m in (saved, loaded)]
+    saved(torch.ones(3)).sum().backward()
+    optimizers[0].step()
+    checkpoint.save({"x": x, "model": saved, "optimizer": optimizers[0]}, tmp_path, 1)
+    into = {"x": again, "model": loaded, "optimizer": optimizers[1]}
+    assert checkpoint.load(into, tmp_path) == 1
+    assert_close(again, whole)
+    assert torch.equal(loaded.weight, saved.weight)
+    path = tmp_path / "x.npy"
+    shardtensor.io.write(path, x)
+    dist.barrier()
+    assert_close(shardtensor.io.open(path).read(..., mesh, [Shard(0)]), whole)
