@@ -18,6 +18,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import shardtensor
 from shardtensor import checkpoint
 from shardtensor.distributed import manager
+from shardtensor.nn.functional import (
+    grid_subsample,
+    partition_points,
+    signed_distance_field,
+)
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
 guarded_only = pytest.mark.skipif(
@@ -547,3 +552,36 @@ def test_files_are_read_and_written_under_a_default_device(mesh, tmp_path):
     shardtensor.io.write(path, x)
     dist.barrier()
     assert_close(shardtensor.io.open(path).read(..., mesh, [Shard(0)]), whole)
+
+
+@ranks(2)
+@pytest.mark.parametrize("method", ["rcb", "hilbert", "given"])
+def test_points_are_partitioned_by_way_of_the_host(mesh, method):
+    x = torch.rand(9, 3)
+    owners = torch.arange(9) % 2 if method == "given" else None
+    weights = torch.rand(9).double() if method == "rcb" else None
+    points = shard(x, mesh, [Shard(0)]).requires_grad_()
+    cut, rows = partition_points(points, mesh, method, weights, owners=owners)
+    assert cut.device.type == rows.device.type == rig.DEVICE
+    rows = rows.full_tensor()
+    assert sorted(rows.tolist()) == [*range(9)]
+    assert_close(cut, x[rows])
+    (cut * x[rows]).sum().backward()
+    assert_close(points.grad, x)
+
+
+@guarded_only
+@ranks(2)
+def test_what_works_on_the_host_alone_says_so(mesh):
+    x = shard(torch.rand(8, 3), mesh, [Shard(0)])
+    for call, what in (
+        (lambda: grid_subsample(x, 0.5), "grid_subsample: expected points"),
+        (
+            lambda: signed_distance_field(x, torch.tensor([[0, 1, 2]]), x),
+            "signed_distance_field: expected tensors",
+        ),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=f"{what} on the CPU, got guarded"
+        ):
+            call()

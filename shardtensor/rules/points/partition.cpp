@@ -222,6 +222,11 @@ class Partitioner {
   Numbers axes_;
 };
 
+/// Points are partitioned once, there.
+OptionalTensor on_host(const OptionalTensor& x) {
+  return x ? OptionalTensor(x->cpu()) : x;
+}
+
 std::tuple<Tensor, Tensor> partition_points_function(
     const Tensor& points,
     std::string method,
@@ -229,7 +234,9 @@ std::tuple<Tensor, Tensor> partition_points_function(
     const OptionalTensor& owners) {
   const CommScope scope("shardtensor::partition_points");
   check_arguments(points, method, weights, owners);
-  return Partitioner(points).run(method, weights, owners);
+  const auto [cut, rows] =
+      Partitioner(points.cpu()).run(method, on_host(weights), on_host(owners));
+  return {cut.to(points.device()), rows.to(points.device())};
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
