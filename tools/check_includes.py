@@ -32,6 +32,7 @@ PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"
 FOR_PYTHON = {
     "shardtensor/comm/check.h",
     "shardtensor/comm/roll_call.h",
+    "shardtensor/comm/wire.h",
     "shardtensor/dispatch/handlers.h",
     "shardtensor/dispatch/promotion.h",
     "shardtensor/distributed/backends.h",

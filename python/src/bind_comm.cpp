@@ -12,6 +12,7 @@
 #include "shardtensor/comm/ring.h"
 #include "shardtensor/comm/roll_call.h"
 #include "shardtensor/comm/shared_parameters.h"
+#include "shardtensor/comm/wire.h"
 
 namespace shardtensor::python {
 
@@ -129,6 +130,25 @@ void bind_comm(py::module_& module) {
       &unshare_gradients,
       ReleaseGil(),
       py::arg("parameters"));
+  module.def(
+      "to_wire",
+      [](const at::Tensor& x, const std::string& reduce) {
+        const auto kind = parse_reduce(reduce);
+        return std::make_pair(
+            to_wire(x, kind), std::string(to_string(wire_reduce(x, kind))));
+      },
+      py::arg("x"),
+      py::arg("reduce"));
+  module.def(
+      "from_wire",
+      [](const at::Tensor& wire,
+         const at::Tensor& x,
+         const std::string& reduce) {
+        return from_wire(wire, x, parse_reduce(reduce));
+      },
+      py::arg("wire"),
+      py::arg("x"),
+      py::arg("reduce"));
   module.def("who_is_missing", &who_is_missing, ReleaseGil(), py::arg("group"));
   module.def(
       "agree_on_call",

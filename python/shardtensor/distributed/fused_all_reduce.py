@@ -111,12 +111,15 @@ def _place(leaves, device):
 def _start(leaves, op, group, dtype, device):
     """The same, on its way."""
     averages = _is(op, dist.ReduceOp.AVG)
+    reduce = "sum" if averages else _name(op)
     buffer = _C.fuse(leaves, dtype, device)
-    sent = dist.ReduceOp.SUM if averages else op
-    work = dist.all_reduce(buffer, sent, group, async_op=True)
+    wire, sent = _C.to_wire(buffer, reduce)
+    how = next(known for known, name in _OPS if name == sent)
+    work = dist.all_reduce(wire, how, group, async_op=True)
 
     def finish():
-        total = _C.average(buffer, group.size()) if averages else buffer
+        total = _C.from_wire(wire, buffer, reduce)
+        total = _C.average(total, group.size()) if averages else total
         for leaf, value in zip(leaves, _C.split_like(total, leaves), strict=True):
             leaf.copy_(value)
 

@@ -1,5 +1,6 @@
 """Values for logging: many in one message."""
 
+import math
 import sys
 
 import pytest
@@ -94,6 +95,23 @@ def test_asynchronous_values_arrive_in_place(mesh, op):
     expected = OPS[op](values(mesh))
     assert_close(x, torch.full((2,), expected))
     assert_close(y, torch.tensor(expected))
+
+
+@ranks(2, 3)
+def test_asynchronous_values_are_those_that_come_at_once(mesh):
+    """Also where a backend loses them, or has no such dtype."""
+    mine = dist.get_rank() == mesh.size() - 1
+    for x, op in (
+        (torch.tensor([math.nan if mine else 1.0, 2.0]), dist.ReduceOp.MAX),
+        (torch.tensor([1.0 if mine else math.nan, 2.0]), dist.ReduceOp.MIN),
+        (torch.tensor([1, 2], dtype=torch.int16), dist.ReduceOp.SUM),
+        (torch.tensor([mine, False]), dist.ReduceOp.SUM),
+        (torch.tensor([1j, mine]), dist.ReduceOp.AVG),
+    ):
+        later, work = fused_all_reduce(x, op=op, async_op=True)
+        work.wait()
+        now = fused_all_reduce(x, op=op)
+        torch.testing.assert_close(later, now, equal_nan=True, rtol=0, atol=0)
 
 
 @ranks(1, 2)
