@@ -18,7 +18,6 @@
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/row_terms.h"
 
@@ -208,14 +207,14 @@ at::Tensor reduced(
 bool reads_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
   const auto dim = call.dim();
-  const auto wanted = contiguous_dim(without_partial(spec(self)), dim);
+  const auto own = without_partial(spec(self));
   const auto exchange = row_exchange(
-      call.name().c_str(), index, wanted, dim, /*may_be_negative=*/false);
+      call.name().c_str(), index, own, dim, /*may_be_negative=*/false);
   if (!exchange) {
     return false;
   }
   const CommScope scope(call.name().c_str());
-  call.finish(read_rows(*exchange, local_of(self, wanted).tensor, wanted, dim));
+  call.finish(read_rows(*exchange, local_of(self, own).tensor, own, dim));
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/rules/index/owners_order.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/shown_elements.h"
@@ -103,7 +104,6 @@ std::optional<MeetingLayouts> layouts_to_meet(
     const SpecPtr& spec,
     int64_t dim) {
   if (!is_shard_tensor(index) || !spec->is_sharded(dim) ||
-      !spec->partition(dim).is_contiguous() ||
       shardtensor::spec(index)->mesh() != spec->mesh() ||
       is_traced(impl_of(index)->local()) ||
       !group_of(*spec->mesh(), spec->axes(dim))) {
@@ -167,15 +167,18 @@ std::shared_ptr<const RowExchange> row_exchange(
   const CommScope scope(op);
   const auto extent = rows->size(0);
   const auto& wanted = layouts->index;
-  const auto named = named_rows(local_of(index, wanted).tensor, extent);
+  const OwnersOrder order(rows, {0});
+  const auto owned = order.layout();
+  const auto named =
+      order.rows({named_rows(local_of(index, wanted).tensor, extent)});
   auto& recent = recent_exchanges();
   auto exchange = find_same(
-      op, index, named, recent.find(wanted, rows), extent, may_be_negative);
+      op, index, named, recent.find(wanted, owned), extent, may_be_negative);
   if (!exchange) {
-    exchange = std::make_shared<const RowExchange>(named, wanted, rows);
+    exchange = std::make_shared<const RowExchange>(named, wanted, owned);
     count_plan();
   }
-  recent.use(rows, exchange);
+  recent.use(owned, exchange);
   known_exchanges().add(std::move(shown), {rows, may_be_negative, exchange});
   return exchange;
 }
@@ -194,20 +197,23 @@ void plan_whole_index(
   const auto& [wanted, rows] = *layouts;
   const auto extent = rows->size(0);
   check_planned_index(op, whole, dim, extent, may_be_negative);
-  const auto all_named = named_rows(whole, extent);
+  const OwnersOrder order(rows, {0});
+  const auto owned = order.layout();
+  const auto all_named = order.rows({named_rows(whole, extent)});
   auto& recent = recent_exchanges();
-  const auto made = recent.find(wanted, rows);
+  const auto made = recent.find(wanted, owned);
   const auto same = std::ranges::find_if(made, [&](const auto& exchange) {
     return exchange->is_of_whole(all_named);
   });
   auto exchange = same == made.end() ? nullptr : *same;
   if (!exchange) {
-    const auto named = named_rows(local_of(cut, wanted).tensor, extent);
+    const auto named =
+        order.rows({named_rows(local_of(cut, wanted).tensor, extent)});
     exchange =
-        std::make_shared<const RowExchange>(named, wanted, rows, all_named);
+        std::make_shared<const RowExchange>(named, wanted, owned, all_named);
     count_plan();
   }
-  recent.use(rows, exchange);
+  recent.use(owned, exchange);
   known_exchanges().add(
       shown_elements(cut), {rows, may_be_negative, std::move(exchange)});
 }

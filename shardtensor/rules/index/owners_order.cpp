@@ -63,6 +63,9 @@ std::vector<int64_t> OwnersOrder::first_rows_by_pieces() const {
 }
 
 Tensor OwnersOrder::rows(const std::vector<Tensor>& places) const {
+  if (dims_.size() == 1 && spec_->partition(dims_[0]).is_contiguous()) {
+    return places.front();
+  }
   const auto options = places.front().options();
   auto pieces = at::zeros({}, options);
   auto row = at::zeros({}, options);
@@ -75,10 +78,14 @@ Tensor OwnersOrder::rows(const std::vector<Tensor>& places) const {
     const auto& partition = spec_->partition(dim);
     const auto offsets = at::tensor(partition.offsets(), options);
     const auto sizes = at::tensor(partition.sizes(), options);
+    const auto place = places[i].remainder(partition.period());
     const auto piece = at::searchsorted(
-        offsets.slice(0, 1), places[i], /*out_int32=*/false, /*right=*/true);
-    row = row.mul(sizes.index({piece}))
-              .add(places[i].sub(offsets.index({piece})));
+        offsets.slice(0, 1), place, /*out_int32=*/false, /*right=*/true);
+    const auto size = sizes.index({piece});
+    row = row.mul(partition.repeat())
+              .add(places[i].div(partition.period(), "floor"))
+              .mul(size)
+              .add(place.sub(offsets.index({piece})));
     pieces = pieces.mul(partition.pieces()).add(piece);
   }
   const auto first = at::tensor(first_rows_by_pieces(), options);

@@ -15,7 +15,7 @@ namespace shardtensor::detail {
 // then those of the next. So they stay where they are, however many of the dims
 // are cut, and one exchange knows them.
 
-/// Dims of a layout, whose partitions are contiguous, numbered so.
+/// Dims of a layout, numbered so.
 class OwnersOrder {
  public:
   OwnersOrder(SpecPtr spec, std::vector<int64_t> dims);

@@ -11,7 +11,6 @@
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/owners_order.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -210,7 +209,7 @@ bool puts_rows(
   if (!named || self.numel() == 0 || is_traced(impl_of(self)->local())) {
     return false;
   }
-  const auto wanted = contiguous_dims(without_partial(spec(self)), named->dims);
+  const auto wanted = without_partial(spec(self));
   const OwnersOrder order(wanted, named->dims);
   const auto sizes = shared_sizes(named->indices);
   const auto position = named->position();
@@ -222,12 +221,12 @@ bool puts_rows(
   if (order.axes().empty() || !layout || layout->numel() == 0) {
     return false;
   }
-  const auto rows = order.layout();
+  const bool is_one = named->dims.size() == 1;
   const auto exchange = row_exchange(
       kPut,
-      named->dims.size() == 1 ? cut_as(named->indices[0], self, layout)
-                              : rows_of(*named, self, order, layout),
-      rows,
+      is_one ? cut_as(named->indices[0], self, layout)
+             : rows_of(*named, self, order, layout),
+      is_one ? layout_of_dim(wanted, named->dims[0]) : order.layout(),
       0,
       /*may_be_negative=*/true);
   if (!exchange) {

@@ -57,13 +57,10 @@ at::Tensor read_by_index(const at::Tensor& self, const Indices& given) {
     }
   }
   if (const auto dim = only_rows(given)) {
-    const auto rows = contiguous_dim(own, *dim);
     const std::optional<at::Tensor> index = given.get(*dim);
     if (const auto exchange =
-            row_exchange("aten::index", *index, rows, *dim, true)) {
-      const auto part =
-          redistribute_local(local, own, rows, self.suggest_memory_format());
-      return read_rows(*exchange, part, rows, *dim);
+            row_exchange("aten::index", *index, own, *dim, true)) {
+      return read_rows(*exchange, local, own, *dim);
     }
   }
   if (indexes_whole_dims(own, given)) {

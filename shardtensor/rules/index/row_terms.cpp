@@ -14,7 +14,6 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/tensor/terms.h"
 
@@ -114,8 +113,7 @@ SpecPtr layout_of_new(const at::Tensor& self, const RowReduction& call) {
 }
 
 SpecPtr layout_for(const at::Tensor& self, const RowReduction& call) {
-  return is_new(self) ? layout_of_new(self, call)
-                      : contiguous_dim(without_partial(spec(self)), call.dim);
+  return is_new(self) ? layout_of_new(self, call) : without_partial(spec(self));
 }
 
 // ---- rows that every rank has -----------------------------------------------

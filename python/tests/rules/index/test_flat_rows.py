@@ -151,3 +151,31 @@ def test_masks_of_cut_dims_in_any_pieces(mesh):
                     (rows_of_mask, mask),
                 ):
                     check_op(function, given, *others, mesh=mesh, second_order=True)
+
+
+def merged_batches(x, index):
+    """As get_graph_feature() of DGCNN reads neighbours."""
+    batches, points, channels = x.shape
+    rows = index + torch.arange(batches).view(-1, 1, 1) * points
+    found = x.reshape(batches * points, channels)[rows.view(-1)]
+    return found.view(*index.shape, channels)
+
+
+@ranks(2, 3, "2x2")
+def test_rows_of_merged_batches_travel_as_others(mesh):
+    points, axes = 20 * mesh.size(), [Shard(1)] * mesh.ndim
+    x = torch.randn(2, points, 3, requires_grad=True)
+    ring = torch.stack([torch.arange(points), (torch.arange(points) + 1) % points], 1)
+    index = ring.expand(2, -1, -1).contiguous()
+    for sizes in (None, {1: [points // mesh.size() + (i == 0) - (i == 1)
+                             for i in range(mesh.size())]}):  # fmt: skip
+        check_op(
+            merged_batches, sharded(x, axes, sizes), sharded(index, axes, sizes),
+            mesh=mesh, second_order=True,
+        )  # fmt: skip
+        cut, named = shard(x, mesh, axes, sizes), shard(index, mesh, axes, sizes)
+        shardtensor.reset_comm_stats()
+        found = merged_batches(cut, named)
+        assert found.placements == tuple(axes)
+        found.sum().backward()
+        assert shardtensor.comm_stats().bytes < 200  # 2 rows each way, what to ask for
