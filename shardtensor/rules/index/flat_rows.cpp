@@ -1,3 +1,5 @@
+#include "shardtensor/rules/index/flat_rows.h"
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -27,17 +29,64 @@
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
-// Note [Flat rows]
-// Rows travel by one index of one dim (Note [Rows by a cut index]), and a mask
-// chooses among the own rows of one. x[i, j] names row i * n + j of x with both
-// dims as one, a mask of several dims rows of those. So such calls become calls
-// along one dim, above autograd: backward meets the same index, whose plan is
-// kept, and the same mask.
+// x[...] whose indices or mask stand for several dims, or are whole.
 
 namespace shardtensor::detail {
-namespace {
 
 using at::Tensor;
+
+Tensor flattened(const Tensor& x, int64_t first, int64_t count) {
+  auto sizes = x.sizes().vec();
+  sizes.erase(sizes.begin() + first + 1, sizes.begin() + first + count);
+  sizes[first] = c10::multiply_integers(x.sizes().slice(first, count));
+  const auto wanted = plan_reshape(without_partial(spec(x)), sizes).wanted;
+  return redistribute(x, wanted).reshape(sizes);
+}
+
+Tensor cut_along(
+    const Tensor& x,
+    int64_t dim,
+    const std::vector<int64_t>& axes) {
+  auto placements = spec(x)->placements();
+  for (const auto axis : axes) {
+    placements[axis] = Placement::shard(dim);
+  }
+  return redistribute(
+      x, contiguous_dim(with_placements(spec(x), std::move(placements)), dim));
+}
+
+Tensor cut_index(
+    const Tensor& given,
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes) {
+  const auto index = promote(given, mesh);
+  const auto own = without_partial(spec(index));
+  const auto longest =
+      std::ranges::max_element(own->sizes()) - own->sizes().begin();
+  auto placements = own->placements();
+  for (const auto axis : axes) {
+    if (!placements[axis].is_shard()) {
+      placements[axis] = Placement::shard(longest);
+    }
+  }
+  return redistribute(index, with_placements(own, std::move(placements)));
+}
+
+bool is_cut_beside(const Tensor& index, const Tensor& self, int64_t dim) {
+  if (!is_shard_tensor(index)) {
+    return false;
+  }
+  for (int64_t axis = 0; axis < spec(self)->mesh()->axes(); ++axis) {
+    if (spec(self)->placement(axis) == Placement::shard(dim) &&
+        !spec(index)->placement(axis).is_shard()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+namespace {
+
 using Dims = std::vector<int64_t>;
 
 constexpr auto kOp = "aten::index";
@@ -50,25 +99,6 @@ Tensor read_along(const Tensor& x, int64_t dim, const Tensor& index) {
   }
   list.push_back(index);
   return at::index(x, list);
-}
-
-/// `count` dims from `first` on as one.
-Tensor flattened(const Tensor& x, int64_t first, int64_t count) {
-  auto sizes = x.sizes().vec();
-  sizes.erase(sizes.begin() + first + 1, sizes.begin() + first + count);
-  sizes[first] = c10::multiply_integers(x.sizes().slice(first, count));
-  const auto wanted = plan_reshape(without_partial(spec(x)), sizes).wanted;
-  return redistribute(x, wanted).reshape(sizes);
-}
-
-/// Cut along `dim` by these axes, its rows in order.
-Tensor cut_along(const Tensor& x, int64_t dim, const Dims& axes) {
-  auto placements = spec(x)->placements();
-  for (const auto axis : axes) {
-    placements[axis] = Placement::shard(dim);
-  }
-  return redistribute(
-      x, contiguous_dim(with_placements(spec(x), std::move(placements)), dim));
 }
 
 /// The same in memory of these nominal strides, none: contiguous.
@@ -151,21 +181,6 @@ Tensor flat_index(
   return flat;
 }
 
-/// The index cut along all of these axes: where it is not, in its longest dim.
-Tensor cut_index(const Tensor& given, const MeshPtr& mesh, const Dims& axes) {
-  const auto index = promote(given, mesh);
-  const auto own = without_partial(spec(index));
-  const auto longest =
-      std::ranges::max_element(own->sizes()) - own->sizes().begin();
-  auto placements = own->placements();
-  for (const auto axis : axes) {
-    if (!placements[axis].is_shard()) {
-      placements[axis] = Placement::shard(longest);
-    }
-  }
-  return redistribute(index, with_placements(own, std::move(placements)));
-}
-
 /// Several indices that are whole and name fewer rows than there are need no
 /// plan: each rank gives the rows that it has, unless they cannot be summed.
 bool must_plan(const Tensor& x, const NamedDims& named) {
@@ -221,13 +236,7 @@ std::optional<Tensor> cut_for_rows(
     bool may_be_negative) {
   const auto own = without_partial(spec(x));
   const auto& axes = own->axes(dim);
-  const auto is_cut_alike = [&] {
-    return is_shard_tensor(given) &&
-        std::ranges::all_of(axes, [&](int64_t axis) {
-             return spec(given)->placement(axis).is_shard();
-           });
-  };
-  if (axes.empty() || is_cut_alike() ||
+  if (axes.empty() || is_cut_beside(given, x, dim) ||
       !(has_rows_for_all(*own, dim, given) || must_plan(x, {{dim}, {given}}))) {
     return {};
   }

@@ -17,6 +17,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/view_plan.h"
+#include "shardtensor/rules/index/flat_rows.h"
 #include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/put_rows.h"
 #include "shardtensor/rules/index/row_terms.h"
@@ -73,6 +74,38 @@ bool put_masked_rows(
   const LocalToWrite target(self, own);
   target.local().index_put_(rows.index, source, accumulate);
   target.finish();
+  return true;
+}
+
+/// The same of a mask of several dims that are cut behind the first, by what
+/// x[mask] reads: rows of these dims as one (Note [Flat rows]).
+bool put_flat_masked_rows(
+    const at::Tensor& self,
+    const Indices& given,
+    const at::Tensor& values,
+    bool accumulate) {
+  const auto place = only_mask(given);
+  if (!place || is_traced(impl_of(self)->local())) {
+    return false;
+  }
+  const std::optional<at::Tensor> mask = given.get(*place);
+  const auto dims = mask->dim();
+  const auto own = without_partial(spec(self));
+  if (*place + dims > self.dim() || mask->numel() == 0 ||
+      self.sizes().slice(*place, dims) != mask->sizes()) {
+    return false;
+  }
+  std::vector<int64_t> named(dims);
+  std::iota(named.begin(), named.end(), *place);
+  const auto axes = axes_of_dims(*own, named);
+  if (axes.empty()) {
+    return false;
+  }
+  auto rows = cut_along(flattened(self, *place, dims), *place, axes);
+  auto flat = given.copy();
+  flat.set(*place, flattened(promote(*mask, own->mesh()), 0, dims));
+  at::index_put_(rows, flat, values, accumulate);
+  self.copy_(rows.reshape(self.sizes()));
   return true;
 }
 
@@ -290,7 +323,8 @@ at::Tensor& index_put_in_place_kernel(
     return self;
   }
   begin_row_write(self, layout_of_made(self, given, values));
-  if (put_masked_rows(self, given, values, accumulate)) {
+  if (put_masked_rows(self, given, values, accumulate) ||
+      put_flat_masked_rows(self, given, values, accumulate)) {
     return self;
   }
   if (puts_rows(self, given, values, accumulate)) {

@@ -179,3 +179,26 @@ def test_rows_of_merged_batches_travel_as_others(mesh):
         assert found.placements == tuple(axes)
         found.sum().backward()
         assert shardtensor.comm_stats().bytes < 200  # 2 rows each way, what to ask for
+
+
+def nearest(distance, other):
+    """As farthest_point_sample() of PointNet++ keeps what is nearest."""
+    kept = distance.sin()
+    mask = other < kept
+    kept[mask] = other[mask].cos()
+    return kept
+
+
+@ranks(1, 2, 3, "2x2")
+def test_rows_under_a_mask_are_written_from_any_pieces(mesh):
+    distance, other = cloud(), cloud()
+    layouts = [([Shard(1)] * mesh.ndim, {1: s}) for s in partitions(7, mesh.size())]
+    if mesh.ndim == 2:
+        layouts += [([Shard(0), Shard(1)], None), ([Shard(2), Shard(1)], None)]
+    with shardtensor.fallback_mode("error"):
+        for layout, sizes in layouts:
+            found = check_op(
+                nearest, sharded(distance, layout, sizes),
+                sharded(other, layout, sizes), mesh=mesh, second_order=True,
+            )  # fmt: skip
+            assert found._spec == shard(distance, mesh, layout, sizes)._spec
