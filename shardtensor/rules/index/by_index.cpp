@@ -10,14 +10,13 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/rules/index/element_rows.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/row_terms.h"
 
@@ -128,7 +127,7 @@ class ByIndex {
 /// as graph libraries expand it.
 std::optional<at::Tensor> index_of_rows(const ByIndex& call) {
   const auto& self = call.self();
-  auto index = call.index();
+  const auto& index = call.index();
   const auto dim = call.dim();
   if (self.dim() == 0 || !is_shard_tensor(index)) {
     return {};
@@ -136,23 +135,16 @@ std::optional<at::Tensor> index_of_rows(const ByIndex& call) {
   if (call.index_is_of_rows() || self.dim() == 1) {
     return index.dim() == 1 ? std::optional(index) : std::nullopt;
   }
-  if (index.dim() != self.dim() || index.numel() == 0) {
+  const auto dims = dims_of_rows(self, dim, index);
+  if (!dims || dims->size() > 1) {
     return {};
   }
-  for (int64_t other = 0; other < index.dim(); ++other) {
-    if (other != dim &&
-        (index.size(other) != self.size(other) ||
-         (index.size(other) > 1 && index.stride(other) != 0) ||
-         spec(index)->is_sharded(other))) {
-      return {};
-    }
+  auto sizes = self.sizes().vec();
+  sizes[dim] = index.size(dim);
+  if (index.sizes() != sizes) {
+    return {};
   }
-  for (int64_t other = index.dim() - 1; other >= 0; --other) {
-    if (other != dim) {
-      index = index.select(other, 0);
-    }
-  }
-  return index;
+  return index_of_dims(index, *dims);
 }
 
 /// gather and scatter take small integers, too.
@@ -252,6 +244,7 @@ bool fills_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
   RowReduction named{
       call.name().c_str(), index, at::Tensor(), call.dim(), "sum"};
+  named.may_be_negative = call.index_is_of_rows();
   named.counts = true;
   const auto terms = row_terms(self, named);
   if (!terms) {
@@ -366,41 +359,6 @@ void copy_rows_kernel(
   run_rule(op, along_dim_rule, stack);
 }
 
-/// Which rows of its dim a call names; one-sized along the others.
-at::Tensor row_mask(const ByIndex& call) {
-  const auto& self = call.self();
-  std::vector<int64_t> sizes(self.dim(), 1);
-  if (self.dim() > 0) {
-    sizes[call.dim()] = self.size(call.dim());
-  }
-  const auto& index = call.index();
-  const auto rows = is_shard_tensor(index)
-      ? local_of(index, replicated(spec(index))).tensor
-      : index;
-  const auto named =
-      at::zeros(
-          {c10::multiply_integers(sizes)}, self.options().dtype(at::kBool))
-          .index_fill_(0, rows, true)
-          .view(sizes);
-  return wrap(named, make_replicated(spec(self)->mesh(), sizes));
-}
-
-/// Each rank fills the rows that it has.
-void fill_rows_kernel(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    torch::jit::Stack* stack) {
-  check_row_index(op, stack);
-  ByIndex call(op, stack);
-  if (!is_shard_tensor(call.self())) {
-    run_rule(op, along_dim_rule, stack);
-    return;
-  }
-  auto result = call.in_place() ? call.self() : call.self().clone();
-  result.masked_fill_(row_mask(call), call.value());
-  call.finish(result);
-}
-
 void gather_rows_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -434,7 +392,12 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
     m.impl(
         op, torch::CppFunction::makeFromBoxedFunction<&gather_rows_kernel>());
   }
-  for (const char* op : {"index_select", "index_reduce", "index_reduce_"}) {
+  for (const char* op :
+       {"index_select",
+        "index_reduce",
+        "index_reduce_",
+        "index_fill.int_Scalar",
+        "index_fill_.int_Scalar"}) {
     m.impl(
         op,
         torch::CppFunction::makeFromBoxedFunction<
@@ -442,9 +405,6 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   }
   for (const char* op : {"index_copy", "index_copy_"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&copy_rows_kernel>());
-  }
-  for (const char* op : {"index_fill.int_Scalar", "index_fill_.int_Scalar"}) {
-    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&fill_rows_kernel>());
   }
   for (const char* op : {"index_add", "index_add_"}) {
     m.impl(
