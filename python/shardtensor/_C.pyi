@@ -306,10 +306,10 @@ def ring_tour(
     sizes: Sequence[Sequence[int]],
     group: str,
     rank: int,
-    visit: Callable[[int, Tensor], object],
+    visit: Callable[[int, Tensor], None],
 ) -> None: ...
 def ring_sum(
-    term: Callable[[Tensor, list[Tensor]], Tensor],
+    term: Callable[[Tensor, Sequence[Tensor]], Tensor],
     block: Tensor,
     own: Sequence[Tensor],
     sizes: Sequence[Sequence[int]],
