@@ -199,7 +199,8 @@ def operations(mesh):
 
     def index():
         # A plain one: which rows a cut one names, others would have to answer.
-        x, indices = ones(1), torch.zeros(mesh.shape[0], dtype=torch.long)
+        # Each rank gets a row of the one before.
+        x, indices = ones(1), torch.arange(mesh.shape[0]).roll(1) * ROWS
         return lambda: x[:, :, indices]
 
     def cut_index():
