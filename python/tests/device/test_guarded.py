@@ -185,9 +185,12 @@ def test_labels_out_of_range(mesh, reduction):
 @guarded_only
 @ranks(2)
 def test_indices_out_of_range(mesh):
-    s = shard(torch.rand(5, 3), mesh, [Shard(0)])
-    with pytest.raises(RuntimeError, match="out of bounds for dim 0 of size 5"):
-        s[torch.tensor([0, 5])]
+    """A kernel says so, or where a plan is made the host."""
+    x = torch.rand(5, 3)
+    for dim in (0, 1):
+        s = shard(x, mesh, [Shard(dim)])
+        with pytest.raises(IndexError, match="index 5 is out of bounds for dimension"):
+            s[torch.tensor([0, 5])].to_local().cpu()
 
 
 # ---- indices on the host ----------------------------------------------------
