@@ -244,8 +244,7 @@ std::optional<Tensor> cut_for_rows(
   const auto cut = cut_index(index, own->mesh(), axes);
   if (!is_cut(index)) {
     const auto whole = is_shard_tensor(index) ? local_of(index).tensor : index;
-    const auto rows = contiguous_dim(own, dim);
-    plan_whole_index(op, whole, cut, rows, dim, may_be_negative);
+    plan_whole_index(op, whole, cut, own, dim, may_be_negative);
   }
   return cut;
 }

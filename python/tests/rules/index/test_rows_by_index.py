@@ -315,6 +315,19 @@ def test_plans_of_indices_that_are_gone_are_few(mesh):
 
 
 @ranks(2, 3)
+def test_a_whole_index_of_a_merged_dim_is_planned_once(mesh):
+    x = torch.randn(3, 8, 2)
+    order = torch.arange(23, -1, -1)
+    for sizes in partitions(8, mesh.size(), repeated=False):
+        merged = shard(x, mesh, [Shard(1)], {1: sizes}).flatten(0, 1)
+        shardtensor.reset_comm_stats()
+        assert_close(merged[order], x.flatten(0, 1)[order])
+        stats = shardtensor.comm_stats()
+        assert (stats.plans, stats.all_reduces) == (1, 0), sizes
+        assert stats.exchanges <= 1  # a rank without rows sends nothing
+
+
+@ranks(2, 3)
 def test_an_index_made_anew_costs_one_reduction(mesh):
     x, edges = graph()
     edges = edges.repeat(1, 7)
