@@ -121,10 +121,17 @@ Works start_messages(
   start(in, [&](auto& message, int peer) {
     return group.send(message, peer, tag_of(message[0]));
   });
+  if (together) {
+    try {
+      works = {{group.endCoalescing(x.device().type())}};
+    } catch (...) {
+      error = error ? error : std::current_exception();
+    }
+  }
   if (error) {
     std::rethrow_exception(error);
   }
-  return together ? Works{{group.endCoalescing(x.device().type())}} : works;
+  return works;
 }
 
 void reduce_rows(

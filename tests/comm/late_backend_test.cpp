@@ -8,10 +8,12 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "shardtensor/comm/messages.h"
 #include "thread_ranks.h"
 
 namespace shardtensor::testing {
@@ -250,6 +252,7 @@ class LateBackend : public c10d::Backend {
 
   void startCoalescing() override {
     TORCH_CHECK(has_communicator_, "late: not all ranks may come here");
+    TORCH_CHECK(!together_, "late: what was begun before has not ended");
     together_.emplace();
   }
   WorkPtr send(Tensors& tensors, int peer, int) override {
@@ -414,6 +417,26 @@ TEST(LateBackend, RefusesWhatNcclRefuses) {
 TEST(LateBackend, NeedsACollectiveBeforeMessages) {
   run_late([](const ProcessGroup& group) {
     EXPECT_THROW(group->startCoalescing(c10::kCPU), c10::Error);
+  });
+}
+
+TEST(LateBackend, MessagesThatItRefusesEndAllTheSame) {
+  run_late([](const ProcessGroup& group) {
+    const int peer = 1 - group->getRank();
+    const auto swap = [&](const at::Tensor& x, const at::Tensor& y) {
+      for (const auto& started :
+           detail::start_messages(*group, x, {{peer, y}}, {{peer, x}})) {
+        if (started.work) {
+          started.work->wait();
+        }
+      }
+    };
+    const auto refused = at::ones({2}, at::kShort);
+    const auto x = at::full({2}, static_cast<double>(peer));
+    const auto y = at::zeros({2});
+    EXPECT_THROW(swap(refused, refused), c10::Error);
+    swap(x, y);
+    EXPECT_TRUE(at::equal(y, at::full({2}, 1.0 - peer)));
   });
 }
 
