@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # family is a folder; the later line may use simple families. Nobody includes
 # mpi, a library of its own.
 LAYERS = [
+    {"threads"},
     {"layout", "points"},
     {"comm"},
     {"tensor", "distributed"},
@@ -46,6 +47,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Whole-library headers are slow to compile; the core knows no Python.
 WIDE = re.compile(r"torch/(torch|extension)\.h")
 NEEDS_PYTHON = re.compile(r"Python\.h|pybind11/.*|torch/csrc/.*/(python_.*|pybind)\.h")
+# Templates of ATen that are plain loops without OpenMP.
+PLAIN_LOOPS = re.compile(r"at::parallel_(for|reduce)\(")
 C10D = re.compile(r"torch/csrc/distributed/.*")
 KNOW_C10D = {None, "comm", "distributed", "mpi"}
 
@@ -70,6 +73,8 @@ def problems(path: Path) -> list[str]:
         return [f"{path}: unknown layer {layer}, expected one of {known}"]
     found = []
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        if part == "shardtensor" and PLAIN_LOOPS.search(line):
+            found.append(f"{path}:{number}: has no threads, see threads/parallel_for.h")
         match = INCLUDE.match(line)
         if match is None:
             continue

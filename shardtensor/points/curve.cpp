@@ -5,11 +5,12 @@
 #include <cmath>
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>
+
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -77,7 +78,7 @@ void fill_codes(
     scale[dim] = to[dim] > from[dim] ? cells / (to[dim] - from[dim]) : 0;
   }
   const T* const x = points.const_data_ptr<T>();
-  at::parallel_for(0, points.size(0), kGrain, [&](int64_t b, int64_t e) {
+  parallel_for(points.size(0), kGrain, [&](int64_t b, int64_t e) {
     for (int64_t i = b; i < e; ++i) {
       Cell cell{};
       for (int64_t dim = 0; dim < dims; ++dim) {

@@ -7,13 +7,13 @@
 #include <utility>
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/points/sorted_list.h"
+#include "shardtensor/threads/parallel_for.h"
 
 // The loops are compiled for two sets of instructions. No fused multiply-add in
 // either: the same bits from both.
@@ -361,7 +361,7 @@ Pairs pairs_within(const PointTree& tree, const OrderedQueries& queries) {
   Pairs result{at::zeros({count}, indices), {}, {}};
   auto* const counts = result.counts.template mutable_data_ptr<int64_t>();
   std::vector<Found<T>> found(tasks, Found<T>{view, 0, {}});
-  at::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
+  parallel_for(tasks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t end = std::min((task + 1) * kGrain, count);
       within(Queries<T>(queries, task * kGrain, end), counts, found[task]);
@@ -402,7 +402,7 @@ void join_queries(
   const auto to = offsets_of(whole.counts);
   auto* const rows = whole.rows.template mutable_data_ptr<int64_t>();
   auto* const squares = whole.squares.template mutable_data_ptr<T>();
-  at::parallel_for(0, whole.counts.numel(), kGrain, [&](int64_t b, int64_t e) {
+  parallel_for(whole.counts.numel(), kGrain, [&](int64_t b, int64_t e) {
     std::vector<std::pair<T, int64_t>> pairs;
     for (int64_t query = b; query < e; ++query) {
       pairs.clear();
@@ -451,7 +451,7 @@ void search_nearest(
         best.rows.mutable_data_ptr<int64_t>(),
         k};
     const int64_t count = queries.points.size(0);
-    at::parallel_for(0, count, kGrain, [&](int64_t b, int64_t e) {
+    parallel_for(count, kGrain, [&](int64_t b, int64_t e) {
       SortedList<scalar_t> list(k);
       nearest(view, Queries<scalar_t>(queries, b, e), all, list);
     });
@@ -469,7 +469,7 @@ void merge_nearest(
   AT_DISPATCH_FLOATING_TYPES(best.squares.scalar_type(), "merge_nearest", [&] {
     const auto* const from = found.squares.const_data_ptr<scalar_t>();
     auto* const squares = best.squares.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, places.numel(), kGrain, [&](int64_t b, int64_t e) {
+    parallel_for(places.numel(), kGrain, [&](int64_t b, int64_t e) {
       SortedList<scalar_t> list(k);
       for (int64_t i = b; i < e; ++i) {
         list.load(squares + to[i] * k, rows + to[i] * k);

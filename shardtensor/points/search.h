@@ -36,7 +36,7 @@ struct OrderedQueries {
 
 /// Takes the tree's points into `best` that are nearer than what it has, of
 /// those no further away than the query's limit. A cloud has fewer than 2^32
-/// points. Threads: at::parallel_for over queries.
+/// points. PyTorch's threads share the queries.
 void search_nearest(
     const PointTree& tree,
     const OrderedQueries& queries,

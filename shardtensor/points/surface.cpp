@@ -7,8 +7,9 @@
 #include <numeric>
 #include <tuple>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -351,7 +352,7 @@ NearestFaces Surface::nearest(
   auto* const faces = result.faces.mutable_data_ptr<int64_t>();
   auto* const parts = result.parts.mutable_data_ptr<int64_t>();
   auto* const signs = result.signs.mutable_data_ptr<double>();
-  at::parallel_for(0, count, kQueriesPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(count, kQueriesPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto found = nearest(query[i], max_distance * max_distance);
       faces[i] = found.face;

@@ -27,8 +27,8 @@ struct NearestFaces {
   static constexpr int64_t kInside = 6;
 };
 
-/// Triangles in space as a tree of boxes over them. Threads: at::parallel_for
-/// over queries.
+/// Triangles in space as a tree of boxes over them. PyTorch's threads
+/// share the queries.
 class Surface {
  public:
   /// Vertices (V, 3), double, and faces (F, 3), int64, contiguous, on CPUs, all

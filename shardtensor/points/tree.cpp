@@ -7,9 +7,10 @@
 #include <vector>
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -58,7 +59,7 @@ class Sorter {
 
   template <class Work>
   static void each_node(int64_t depth, const Work& work) {
-    at::parallel_for(0, int64_t{1} << depth, 1, [&](int64_t b, int64_t e) {
+    parallel_for(int64_t{1} << depth, 1, [&](int64_t b, int64_t e) {
       for (int64_t node = b; node < e; ++node) {
         work(node);
       }
@@ -166,7 +167,7 @@ class LevelBoxes {
 template <class T>
 void fill_leaves(PointTree& tree, const T* points) {
   T* const slots = tree.leaves.mutable_data_ptr<T>();
-  at::parallel_for(0, tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
+  parallel_for(tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
     for (int64_t leaf = b; leaf < e; ++leaf) {
       const int64_t begin =
           PointTree::begin_of(tree.points, tree.depth(), leaf);
@@ -185,7 +186,7 @@ void fill_leaves(PointTree& tree, const T* points) {
 template <class T>
 void box_leaves(PointTree& tree, const T* points) {
   const LevelBoxes<T> boxes(tree, tree.depths.size() - 1);
-  at::parallel_for(0, tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
+  parallel_for(tree.leaves.size(0), 256, [&](int64_t b, int64_t e) {
     for (int64_t leaf = b; leaf < e; ++leaf) {
       const int64_t end =
           PointTree::begin_of(tree.points, tree.depth(), leaf + 1);

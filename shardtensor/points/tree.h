@@ -23,7 +23,7 @@ struct OrderedPoints {
 };
 
 /// On CPUs, float or double, finite, fewer than 2^31 points. The tree over
-/// equal points is the same on every rank. Threads: at::parallel_for.
+/// equal points is the same on every rank. On PyTorch's threads.
 OrderedPoints order_as_tree(const at::Tensor& points);
 
 /// What a search walks through, of points in their tree's order. It sees every

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/rules/attention/neighborhood_loops.h"
+#include "shardtensor/threads/parallel_for.h"
 
 // The loops below are compiled twice, and the machine chooses. Sanitizers don't
 // take functions that are chosen while a program is loaded.
@@ -132,7 +133,7 @@ void share_heads(
           piece, all, i / parts, heads, {0, piece.queries()}, rows);
     }
   };
-  at::parallel_for(0, piece.batches * parts, 1, run);
+  parallel_for(piece.batches * parts, 1, run);
 }
 
 /// With few heads threads share queries, and then once more rows of keys.
@@ -147,11 +148,11 @@ void share_rows(
   auto of_keys = all;
   of_keys.of_query.data = nullptr;
   for (int64_t batch = 0; batch < piece.batches; ++batch) {
-    at::parallel_for(0, piece.queries(), 1, [&](int64_t begin, int64_t end) {
+    parallel_for(piece.queries(), 1, [&](int64_t begin, int64_t end) {
       run_queries_backward(
           piece, of_queries, batch, heads, {begin, end}, every);
     });
-    at::parallel_for(0, every.end, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(every.end, 1, [&](int64_t begin, int64_t end) {
       run_queries_backward(
           piece, of_keys, batch, heads, {0, piece.queries()}, {begin, end});
     });
@@ -192,7 +193,7 @@ NeighborhoodOutput attend_neighborhood(
           begin,
           end);
     };
-    at::parallel_for(0, piece.batches * piece.queries(), grain, run);
+    parallel_for(piece.batches * piece.queries(), grain, run);
   });
   return {output.to(query.scalar_type()), log_sum};
 }

@@ -6,12 +6,12 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Dispatch_v2.h>
-#include <ATen/Parallel.h>
 #include <c10/util/TypeCast.h>
 
 #include "shardtensor/rules/ops/counter_numbers.h"
 #include "shardtensor/rules/ops/counter_runs.h"
 #include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/threads/parallel_for.h"
 
 // The loops of Note [Counter numbers], compiled for two sets of instructions.
 // No fused multiply-add in either: the same bits from both.
@@ -370,7 +370,7 @@ void write_all(
     Make<T> make,
     const Runs& runs) {
   auto* data = result.mutable_data_ptr<Result>();
-  at::parallel_for(0, result.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(result.numel(), kGrain, [&](int64_t begin, int64_t end) {
     Writer<T, Result> writer(drawn, make, data);
     runs.visit(begin, end, [&](int64_t to, int64_t first, int64_t count) {
       writer.write(to, first, count);

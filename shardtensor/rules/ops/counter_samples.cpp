@@ -3,12 +3,12 @@
 #include <limits>
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/native/Distributions.h>
 
 #include "shardtensor/rules/ops/counter_numbers.h"
 #include "shardtensor/rules/ops/counter_runs.h"
 #include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -132,11 +132,8 @@ at::Tensor samples_by_loops(
       at::kHalf, at::kBFloat16, a.scalar_type(), "counter_samples", [&] {
         auto* data = result.mutable_data_ptr<scalar_t>();
         const auto* others = second.const_data_ptr<scalar_t>();
-        at::parallel_for(
-            0,
-            result.numel(),
-            kElementsPerTask,
-            [&](int64_t begin, int64_t end) {
+        parallel_for(
+            result.numel(), kElementsPerTask, [&](int64_t begin, int64_t end) {
               runs.visit(
                   begin, end, [&](int64_t to, int64_t first, int64_t count) {
                     for (int64_t i = 0; i < count; ++i) {
