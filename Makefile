@@ -37,7 +37,7 @@ export CCACHE_NOHASHDIR := 1
 CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
   '*.h' '*.cpp')
 
-.PHONY: help setup build demo demo-attention demo-climate demo-mesh demo-sphere \
+.PHONY: help setup build demo demo-cpp demo-attention demo-climate demo-mesh demo-sphere \
   test test-all test-cpp test-python test-device conformance asan \
   lint format check-headers bench report wheel clean
 
@@ -75,13 +75,24 @@ build-tests: build/build.ninja setup-test
 # Freed tensors go back to the system at once, in large pages, so that what is
 # shown as memory is what is in use.
 LAUNCH ?= $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=$(RANKS)
-RUN_DEMO = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
-	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))} \
-	MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-	$(LAUNCH) $(1) $(if $(MESH),--mesh $(MESH)) $(ARGS)
+TIDY_MEMORY = MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
+	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))}
+RUN_DEMO = $(THREADS) $(TIDY_MEMORY) $(LAUNCH) $(1) $(if $(MESH),--mesh $(MESH)) $(ARGS)
+
+# With a launcher of yours: LAUNCH_PROGRAM="mpirun -n 2".
+LAUNCH_PROGRAM ?= $(LAUNCH) --no-python
 
 demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS processes
 	@$(call RUN_DEMO,examples/python/train_unet.py)
+
+demo-cpp: build setup-demo  ## the same in C++
+	@$(BIN)/cmake --build --preset dev --target train_unet
+	@$(BIN)/python examples/cpp/prepare.py out/unet
+	@OMP_NUM_THREADS=$(JOBS) $(TIDY_MEMORY) build/examples/train_unet out/unet $(ARGS)
+	@$(THREADS) $(TIDY_MEMORY) $(LAUNCH_PROGRAM) build/examples/train_unet out/unet \
+	  $(if $(MESH),--mesh $(MESH)) $(ARGS)
+	@$(BIN)/python examples/cpp/show.py out/unet --ranks $(RANKS)
 
 demo-attention: build setup-demo setup-fields  ## a vision transformer on real ocean temperatures
 	@$(call RUN_DEMO,examples/python/train_ocean_vit.py)

@@ -70,10 +70,17 @@ inline void schedule(
   options.betas({0.95 - 0.1 * height, 0.95});
 }
 
+/// What one step came to, on this rank.
+struct Step {
+  double loss;
+  double seconds;
+  shardtensor::CommStats communication;
+};
+
 /// Steps of AdamW; `loss_of(number)` runs the model forward. One rank, the one
 /// that `speaks`, prints each step.
 template <class LossOf>
-void train(
+std::vector<Step> train(
     const std::vector<at::Tensor>& parameters,
     torch::optim::AdamWOptions given,
     int64_t steps,
@@ -83,20 +90,24 @@ void train(
   torch::optim::AdamW optimizer(parameters, std::move(given));
   auto& options = static_cast<torch::optim::AdamWOptions&>(
       optimizer.param_groups()[0].options());
+  std::vector<Step> done;
   for (int64_t number = 0; number < steps; ++number) {
+    shardtensor::reset_comm_stats();
     const auto begin = std::chrono::steady_clock::now();
     schedule(options, learning_rate, number, steps);
     optimizer.zero_grad();
     const at::Tensor loss = loss_of(number);
     loss.backward();
     optimizer.step();
-    const double value = shardtensor::full_tensor(loss).template item<double>();
+    const double value = loss.item<double>();
     const std::chrono::duration<double> seconds =
         std::chrono::steady_clock::now() - begin;
+    done.push_back({value, seconds.count(), shardtensor::comm_stats()});
     if (speaks) {
       std::printf(
           "step %2ld  loss %.6f  %.2f s\n", number + 1, value, seconds.count());
       std::fflush(stdout);
     }
   }
+  return done;
 }
