@@ -93,13 +93,8 @@ class UnboxedCat : public c10::OperatorKernel {
     for (const auto& tensor : tensors) {
       alike.see(tensor);
     }
-    const auto whole = [&] {
-      const auto dims = alike.layout()->dim();
-      dim = dim < 0 ? dim + dims : dim;
-      return dim >= 0 && dim < dims && !alike.layout()->is_sharded(dim);
-    };
-    if (!alike.holds() || !alike.all_sharded() || !alike.strides().empty() ||
-        !whole()) {
+    const auto whole = whole_dim(alike, dim);
+    if (!whole) {
       return boxed_call<
           at::_ops::cat,
           at::Tensor,
@@ -110,21 +105,33 @@ class UnboxedCat : public c10::OperatorKernel {
     const auto plan = find_view_plan(
         "cat",
         alike.layout(),
-        {dim, static_cast<int64_t>(tensors.size())},
+        {*whole, static_cast<int64_t>(tensors.size())},
         [&] {
           const auto& own = alike.layout();
           auto sizes = own->sizes();
-          sizes[dim] *= static_cast<int64_t>(tensors.size());
+          sizes[*whole] *= static_cast<int64_t>(tensors.size());
           return ViewPlan{own, with_sizes(own, std::move(sizes))};
         });
     c10::SmallVector<at::Tensor, 4> locals;
     for (const auto& tensor : tensors) {
       locals.push_back(impl_of(tensor)->local());
     }
-    return wrap(at::cat(locals, dim), plan->output);
+    return wrap(at::cat(locals, *whole), plan->output);
   }
 
  private:
+  /// `dim` counted from the front, where tensors alike have it whole.
+  static std::optional<int64_t> whole_dim(const Alike& alike, int64_t dim) {
+    if (!alike.holds() || !alike.all_sharded() || !alike.strides().empty()) {
+      return std::nullopt;
+    }
+    const auto& layout = *alike.layout();
+    dim = dim < 0 ? dim + layout.dim() : dim;
+    const bool is_whole =
+        dim >= 0 && dim < layout.dim() && !layout.is_sharded(dim);
+    return is_whole ? std::optional(dim) : std::nullopt;
+  }
+
   Rule rule_;
 };
 

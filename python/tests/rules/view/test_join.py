@@ -85,8 +85,9 @@ def test_wrong_parts_raise(mesh):
         torch.cat([x, torch.zeros(4, 2)])
     with pytest.raises(RuntimeError, match="same size|equal size"):
         torch.stack([x, torch.zeros(4, 2)])
-    with pytest.raises(IndexError, match="out of range"):
-        torch.cat([x, x], 2)
+    for dim in (2, -3, -4):
+        with pytest.raises(IndexError, match="out of range"):
+            torch.cat([x, x], dim)
 
 
 def numbers(*sizes, start=0.0):
