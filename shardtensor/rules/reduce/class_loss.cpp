@@ -85,7 +85,9 @@ Tensor local_target(
       op,
       ": expected target dtype to be Long or Byte, but got ",
       dtype);
-  return to_local(redistribute(promote_operand(target, x->mesh(), op), wanted));
+  // kIgnored is no byte.
+  return to_local(redistribute(promote_operand(target, x->mesh(), op), wanted))
+      .to(at::kLong);
 }
 
 /// The class weights, whole.

@@ -239,6 +239,19 @@ def test_one_sample_without_a_batch(mesh):
 
 
 @ranks(2, 3)
+def test_targets_of_bytes(mesh):
+    x = torch.randn(6, 200, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([255, 156, 0, 199, 255, 7], dtype=torch.uint8)
+    for loss, dim in itertools.product((cross_entropy, nll), (0, 1)):
+        for ignored in (255, 156, -100):
+            check_op(
+                lambda x, t, i=ignored, f=loss: f(x, t, ignore_index=i),
+                sharded(x, [Shard(dim)]), target if ignored == 255 else target % 200,
+                mesh=mesh,
+            )  # fmt: skip
+
+
+@ranks(2, 3)
 def test_nothing_but_ignored_targets_is_nan(mesh):
     x, target = classes((4, 5))
     target.fill_(-100)
