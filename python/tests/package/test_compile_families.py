@@ -416,3 +416,24 @@ def test_a_family_compiles_whole_in_any_layout(mesh, name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_inductor(mesh, name):
     check(mesh, name, "inductor", layouts=1)
+
+
+@ranks(2, timeout=300)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_code_refuses_what_is_out_of_bounds(mesh, backend):
+    def loss(x, labels):
+        return F.cross_entropy(x, labels)
+
+    def rows(x, index):
+        return x[index].sin()
+
+    x = numbers((6, 5)).requires_grad_()
+    good, bad = torch.arange(6) % 5, torch.tensor([0, 1, 2, 3, 4, 255])
+    for function in (loss, rows):
+        for dim in (0, 1):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, fullgraph=True, backend=backend)
+            given = from_spec(x, make_spec(mesh, x.shape, [Shard(dim)]))
+            assert_close(compiled(given, good), function(x, good))
+            with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+                compiled(given, bad)

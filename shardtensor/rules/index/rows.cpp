@@ -34,10 +34,10 @@ at::Tensor whole(const at::Tensor& tensor) {
 }
 
 void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
-  if (rows.numel() == 0 || is_traced(rows)) {
+  if (rows.numel() == 0) {
     return;
   }
-  if (!rows.is_cpu()) { // a device is not waited for
+  if (is_traced(rows) || !rows.is_cpu()) { // a device is not waited for
     const auto text =
         c10::str("an index is out of bounds for dim ", dim, " of size ", size);
     at::_assert_async(rows.ge(-size).logical_and_(rows.lt(size)).all(), text);

@@ -209,10 +209,7 @@ std::vector<Tensor> totals(
 }
 
 void check_targets(const char* op, const Tensor& wrong, int64_t classes) {
-  if (is_traced(wrong)) {
-    return;
-  }
-  if (!wrong.is_cpu()) { // a device is not waited for
+  if (is_traced(wrong) || !wrong.is_cpu()) { // a device is not waited for
     const auto text = c10::str(
         op,
         ": targets are out of bounds: expected classes in [0, ",
