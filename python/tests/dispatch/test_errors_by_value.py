@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from ranks import ranks, shard, uneven
 from torch.distributed.tensor import Replicate, Shard
 
+from shardtensor import random_policy
+
 
 def division(function):
     def divide(cut):
@@ -22,7 +24,22 @@ def drawn_in_place(cut):
     return cut(torch.zeros(4)).bernoulli_(cut(torch.tensor([0.5, 0.5, 0.5, 1.5])))
 
 
+def drawn_by_counter(*weights):
+    def draw(cut):
+        rows = torch.ones(4, 3)
+        rows[3] = torch.tensor(weights)
+        with random_policy("counter"):
+            return torch.multinomial(cut(rows), 2)
+
+    return draw
+
+
 REFUSED = {
+    "finite weights of at least 0": [
+        drawn_by_counter(1.0, -1.0, 1.0),
+        drawn_by_counter(0.0, 0.0, 0.0),
+        drawn_by_counter(1.0, 1.0, torch.nan),
+    ],
     "between 0 and 1": [
         lambda cut: F.binary_cross_entropy(cut(torch.arange(4.0)), cut(torch.ones(4))),
         refused_target,

@@ -377,7 +377,6 @@ at::Tensor binomial_kernel(
 
 void check_multinomial(
     const at::Tensor& weights,
-    const at::Tensor& local,
     int64_t samples,
     bool replacement) {
   TORCH_CHECK(
@@ -395,13 +394,20 @@ void check_multinomial(
       weights.size(-1),
       " (one per category), got ",
       samples);
-  TORCH_CHECK(
-      local.numel() == 0 || is_traced(local) || !local.is_cpu() ||
-          (local.ge(0).all().item<bool>() &&
-           local.isfinite().all().item<bool>() &&
-           local.sum(-1).gt(0).all().item<bool>()),
-      "multinomial: expected finite weights of at least 0 with a sum above 0 "
-      "in each row");
+}
+
+/// `local`: this rank's rows.
+void check_weights(const at::Tensor& local, const SpecPtr& rows) {
+  if (is_traced(local) || !local.is_cpu()) {
+    return;
+  }
+  const auto check = [&] {
+    TORCH_CHECK(
+        local.ge(0).all().item<bool>() && local.isfinite().all().item<bool>() &&
+            local.sum(-1).gt(0).all().item<bool>(),
+        "expected finite weights of at least 0 with a sum above 0 in each row");
+  };
+  raise_together("aten::multinomial", rows, check);
 }
 
 /// Rows stay cut; the categories must be whole. Without replacement the
@@ -411,10 +417,11 @@ at::Tensor own_multinomial(
     int64_t samples,
     bool replacement,
     const Generator& generator) {
+  check_multinomial(weights, samples, replacement);
   const auto given = without_partial(spec(weights));
   const auto rows = without_shard(given, weights.dim() - 1);
   const auto local = local_of(weights, rows).tensor.contiguous();
-  check_multinomial(weights, local, samples, replacement);
+  check_weights(local, rows);
   auto sizes = weights.sizes().vec();
   sizes.back() = samples;
   const auto target = with_sizes(rows, sizes);
