@@ -109,6 +109,15 @@ REFUSED = {
     "max along a dim": lambda x: x.max(1),
     "argmax": lambda x: x.argmax(),
     "argmin along a dim": lambda x: x.argmin(0),
+    "var": lambda x: x.long().var(1),
+    "std": lambda x: x.long().std(),
+    "var_mean": lambda x: torch.var_mean(x.long(), 0),
+    "std_mean": lambda x: torch.std_mean(x.bool()),
+    "norm": lambda x: x.long().norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x.long(), dim=1),
+    "vector_norm in another dtype": lambda x: torch.linalg.vector_norm(
+        x.long(), 0, dtype=torch.float64
+    ),
     "fft": lambda x: torch.fft.fft(x.to(torch.complex32)),
     "fft2": lambda x: torch.fft.fft2(x.to(torch.complex32)),
     "irfft": lambda x: torch.fft.irfft(x.to(torch.complex32), 8, 0),

@@ -14,8 +14,12 @@
 #include <ATen/ops/nansum_ops.h>
 #include <ATen/ops/norm_ops.h>
 #include <ATen/ops/prod_ops.h>
+#include <ATen/ops/std_mean_ops.h>
+#include <ATen/ops/std_ops.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/var_mean.h>
+#include <ATen/ops/var_mean_ops.h>
+#include <ATen/ops/var_ops.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -73,13 +77,18 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   return {all[0], all[1]};
 }
 
+template <class Op>
 TwoTensors var_mean_of(
-    const char* op,
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  const Reduction reduction(op, self, dim, keepdim);
+  const Reduction reduction(Op::name, self, dim, keepdim);
+  check_takes_dtype<Op>(
+      reduction.local,
+      at::OptionalIntArrayRef(reduction.dims),
+      at::Scalar(0),
+      keepdim);
   const auto both = moments(reduction, keepdim);
   const double rows =
       static_cast<double>(count_over(reduction.spec->sizes(), reduction.dims));
@@ -98,7 +107,8 @@ at::Tensor var_kernel(
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  return std::get<0>(var_mean_of("var", self, dim, correction, keepdim));
+  return std::get<0>(
+      var_mean_of<ops::var_correction>(self, dim, correction, keepdim));
 }
 
 TwoTensors var_mean_kernel(
@@ -106,7 +116,7 @@ TwoTensors var_mean_kernel(
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  return var_mean_of("var_mean", self, dim, correction, keepdim);
+  return var_mean_of<ops::var_mean_correction>(self, dim, correction, keepdim);
 }
 
 at::Tensor std_kernel(
@@ -114,7 +124,9 @@ at::Tensor std_kernel(
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  return std::get<0>(var_mean_of("std", self, dim, correction, keepdim)).sqrt();
+  return std::get<0>(
+             var_mean_of<ops::std_correction>(self, dim, correction, keepdim))
+      .sqrt();
 }
 
 TwoTensors std_mean_kernel(
@@ -122,7 +134,8 @@ TwoTensors std_mean_kernel(
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
-  auto [var, mean] = var_mean_of("std_mean", self, dim, correction, keepdim);
+  auto [var, mean] =
+      var_mean_of<ops::std_mean_correction>(self, dim, correction, keepdim);
   return {var.sqrt(), mean};
 }
 
@@ -170,6 +183,7 @@ struct NormKernel<Op, at::Tensor(const at::Tensor&, Args...)> {
   static at::Tensor call(const at::Tensor& self, Args... args) {
     ReductionArguments given;
     (given.read(args), ...);
+    check_takes_dtype<Op>(impl_of(self)->local(), args...);
     return norm(Op::name, self, given);
   }
 };
