@@ -1,6 +1,7 @@
 #include "shardtensor/layout/global_rows.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros_like.h>
@@ -27,6 +28,17 @@ at::Tensor global_rows(
   return spec.is_sharded(dim)
       ? global_rows(local, spec.partition(dim), spec.piece(dim, position))
       : local;
+}
+
+at::Tensor own_rows(
+    const ShardSpec& spec,
+    int64_t dim,
+    const at::TensorOptions& options) {
+  return global_rows(
+      at::arange(spec.local_sizes()[dim], options),
+      spec,
+      dim,
+      spec.mesh()->position());
 }
 
 at::Tensor flat_indices(

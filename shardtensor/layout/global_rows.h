@@ -23,6 +23,11 @@ at::Tensor global_rows(
     const ShardSpec& spec,
     int64_t dim,
     int64_t position);
+/// What this rank owns of `dim`, of the type in `options`.
+at::Tensor own_rows(
+    const ShardSpec& spec,
+    int64_t dim,
+    const at::TensorOptions& options);
 
 /// Row-major indices into a piece of sizes `from` as row-major indices into a
 /// tensor of sizes `to`; row_of says which row of `to` a row of dim i is.

@@ -18,6 +18,7 @@
 
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/layout/global_rows.h"
 #include "shardtensor/tensor/keys.h"
 
 // Operators that PyTorch makes of others, but not visibly to the dispatcher.
@@ -79,6 +80,19 @@ constexpr const char* kViewCopies[] = {
     "view_as_real_copy",
 };
 
+/// Which elements of square matrices are on a diagonal, where the rows of these
+/// are cut as the last dim of `rows`.
+at::Tensor diagonal_mask(const at::Tensor& rows, int64_t offset) {
+  const auto options = impl_of(rows)->local().options().dtype(at::kLong);
+  const auto layout = without_partial(spec(rows));
+  const auto last = layout->dim() - 1;
+  const auto extent = layout->size(last);
+  const auto own = own_rows(*layout, last, options).unsqueeze(-1);
+  return wrap(
+      own.add(offset).eq(at::arange(extent, options)),
+      with_dims(layout, {extent, extent}, {last, -1}));
+}
+
 /// Row i of a result has the element i of the vector that is cut as the rows
 /// are.
 at::Tensor diag_embed_kernel(
@@ -100,12 +114,8 @@ at::Tensor diag_embed_kernel(
       : at::constant_pad_nd(
             self,
             {std::max<int64_t>(-offset, 0), std::max<int64_t>(offset, 0)});
-  const auto each = at::arange(
-      rows.size(-1), impl_of(self)->local().options().dtype(at::kLong));
-  const auto on_diagonal =
-      at::eq(at::add(each.unsqueeze(-1), at::Scalar(offset)), each);
   const auto zero = at::zeros({}, impl_of(self)->local().options());
-  return at::where(on_diagonal, rows.unsqueeze(-1), zero)
+  return at::where(diagonal_mask(rows, offset), rows.unsqueeze(-1), zero)
       .movedim(at::IntArrayRef{-2, -1}, at::IntArrayRef{row, column})
       .contiguous();
 }

@@ -149,8 +149,7 @@ at::Tensor places_of_rows(
     const at::TensorOptions& options) {
   const auto mine = at::arange(spec->local_sizes()[dim], options);
   auto places = at::full({spec->size(dim)}, -1, options);
-  const auto rows = global_rows(mine, *spec, dim, spec->mesh()->position());
-  return places.index_copy_(0, rows, mine);
+  return places.index_copy_(0, own_rows(*spec, dim, options), mine);
 }
 
 /// Entries of a matrix, to choose from.

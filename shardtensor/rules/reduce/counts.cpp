@@ -2,9 +2,7 @@
 #include <optional>
 
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/bincount.h>
-#include <ATen/ops/eq.h>
 #include <ATen/ops/histc.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
@@ -12,6 +10,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/global_rows.h"
 
 // How many elements fall into each bin: every rank counts its own, for bins
 // that all have agreed on.
@@ -81,12 +80,14 @@ at::Tensor histc_kernel(
 /// Nothing moves: an element knows whether it is on the diagonal.
 at::Tensor trace_kernel(const at::Tensor& self) {
   TORCH_CHECK(self.dim() == 2, "trace: expected a matrix");
-  const auto options = impl_of(self)->local().options();
-  const auto rows = at::arange(self.size(0), options.dtype(at::kLong));
-  const auto columns = at::arange(self.size(1), options.dtype(at::kLong));
-  return at::sum(
-      at::where(
-          at::eq(rows.unsqueeze(1), columns), self, at::zeros({}, options)));
+  const auto& local = impl_of(self)->local();
+  const auto options = local.options().dtype(at::kLong);
+  const auto on_diagonal = own_rows(*spec(self), 0, options)
+                               .unsqueeze(1)
+                               .eq(own_rows(*spec(self), 1, options));
+  const auto diagonal =
+      at::where(on_diagonal, local, at::zeros({}, local.options()));
+  return at::sum(wrap(diagonal, spec(self)));
 }
 
 } // namespace

@@ -5,6 +5,7 @@ import torch
 from layouts import ALL, check, check_native
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
+from torch.profiler import ProfilerActivity, profile
 
 COMPOSITES = {
     "channel_shuffle": lambda x: torch.channel_shuffle(x, 2),
@@ -91,3 +92,20 @@ def test_channel_shuffle_of_any_strides(mesh):
             found = torch.channel_shuffle(part, 2)
             assert_close(found, expected)
             assert found.stride() == expected.stride()
+
+
+def bytes_made(fn):
+    """Of all tensors that a call makes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        fn()
+    return sum(max(event.self_cpu_memory_usage, 0) for event in seen.events())
+
+
+@ranks(4)
+def test_diagonals_are_made_by_pieces(mesh):
+    n = 1024
+    row = shard(torch.ones(n, dtype=torch.uint8), mesh, [Shard(0)])
+    assert bytes_made(lambda: row.diag_embed()) < 0.75 * n * n
+    for dim in (0, 1):
+        matrix = shard(torch.ones(n, n), mesh, [Shard(dim)])
+        assert bytes_made(lambda m=matrix: m.trace()) < 1.5 * n * n
