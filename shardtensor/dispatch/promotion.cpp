@@ -64,6 +64,17 @@ void check_promotion(const at::Tensor& tensor, const char* op) {
   }
 }
 
+void check_promotions(c10::ArrayRef<at::Tensor> tensors, const char* op) {
+  if (promotion == TensorPromotionMode::Silent) {
+    return;
+  }
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && must_promote(tensor)) {
+      check_promotion(tensor, op);
+    }
+  }
+}
+
 at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,

@@ -31,6 +31,10 @@ inline bool must_promote(const at::Tensor& tensor) {
 /// ShardTensor in the operator `op`.
 void check_promotion(const at::Tensor& tensor, const char* op);
 
+/// The same for each of these that would be promoted: weights, which enter
+/// local work as they are.
+void check_promotions(c10::ArrayRef<at::Tensor> tensors, const char* op);
+
 /// promote() under the current mode, for the operator `op`; a ShardTensor stays
 /// as it is.
 at::Tensor promote_operand(

@@ -267,6 +267,49 @@ def test_promotion_modes(mesh):
     assert ShardTensor.get_promotion_mode() == TensorPromotionMode.SILENT
 
 
+W3, W33 = torch.ones(4, 4, 3), torch.ones(4, 4, 3, 3)
+WITH_WEIGHTS = {
+    "linear": lambda x: F.linear(x, torch.ones(2, 8)),
+    "conv1d": lambda x: F.conv1d(x[:, :, 0], W3),
+    "conv2d": lambda x: F.conv2d(x, W33),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(x, W33),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, torch.ones(4), training=True),
+    "running statistics": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "instance_norm": lambda x: F.instance_norm(x, weight=torch.ones(4)),
+    "group_norm": lambda x: F.group_norm(x, 2, torch.ones(4)),
+    "layer_norm": lambda x: F.layer_norm(x, (8,), torch.ones(8)),
+    "rms_norm": lambda x: F.rms_norm(x, (8,), torch.ones(8)),
+    "prelu": lambda x: F.prelu(x, torch.ones(4)),
+    "bilinear": lambda x: F.bilinear(x, x, torch.ones(2, 8, 8)),
+    "embedding": lambda x: F.embedding((x > 0).long(), torch.ones(2, 3)),
+    "stft": lambda x: torch.stft(
+        x[0].flatten(1), 4, 2, window=torch.ones(4), return_complex=True
+    ),
+    "cross_entropy": lambda x: F.cross_entropy(x, (x[:, 0] > 0).long(), torch.ones(4)),
+    "attention": lambda x: F.scaled_dot_product_attention(x, torch.ones(2, 4, 8, 8), x),
+    "einsum": lambda x: torch.einsum("bchw,wk->bchk", x, torch.ones(8, 3)),
+    "interpolated grid": lambda x: F.grid_sample(
+        x, torch.zeros(2, 3, 3, 2), align_corners=False
+    ),
+}
+
+
+@ranks(2, "2x2")
+def test_weights_are_plain_tensors_as_others(mesh):
+    layouts = [[Shard(2)] * mesh.ndim, [Shard(3)] * mesh.ndim]
+    layouts += [[Shard(2), Shard(3)]] if mesh.ndim == 2 else []
+    for layout in layouts:
+        x = shard(torch.randn(2, 4, 8, 8), mesh, layout)
+        for name, call in WITH_WEIGHTS.items():
+            with ShardTensor.promotion_mode("disabled"):
+                with pytest.raises(ValueError, match="got a plain tensor"):
+                    call(x)
+                    pytest.fail(name)
+            with ShardTensor.promotion_mode("warn"):
+                with pytest.warns(UserWarning, match="auto-promoting a plain"):
+                    call(x)
+
+
 @ranks(2)
 def test_what_is_sharded_already_needs_no_promotion(mesh):
     x, target = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])

@@ -21,6 +21,7 @@ Tensor norm_input(
     tensors.push_back(value_or_undefined(other));
   }
   const auto mesh = common_mesh(op, tensors);
+  check_promotions(at::ArrayRef<Tensor>(tensors).slice(1), op);
   const auto x = promote_operand(input, mesh, op);
   return autocast_to_float(op, redistribute(x, without_partial(spec(x))));
 }

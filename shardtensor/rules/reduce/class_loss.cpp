@@ -106,6 +106,7 @@ OptionalTensor plain_weight(
       classes,
       "], one per class, got ",
       weight->sizes());
+  check_promotions({*weight}, op);
   const auto whole = autocast_to_float(
       op, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
   TORCH_CHECK(

@@ -14,6 +14,7 @@
 
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/parameter_gradients.h"
@@ -130,6 +131,7 @@ Tensor stft_function(
         return_complex,
         align_to_window);
   }
+  check_promotions({value_or_undefined(window)}, "aten::stft");
   const auto signal = center ? padded(self, n_fft / 2, pad_mode) : self;
   const auto call = plan_frames(spec(signal), frames);
   const auto weights = shared_weights(

@@ -300,6 +300,7 @@ Tensor convolve(
     const std::optional<Tensor>& maybe_bias) {
   const Tensor bias = value_or_undefined(maybe_bias);
   const auto mesh = common_mesh(conv.op, {input, weight, bias});
+  check_promotions({weight, bias}, conv.op);
   const Tensor x = promote_operand(input, mesh, conv.op);
   const auto plan = find_plan(conv, x, weight, bias);
   const auto& call = plan->call;
