@@ -12,6 +12,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/known_zeros.h"
 
@@ -354,18 +355,12 @@ at::Tensor repeat_function(
 
 // ---- roll and flip ----------------------------------------------------------
 
-/// Every rank's rows along the sharded `dims`, taken from the rows that
-/// `source` names, in the layout of `spec` of a tensor that shows `format`.
-/// Communication: one exchange.
-at::Tensor take_rows(
-    const at::Tensor& local,
+using RowOfRow = std::function<int64_t(int64_t dim, int64_t row)>;
+
+EncodedExchange plan_rows(
     const SpecPtr& spec,
-    at::MemoryFormat format,
     const std::vector<int64_t>& dims,
-    const std::function<int64_t(int64_t dim, int64_t row)>& source) {
-  if (dims.empty()) {
-    return local;
-  }
+    const RowOfRow& source) {
   const auto rows = [&](int64_t dim, int64_t position) {
     const auto own = spec->interval(dim, position);
     RowSource result;
@@ -375,8 +370,30 @@ at::Tensor take_rows(
     return result;
   };
   const auto& mesh = *spec->mesh();
-  const auto plan = plan_gather_rows(spec, dims, rows, mesh.position());
-  return exchange(local, encode(plan, mesh), format);
+  return encode(plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
+}
+
+/// Every rank's rows along the sharded `dims`, taken from the rows that
+/// `source` names, in the layout of `spec` of a tensor that shows `format`.
+/// Planned once for `op`, a literal, and `arguments`, which say what `source`
+/// does. Communication: one exchange.
+at::Tensor take_rows(
+    const char* op,
+    const std::vector<int64_t>& arguments,
+    const at::Tensor& local,
+    const SpecPtr& spec,
+    at::MemoryFormat format,
+    const std::vector<int64_t>& dims,
+    const RowOfRow& source) {
+  if (dims.empty()) {
+    return local;
+  }
+  static PlanCache<EncodedExchange> plans;
+  PlanKey key;
+  key.add(reinterpret_cast<int64_t>(op)).add(spec).add(dims).add(arguments);
+  const auto plan =
+      plans.find(key, [&] { return plan_rows(spec, dims, source); });
+  return exchange(local, *plan, format);
 }
 
 /// Dims and how far each is rolled; a dim that is named twice rolls twice.
@@ -415,9 +432,11 @@ at::Tensor roll_kernel(
   auto [local, layout] = local_of(self, contiguous(spec(self)));
   const auto rolled = shifts_of(self, shifts, dims);
   std::vector<int64_t> cut;
+  std::vector<int64_t> shifts_of_cut;
   for (const auto& [dim, shift] : rolled) {
     if (layout->is_sharded(dim)) {
       cut.push_back(dim);
+      shifts_of_cut.push_back(shift);
     } else {
       local = local.roll(shift, dim);
     }
@@ -425,7 +444,14 @@ at::Tensor roll_kernel(
   const auto from = [&](int64_t dim, int64_t row) {
     return (row - rolled.at(dim) + self.size(dim)) % self.size(dim);
   };
-  local = take_rows(local, layout, self.suggest_memory_format(), cut, from);
+  local = take_rows(
+      "roll",
+      shifts_of_cut,
+      local,
+      layout,
+      self.suggest_memory_format(),
+      cut,
+      from);
   const auto result = wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
       layout,
@@ -463,8 +489,14 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
     const auto piece = partition.owner(row);
     return self.size(dim) - offsets[piece + 1] + (row - offsets[piece]);
   };
-  local =
-      take_rows(local, layout, self.suggest_memory_format(), cut, from_the_end);
+  local = take_rows(
+      "flip",
+      {},
+      local,
+      layout,
+      self.suggest_memory_format(),
+      cut,
+      from_the_end);
   return wrap(
       local.flip(wrapped),
       layout,
