@@ -91,11 +91,12 @@ at::Scalar neutral_of(c10::string_view reduce, at::ScalarType dtype) {
     const auto infinity = std::numeric_limits<double>::infinity();
     return lowest ? -infinity : infinity;
   }
-  return AT_DISPATCH_INTEGRAL_TYPES(dtype, "scatter_reduce", [&] {
-    using Limits = std::numeric_limits<scalar_t>;
-    return at::Scalar(
-        static_cast<int64_t>(lowest ? Limits::lowest() : Limits::max()));
-  });
+  return AT_DISPATCH_INTEGRAL_TYPES_AND(
+      at::kBool, dtype, "scatter_reduce", [&] {
+        using Limits = std::numeric_limits<scalar_t>;
+        return at::Scalar(
+            static_cast<int64_t>(lowest ? Limits::lowest() : Limits::max()));
+      });
 }
 
 void reduce_into(

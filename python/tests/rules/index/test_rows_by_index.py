@@ -97,6 +97,25 @@ def test_rows_and_edges_in_any_pieces(mesh, name):
             )  # fmt: skip
 
 
+@ranks(2, 3)
+def test_truth_values_are_reduced_into_rows(mesh):
+    x, edges = graph()
+    bits = x.detach() > 0
+    for sizes in partitions(NODES, mesh.size()):
+        cut = shard(bits, mesh, [Shard(0)], {0: sizes})
+        index = shard(edges, mesh, [Shard(1)])
+        for name in ("amax", "amin", "prod", "sum"):
+            for include in (True, False):
+
+                def reduce(x, edges, name=name, include=include):
+                    rows = x[edges[0]]
+                    return torch.zeros_like(x).scatter_reduce(
+                        0, wide(edges[1], rows), rows, name, include_self=include
+                    )
+
+                assert_close(reduce(cut, index), reduce(bits, edges))
+
+
 LAYOUTS = {
     "both_axes": ([Shard(0), Shard(0)], [Shard(1), Shard(1)]),
     "channels": ([Shard(0), Shard(1)], [Shard(1), Replicate()]),
