@@ -202,8 +202,9 @@ void plan_whole_index(
   const auto all_named = order.rows({named_rows(whole, extent)});
   auto& recent = recent_exchanges();
   const auto made = recent.find(wanted, owned);
+  const auto digest = digest_of(all_named);
   const auto same = std::ranges::find_if(made, [&](const auto& exchange) {
-    return exchange->is_of_whole(all_named);
+    return exchange->is_of_whole(digest);
   });
   auto exchange = same == made.end() ? nullptr : *same;
   if (!exchange) {

@@ -20,7 +20,8 @@ namespace shardtensor::detail {
 // know it. Each rank compares its part with those that the last exchanges of
 // the same layouts were made for; the ranks' findings travel in the reduction
 // that checks the bounds of an index that is not known, and needs no message
-// more. An exchange that all of them found is taken again.
+// more. An exchange that all of them found is taken again. Of an index that
+// every rank has a digest is compared, without a message.
 
 /// The exchanges used last on each mesh, latest first. Shared by all threads,
 /// as KnownOfShown. Ranks agree about what is in it, for it depends on the

@@ -11,10 +11,12 @@
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -77,7 +79,27 @@ at::Tensor piece_of_elements(
       .flatten();
 }
 
+/// A step of SplitMix64: every bit of x comes to depend on those above.
+void mix(const at::Tensor& x, uint64_t factor) {
+  const auto high = at::bitwise_right_shift(x, at::Scalar(29));
+  x.bitwise_xor_(high).mul_(at::Scalar(static_cast<int64_t>(factor)));
+}
+
 } // namespace
+
+IndexDigest digest_of(const at::Tensor& index) {
+  constexpr uint64_t kPlaces = 0x9E3779B97F4A7C15;
+  const auto flat = index.flatten().to(at::kLong);
+  const auto bits = at::arange(1, flat.numel() + 1, flat.options());
+  bits.mul_(at::Scalar(static_cast<int64_t>(kPlaces))).bitwise_xor_(flat);
+  mix(bits, 0xBF58476D1CE4E5B9);
+  mix(bits, 0x94D049BB133111EB);
+  const auto first = bits.sum();
+  mix(bits, 0xBF58476D1CE4E5B9);
+  mix(bits, 0x94D049BB133111EB);
+  const auto numbers = host_numbers(at::stack({first, bits.sum()}));
+  return {numbers[0], numbers[1]};
+}
 
 at::Scalar neutral_of(c10::string_view reduce, at::ScalarType dtype) {
   if (reduce == "sum") {
@@ -133,8 +155,7 @@ RowExchange::RowExchange(
     const SpecPtr& rows,
     const at::Tensor& whole)
     : index_spec_(std::move(index_spec)),
-      group_(*group_of(*rows->mesh(), rows->axes(0))),
-      whole_(whole) {
+      group_(*group_of(*rows->mesh(), rows->axes(0))) {
   const auto own = rows->interval(0);
   first_row_ = own.begin;
   own_rows_ = own.end - own.begin;
@@ -151,8 +172,9 @@ RowExchange::RowExchange(
   places_.index_copy_(0, others, inverse + own_rows_);
 
   received_ = count_by_piece(unique, rows->partition(0));
-  if (whole_.defined()) {
-    look_up_others(rows->partition(0));
+  if (whole.defined()) {
+    whole_ = digest_of(whole);
+    look_up_others(whole, rows->partition(0));
   } else {
     ask_others(unique, *rows);
   }
@@ -172,13 +194,15 @@ void RowExchange::ask_others(
                 .item<int64_t>() == 0;
 }
 
-void RowExchange::look_up_others(const Partition& rows) {
-  const auto readers = piece_of_elements(*index_spec_, whole_.options());
-  const auto owners = piece_of(whole_, rows);
+void RowExchange::look_up_others(
+    const at::Tensor& whole,
+    const Partition& rows) {
+  const auto readers = piece_of_elements(*index_spec_, whole.options());
+  const auto owners = piece_of(whole, rows);
   const auto travel = readers.ne(owners);
   silent_ = !travel.any().item<bool>();
   const auto to_others = travel.logical_and_(owners.eq(Group(group_).rank()));
-  const auto keys = (readers * rows.extent() + whole_).masked_select(to_others);
+  const auto keys = (readers * rows.extent() + whole).masked_select(to_others);
   const auto unique = std::get<0>(at::_unique2(keys, /*sorted=*/true));
   sent_rows_ = unique.remainder(rows.extent()) - first_row_;
   sent_ = host_numbers(
@@ -204,10 +228,6 @@ at::Tensor RowExchange::differs_from(const at::Tensor& named_rows) const {
     }
   }
   return differs(1);
-}
-
-bool RowExchange::is_of_whole(const at::Tensor& rows) const {
-  return whole_.defined() && whole_.equal(rows);
 }
 
 at::Tensor RowExchange::all_to_all(const at::Tensor& x, int64_t dim, bool back)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,6 +26,12 @@ namespace shardtensor::detail {
 // Adding to rows is the same way back. Memory: as much as the own part of the
 // index.
 
+/// 128 bits of an index, which another one does not have but by chance.
+using IndexDigest = std::array<int64_t, 2>;
+
+/// Of the elements in their order. A device is waited for.
+IndexDigest digest_of(const at::Tensor& index);
+
 /// Which rows go where for one index of rows cut in one way; see the note.
 class RowExchange {
  public:
@@ -43,8 +50,10 @@ class RowExchange {
   /// exchange, for it names other rows.
   at::Tensor differs_from(const at::Tensor& named_rows) const;
 
-  /// Whether it was made for a whole index that names these rows.
-  bool is_of_whole(const at::Tensor& rows) const;
+  /// Whether it was made for a whole index that names rows of this digest.
+  bool is_of_whole(const IndexDigest& rows) const {
+    return whole_ == rows;
+  }
 
   /// The layout in which the index is used.
   const SpecPtr& index_spec() const {
@@ -107,13 +116,13 @@ class RowExchange {
   /// What the others name of the own rows: they say so, or the whole index
   /// does.
   void ask_others(const at::Tensor& named_of_others, const ShardSpec& rows);
-  void look_up_others(const Partition& rows);
+  void look_up_others(const at::Tensor& whole, const Partition& rows);
   EncodedExchange encoded(const at::Tensor& x, int64_t dim) const;
   at::Tensor all_to_all(const at::Tensor& x, int64_t dim, bool back) const;
 
   SpecPtr index_spec_;
   std::string group_;
-  at::Tensor whole_; // the rows that the index names, where all ranks have it
+  std::optional<IndexDigest> whole_; // of the rows that a whole index names
   at::Tensor places_;
   at::Tensor rows_of_others_; // those that places name
   at::Tensor sent_rows_; // own rows that others name, rank by rank
