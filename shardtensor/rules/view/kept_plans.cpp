@@ -69,6 +69,11 @@ ViewPlanPtr find_view_plan(
   });
 }
 
+bool begins_at(const at::Tensor& self, std::optional<int64_t> storage_offset) {
+  const bool is_part = self.is_view() && self._base().numel() != self.numel();
+  return !storage_offset || (*storage_offset == 0 && !is_part);
+}
+
 namespace {
 
 /// Shared by all threads: backward may run on another one than forward.

@@ -28,6 +28,10 @@ ViewPlanPtr find_view_plan(
     c10::function_ref<ViewPlan()> make,
     c10::function_ref<at::Tensor(const at::Tensor&)> view);
 
+/// Whether an offset of as_strided, none or one from where the memory begins
+/// that `self` is a part of, is where `self` begins.
+bool begins_at(const at::Tensor& self, std::optional<int64_t> storage_offset);
+
 // Note [Origins of views]
 // ATen's backward of a slice or a row is told the sizes of its input, not the
 // layout. Any layout is a right one, but only the input's own needs no messages

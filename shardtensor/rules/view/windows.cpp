@@ -293,7 +293,7 @@ at::Tensor as_strided_function(
     at::IntArrayRef size,
     at::IntArrayRef stride,
     std::optional<int64_t> storage_offset) {
-  const auto windows = storage_offset.value_or(0) == 0
+  const auto windows = begins_at(self, storage_offset)
       ? find_windows(self, size, stride)
       : std::nullopt;
   return windows ? self.unfold(windows->dim, size.back(), windows->step)

@@ -418,3 +418,11 @@ def test_windows_by_strides(mesh):
         for sizes, strides in [((3, 5, 3), (10, 2, 1)), ((3, 4, 3), (9, 2, 1))]:
             with pytest.raises(NotImplementedError, match="has no memory"):
                 torch.as_strided(shard(x, mesh, [Shard(dim)]), sizes, strides)
+
+        # Of a slice, offsets count from the memory it is of.
+        def of_slice(x, *offset):
+            return torch.as_strided(x[1:], (2, 4, 3), (10, 2, 1), *offset)
+
+        check_op(of_slice, part, mesh=mesh)
+        with pytest.raises(NotImplementedError, match="has no memory"):
+            of_slice(shard(x, mesh, [Shard(dim)]), 0)

@@ -443,6 +443,9 @@ def test_wrong_views_raise(mesh):
     with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
         as_strided(s, (2, 2), (1, 1))
     assert_close(as_strided(s, (4, 6), (6, 1)), torch.zeros(4, 6))
+    assert_close(as_strided(s[2:], (2, 6), (6, 1)), torch.zeros(2, 6))
+    with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
+        as_strided(s[2:], (2, 6), (6, 1), 0)
     with pytest.raises(NotImplementedError, match="full_tensor.. or to_local"):
         torch.ops.aten.as_strided_(s, (2, 2), (1, 1))
     with pytest.raises(NotImplementedError, match="no memory of its global sizes"):
