@@ -21,14 +21,18 @@ _KINDS = {
 
 
 def agree(
-    mesh: DeviceMesh, error: Exception | None, told: object = None, title: str = ""
+    mesh: DeviceMesh,
+    error: Exception | None,
+    told: object = None,
+    title: str = "",
+    kind: type[Exception] = ValueError,
 ) -> None:
     """Raises on every rank of the mesh what `error` is on one of them, the first
-    rank's where several have one; and, by this `title`, where the ranks were not
-    `told` the same. Communication: one small gather, another one where something is
-    wrong."""
+    rank's where several have one; and, by this `title` and of this `kind`, where the
+    ranks were not `told` the same. Communication: one small gather, another one where
+    something is wrong."""
     device = "cpu" if moves_on_host(mesh) else device_of(mesh)
-    _agree(whole_group(mesh), device, error, told, "mesh rank", title)
+    _agree(whole_group(mesh), device, error, told, "mesh rank", title, kind)
 
 
 def agree_everywhere(error: Exception | None, told: object = None) -> None:
@@ -52,7 +56,7 @@ def made_everywhere(make: Callable, told: object = None):
     return made
 
 
-def _agree(group, device, error, told, rank, title):
+def _agree(group, device, error, told, rank, title, kind=ValueError):
     digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
     number = 0 if error else int.from_bytes(digest, "little", signed=True)
     mine = torch.tensor([error is not None, number], device=device)
@@ -65,7 +69,10 @@ def _agree(group, device, error, told, rank, title):
         return
     texts: list = [None] * ranks
     dist.all_gather_object(texts, _text(error, told), group)
-    _raise(texts, [bool(bad) for bad, _ in rows], error, rank, title)
+    failed = [bool(bad) for bad, _ in rows]
+    if not any(failed):
+        raise kind(_difference(texts, rank, title))
+    _raise(texts, failed, error, rank)
 
 
 def gather(
@@ -125,14 +132,15 @@ def _text(error, told):
     return (kinds or ["RuntimeError"])[0], str(error)
 
 
-def _raise(texts, failed, error, rank, title):
-    if not any(failed):
-        calls: dict[str, list[int]] = {}
-        for i, (_, text) in enumerate(texts):
-            calls.setdefault(text, []).append(i)
-        lines = [f"{rank}s {ranks}: {text}" for text, ranks in calls.items()]
-        problem = f"{title}ranks were told different things"
-        raise ValueError("\n".join([problem, *lines]))
+def _difference(texts, rank, title):
+    calls: dict[str, list[int]] = {}
+    for i, (_, text) in enumerate(texts):
+        calls.setdefault(text, []).append(i)
+    lines = [f"{rank}s {ranks}: {text}" for text, ranks in calls.items()]
+    return "\n".join([f"{title}ranks were told different things", *lines])
+
+
+def _raise(texts, failed, error, rank):
     kind, text = texts[failed.index(True)]
     if not all(failed):
         ranks = [str(i) for i, bad in enumerate(failed) if bad]

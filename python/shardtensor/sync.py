@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator
 
@@ -10,10 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardtensor.agree import agree, missing_ranks_named
 from shardtensor.device_mesh import device_of
 from shardtensor.shard_tensor import ShardTensor
 
-BUCKET = 250_000_000  # bytes in one broadcast
+TITLE = "sync_module_over_mesh: "
+BUCKET = 250_000_000  # bytes in one broadcast of several tensors
 
 
 def sync_module_over_mesh(
@@ -26,22 +27,16 @@ def sync_module_over_mesh(
     at position `src_mesh_rank` of a 1-D mesh, in place; DTensors and
     ShardTensors stay. For ranks that seeded differently: domain ranks must hold
     equal weights, and neither DDP nor FSDP2 along another axis sees to it. Call
-    it before fully_shard. Modules that differ in more than values are an error
-    on all ranks; `verify` compares the values afterwards, too. Not
-    differentiable. Communication: two small gathers, the state in broadcasts of
-    at most 250 MB."""
+    it before fully_shard. Arguments that differ between ranks, and modules that do
+    in more than values, are an error on all of them; `verify` compares the values
+    afterwards, too. Not differentiable. Communication: two small gathers, the state
+    in broadcasts of 250 MB, or of one tensor that is larger; of `verify` an
+    all-reduce."""
     if mesh.ndim != 1:
-        raise ValueError(
-            f"sync_module_over_mesh: expected a 1-D mesh, got one of {mesh.ndim} axes"
-        )
-    if not 0 <= src_mesh_rank < mesh.size():
-        raise ValueError(
-            f"sync_module_over_mesh: src_mesh_rank {src_mesh_rank} is outside a mesh "
-            f"of {mesh.size()} ranks"
-        )
+        raise ValueError(f"{TITLE}expected a 1-D mesh, got one of {mesh.ndim} axes")
     state = dict(_state(module))
     plain = {name: x for name, x in state.items() if not _is_distributed(x)}
-    _make_equal(module, mesh, plain, src_mesh_rank, state)
+    _make_equal(module, mesh, plain, src_mesh_rank, state, verify)
     if verify:
         _compare_values(plain, mesh.get_group(), device_of(mesh))
 
@@ -58,12 +53,18 @@ def sync_pieces_over_mesh(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     _make_equal(module, mesh, pieces, 0, pieces)
 
 
-def _make_equal(module, mesh, tensors, source, state):
+def _make_equal(module, mesh, tensors, source, state, verify=False):
+    problem = None
+    try:
+        _check(module, mesh, state, tensors, source)
+    except (RuntimeError, TypeError, ValueError) as error:
+        problem = error
+    agree(mesh, problem, {"src_mesh_rank": source, "verify": bool(verify)}, TITLE)
+    agree(mesh, None, _metadata(tensors), f"{TITLE}metadata differs: ", RuntimeError)
     group = mesh.get_group()
-    problem = _problem(module, mesh, state, tensors)
-    _compare(problem, tensors, group, device_of(mesh))
-    for bucket in _buckets(list(tensors.values())):
-        _broadcast(bucket, source, group)
+    with missing_ranks_named(group):
+        for bucket in _buckets(list(tensors.values())):
+            _broadcast(bucket, source, group)
 
 
 def _state(module):
@@ -81,41 +82,38 @@ def _is_distributed(x):
 # ---- before -----------------------------------------------------------------
 
 
-def _problem(module, mesh, state, plain) -> str:
-    """Why this rank's module cannot be made equal, or nothing."""
+def _check(module, mesh, state, plain, source):
+    """Raises where this rank's module cannot be made equal."""
+    if not hasattr(source, "__index__"):
+        raise TypeError(f"{TITLE}src_mesh_rank: expected an int, got {source!r}")
+    if not 0 <= source < mesh.size():
+        raise ValueError(
+            f"{TITLE}src_mesh_rank {source} is outside a mesh of {mesh.size()} ranks"
+        )
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp and any(isinstance(m, fsdp.FSDPModule) for m in module.modules()):
-        return "the module is an FSDP2 module already; call this before fully_shard"
+        raise RuntimeError(
+            f"{TITLE}the module is an FSDP2 module already; call this before "
+            "fully_shard"
+        )
     for name, x in plain.items():
         if x.is_meta:
-            return f"{name} is a meta tensor"
+            raise RuntimeError(f"{TITLE}{name} is a meta tensor")
         if x.device.type != mesh.device_type:
-            return f"{name} is on {x.device}, the mesh on {mesh.device_type}"
+            raise RuntimeError(
+                f"{TITLE}{name} is on {x.device}, the mesh on {mesh.device_type}"
+            )
     if state and not plain:
-        return f"the module has {len(state)} tensors, but none of it is plain"
-    return ""
+        raise RuntimeError(
+            f"{TITLE}the module has {len(state)} tensors, but none of it is plain"
+        )
 
 
-def _compare(problem: str, plain, group, device):
-    """Raises on all ranks where one of them has a problem or another module."""
-    told = [
+def _metadata(plain):
+    """What must be alike before values can be."""
+    return [
         (name, tuple(x.shape), str(x.dtype), str(x.layout)) for name, x in plain.items()
     ]
-    digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little", signed=True)
-    mine = torch.tensor([bool(problem), number], device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group)
-    troubled = [rank for rank, (bad, _) in enumerate(everyone) if bad]
-    if problem or troubled:
-        reason = problem or f"see the error of mesh rank {troubled[0]}"
-        raise RuntimeError(f"sync_module_over_mesh: {reason}")
-    others = [rank for rank, row in enumerate(everyone) if row[1] != everyone[0][1]]
-    if others:
-        raise RuntimeError(
-            "sync_module_over_mesh: metadata differs: names, shapes, dtypes or "
-            f"layouts on mesh ranks {others} are not those on mesh rank 0"
-        )
 
 
 # ---- the values -------------------------------------------------------------
@@ -159,7 +157,7 @@ def _compare_values(plain, group, device):
     differs = (extremes[0] != -extremes[1]).any(dim=1).tolist()
     names = [name for name, bad in zip(plain, differs, strict=True) if bad]
     if names:
-        raise RuntimeError(f"sync_module_over_mesh: checksums differ: {names}")
+        raise RuntimeError(f"{TITLE}checksums differ: {names}")
 
 
 def _checksum(x):

@@ -1,5 +1,7 @@
 """sync_module_over_mesh: equal parameters on all ranks of an axis."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -106,9 +108,26 @@ def test_modules_that_differ_are_an_error_on_all_ranks(mesh):
 def test_what_one_rank_refuses_all_refuse(mesh):
     device = "meta" if dist.get_rank() == 1 else mesh.device_type
     model = torch.nn.Linear(2, 3, device=device)
-    reason = "weight is a meta tensor" if device == "meta" else "error of mesh rank 1"
-    with pytest.raises(RuntimeError, match=reason):
+    with pytest.raises(RuntimeError, match=r"weight is a meta tensor \(on mesh rank 1"):
         sync_module_over_mesh(model, mesh)
+    first = dist.get_rank() == 0
+    model = torch.nn.Linear(2, 3)
+    elsewhere = copy.copy(mesh)
+    elsewhere._device_type = "xla"
+    for wrong, error, text in (
+        ((model, mesh, dist.get_rank()), ValueError, "ranks were told different"),
+        ((model, mesh, 0, first), ValueError, "'verify': True"),
+        ((model, mesh, 2 if first else 0), ValueError, r"outside .* \(on mesh rank 0"),
+        ((model, mesh, 0 if first else "1"), TypeError, "expected an int, got '1'"),
+        ((model, elsewhere), RuntimeError, "weight is on .*, the mesh on xla"),
+    ):
+        with pytest.raises(
+            error, match=f"(?s)^sync_module_over_mesh: .*{text}"
+        ) as told:
+            sync_module_over_mesh(*wrong)
+        everyones = [None, None]
+        dist.all_gather_object(everyones, str(told.value))
+        assert everyones[0] == everyones[1]
 
 
 @ranks(2)
@@ -138,6 +157,12 @@ def test_verify_finds_values_that_did_not_arrive(mesh):
             model.bias[0] = dist.get_rank()
         with pytest.raises(RuntimeError, match=r"checksums differ: \['bias'\]"):
             sync_module_over_mesh(model, mesh, verify=True)
+        # Of the same sum of finite values, but other numbers of NaN or infinities.
+        for here, there in ((nan, 0.0), (inf, 0.0), (nan, inf)):
+            with torch.no_grad():
+                model.bias[0] = there if dist.get_rank() else here
+            with pytest.raises(RuntimeError, match="checksums differ"):
+                sync_module_over_mesh(model, mesh, verify=True)
     finally:
         sync._broadcast = kept
     assert_close(model.bias.detach()[1:], torch.zeros(1))
