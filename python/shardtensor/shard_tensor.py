@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -331,20 +332,20 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
                 "deepcopy: expected a ShardTensor that is a leaf of the graph; "
                 "detach() it first"
             )
-        copied = _C.from_local(_C.local(self).detach().clone(), self._core)
+        local = _C.local(self).detach().clone()
+        copied = _C.unflatten(local, self._core, self.stride())
         copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
-        for name, value in self.__dict__.items():
-            setattr(copied, name, value)
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
     def __reduce_ex__(self, protocol):
         """The local tensor and the layout: each rank saves its piece and loads
         it on the same rank of an equal mesh."""
         local, spec = _C.local(self).detach(), ShardTensorSpec(self._core)
-        position = self._core.mesh.position
+        position, grad = self._core.mesh.position, self.requires_grad
         attributes = dict(self.__dict__)
         return _rebuild, (local, spec, self.requires_grad, attributes, position)
 
@@ -434,7 +435,7 @@ def _refuse(tensor: ShardTensor, what: str, otherwise: str = ""):
     )
 
 
-def _rebuild(local, spec, requires_grad, attributes, position):
+def _rebuild(local, spec, requires_grad, attributes, position, strides):
     """Loads what __reduce_ex__ saved."""
     if spec._core.mesh.position != position:
         raise RuntimeError(
@@ -442,7 +443,7 @@ def _rebuild(local, spec, requires_grad, attributes, position):
             f"position {spec._core.mesh.position}; use shardtensor.checkpoint for "
             "what other ranks, or another number of them, shall load"
         )
-    tensor = _C.from_local(local, spec._core).requires_grad_(requires_grad)
+    tensor = _C.unflatten(local, spec._core, strides).requires_grad_(requires_grad)
     for name, value in attributes.items():
         setattr(tensor, name, value)
     return tensor

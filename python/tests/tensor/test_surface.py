@@ -63,6 +63,9 @@ def test_deepcopy_keeps_layout_gradient_and_attributes(mesh):
     assert_close(y.grad, x.grad.full_tensor())
     pair = copy.deepcopy([x, x])
     assert pair[0] is pair[1]
+    x.limits, x.itself = [0.0, 1.0], x
+    y, limits = copy.deepcopy([x, x.limits])
+    assert y.limits is limits and limits is not x.limits and y.itself is y
     with pytest.raises(RuntimeError, match="leaf of the graph"):
         copy.deepcopy(x * 2)
     p = copy.deepcopy(torch.nn.Parameter(x.detach()))
@@ -86,6 +89,24 @@ def saved_and_loaded(x):
     torch.save({"x": x}, file)
     file.seek(0)
     return torch.load(file)["x"]  # weights_only, the default
+
+
+@ranks(1, 2)
+def test_copies_and_files_keep_the_strides_of_one_device(mesh):
+    image, matrix = numbered(2, 3, 4, 5), numbered(6, 8)
+    for whole, make in (
+        (image, lambda x: x.to(memory_format=torch.channels_last)),
+        (matrix, lambda x: x.t()),
+        (matrix, lambda x: x[:, ::2]),
+        (numbered(6, 1), lambda x: x.expand(6, 4)),
+    ):
+        expected = make(whole)
+        x = make(shard(whole, mesh, [Shard(0)])).detach()
+        assert x.stride() == expected.stride()
+        for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), saved_and_loaded(x)):
+            assert y.stride() == copy.deepcopy(expected).stride()
+            assert_close(y, expected)
+            assert_close(y.clone(), expected.clone())
 
 
 def save_in_one_job(folder):
