@@ -11,6 +11,7 @@ from torch._prims_common import suggest_memory_format
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
+from shardtensor.agree import agree, missing_ranks_named
 from shardtensor.device_mesh import default_mesh, device_of, moves_on_host, whole_group
 from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
@@ -35,26 +36,38 @@ def scatter_tensor(
     Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
     checked against the tensor, `dtype` converts it. The result is a leaf, in the
     tensor's memory format. Raises alike on every rank for anything but a plain
-    tensor. Communication: one small broadcast, three integers from each rank to
-    each, one message to each rank; an exchange where `sizes` has a repeated cut."""
+    tensor, and for arguments that differ. Communication: one small gather, one small
+    broadcast, three integers from each rank to each, one message to each rank; an
+    exchange where `sizes` has a repeated cut."""
+
+    def told():
+        ranks = mesh.mesh.flatten().tolist()
+        if global_src not in ranks:
+            raise ValueError(
+                f"scatter_tensor: global_src {global_src} is not one of the mesh's "
+                f"ranks {ranks}"
+            )
+        described = None
+        if dist.get_rank() == global_src:
+            described = _describe("scatter_tensor", tensor, global_shape, dtype)
+        return ranks.index(global_src), requires_grad, described
+
+    return _scatter("scatter_tensor", told, tensor, mesh, placements, sizes)
+
+
+def _scatter(op, told, tensor, mesh, placements, sizes):
+    """`told` raises what is wrong here, or says the source's position, whether the
+    result requires grad and, on the source, what the others must know."""
+    source, requires_grad, described = _agreed(op, told, mesh, placements, sizes)
+    shape, dtype, device_type, memory_format = _tell(described, source, mesh)
     placements = check_placements(placements, mesh.ndim)
-    ranks = mesh.mesh.flatten().tolist()
-    if global_src not in ranks:
-        raise ValueError(
-            f"scatter_tensor: global_src {global_src} is not one of the mesh's "
-            f"ranks {ranks}"
-        )
-    holds = dist.get_rank() == global_src
-    told = _describe(tensor, global_shape, dtype) if holds else None
-    shape, dtype, device_type, memory_format = _tell(told, global_src, mesh)
     spec = make_spec(mesh, shape, placements, sizes)
     # A tensor on the host is cut there: one device may not hold it.
     where = device_of(mesh)
     if device_type == "cpu" and moves_on_host(mesh):
         where = torch.device("cpu")
-    whole = tensor.detach() if holds else torch.empty(0, device=where)
+    whole = tensor.detach() if described else torch.empty(0, device=where)
     whole = whole.to(device=where, dtype=dtype)
-    source = ranks.index(global_src)
     scattered = _C.scatter(whole, source, spec._core, memory_format)
     if where != device_of(mesh):
         local = _C.local(scattered).to(device_of(mesh))
@@ -62,15 +75,30 @@ def scatter_tensor(
     return scattered.requires_grad_(requires_grad)
 
 
-def _describe(tensor, global_shape, dtype):
-    """What the source tells the others; a string is an error for all."""
+def _agreed(op, told, mesh, placements, sizes):
+    """What is told, where nothing is wrong or different on any rank."""
+    problem = found = call = None
+    try:
+        source, requires_grad, _ = found = told()
+        call = {
+            "source": source,
+            "placements": check_placements(placements, mesh.ndim),
+            "sizes": sizes,
+            "requires_grad": requires_grad,
+        }
+    except Exception as error:  # noqa: BLE001  whatever it is, others wait
+        problem = error
+    agree(mesh, problem, call, f"{op}: ")
+    return found
+
+
+def _describe(op, tensor, global_shape=None, dtype=None):
+    """What the source tells the others."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardTensor):
-        return (
-            f"expected a plain tensor on the source rank, got {type(tensor).__name__}"
-        )
-    if global_shape is not None and tensor.shape != torch.Size(global_shape):
-        return (
-            f"the source's tensor has shape {tuple(tensor.shape)}, global_shape "
+        raise ValueError(f"{op}: expected a plain tensor, got {type(tensor).__name__}")
+    if global_shape is not None and [*tensor.shape] != _shape(op, global_shape):
+        raise ValueError(
+            f"{op}: the source's tensor has shape {tuple(tensor.shape)}, global_shape "
             f"says {tuple(global_shape)}"
         )
     return (
@@ -81,11 +109,19 @@ def _describe(tensor, global_shape, dtype):
     )
 
 
+def _shape(op, told):
+    try:
+        return [*torch.Size(told)]
+    except TypeError:
+        raise TypeError(f"{op}: global_shape: expected sizes, got {told!r}") from None
+
+
 def _tell(told, source, mesh):
-    message = [told]
-    dist.broadcast_object_list(message, source, whole_group(mesh), device_of(mesh))
-    if isinstance(message[0], str):
-        raise ValueError(f"scatter_tensor: {message[0]}")
+    message, group = [told], whole_group(mesh)
+    with missing_ranks_named(group):
+        dist.broadcast_object_list(
+            message, group=group, device=device_of(mesh), group_src=source
+        )
     return message[0]
 
 
@@ -97,27 +133,35 @@ def distribute_tensor(
     sizes: Sizes | None = None,
     src_data_rank: int | None = 0,
 ) -> ShardTensor:
-    """A leaf made of `tensor`, which every rank has in its whole size. The
-    values are those of the mesh's rank number `src_data_rank`; None takes each
-    rank's own values, which must be equal, without communication."""
+    """A leaf made of `tensor`, which every rank has in its whole size, in its
+    memory format. The values are those of the mesh's rank number `src_data_rank`; None
+    takes each rank's own values, which must be equal, without communication. Errors and
+    communication else: as scatter_tensor."""
     mesh = default_mesh() if device_mesh is None else device_mesh
     placements = replicated(mesh.ndim) if placements is None else placements
-    placements = check_placements(placements, mesh.ndim)
-    if src_data_rank is not None:
-        ranks = mesh.mesh.flatten().tolist()
-        if not 0 <= src_data_rank < len(ranks):
+    if src_data_rank is None:
+        return _cut(tensor, make_spec(mesh, tensor.shape, placements, sizes), mesh)
+
+    def told():
+        if not 0 <= src_data_rank < mesh.size():
             raise ValueError(
                 f"distribute_tensor: src_data_rank {src_data_rank} is outside a "
-                f"mesh of {len(ranks)} ranks"
+                f"mesh of {mesh.size()} ranks"
             )
-        return scatter_tensor(
-            tensor, ranks[src_data_rank], mesh, placements,
-            requires_grad=tensor.requires_grad, sizes=sizes,
-        )  # fmt: skip
-    spec = make_spec(mesh, tensor.shape, placements, sizes)
-    whole = _C.from_local(tensor.detach(), spec._core.replicated())
+        described = _describe("distribute_tensor", tensor)
+        holds = mesh.mesh.flatten().tolist()[src_data_rank] == dist.get_rank()
+        return src_data_rank, tensor.requires_grad, described if holds else None
+
+    return _scatter("distribute_tensor", told, tensor, mesh, placements, sizes)
+
+
+def _cut(tensor, spec, mesh):
+    """Of what every rank has whole."""
+    memory_format = suggest_memory_format(tensor)
+    whole = _C.from_local(tensor.detach(), spec._core.replicated(), memory_format)
     local = _C.local(_C.redistribute(whole, spec._core))
-    shard = ShardTensor.from_spec(local.contiguous().to(device_of(mesh)), spec)
+    local = local.contiguous(memory_format=memory_format).to(device_of(mesh))
+    shard = _C.from_local(local, spec._core, memory_format)
     return shard.requires_grad_(tensor.requires_grad)
 
 
@@ -130,7 +174,7 @@ def zeros(*size: int, **options) -> ShardTensor:
 
 
 def ones(*size: int, **options) -> ShardTensor:
-    """As torch.ones, see full."""
+    """ones(4, 6, device_mesh=mesh, placements=[Shard(0)]), see full."""
     return _filled(size, lambda spec, **o: torch.ones(spec.local_shape, **o), options)
 
 
@@ -180,7 +224,8 @@ def randn(*size: int, **options) -> ShardTensor:
 def _filled(size: Sequence, make: Callable, options: dict) -> ShardTensor:
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     mesh = options.pop("device_mesh", None) or default_mesh()
-    placements = options.pop("placements", None) or replicated(mesh.ndim)
+    placements = options.pop("placements", None)
+    placements = replicated(mesh.ndim) if placements is None else placements
     placements = check_placements(placements, mesh.ndim)
     spec = make_spec(mesh, shape, placements, options.pop("sizes", None))
     if not all(p.is_shard() or p.is_replicate() for p in placements):

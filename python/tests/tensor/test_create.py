@@ -64,8 +64,10 @@ def test_scatter_keeps_the_sources_memory_format(mesh):
         y = scatter_tensor(mine, 0, mesh, [Shard(2)])
         assert y.stride() == x.stride()
         assert_close(y, x)
-        d = distribute_tensor(x, mesh, [Shard(2)])
-        assert d.stride() == x.stride()
+        for source in (0, None):
+            d = distribute_tensor(x, mesh, [Shard(2)], src_data_rank=source)
+            assert d.stride() == x.stride()
+            assert_close(d, x)
 
 
 @ranks(1, 2)
@@ -111,6 +113,50 @@ def test_scatter_refuses_alike_on_every_rank(mesh):
     ]:
         with pytest.raises(ValueError, match=message):
             scatter_tensor(*args)
+    first, x, cut = dist.get_rank() == 0, numbered(4, 2), [Shard(0)]
+    for error, message, call in [
+        (
+            TypeError,
+            r"^scatter_tensor: global_shape: expected sizes, got 10 \(on mesh rank 0",
+            lambda: scatter_tensor(x, 0, mesh, cut, 10),
+        ),
+        (
+            ValueError,
+            rf"global_src {outside} is not one of .* \(on mesh rank 0",
+            lambda: scatter_tensor(x, outside if first else 0, mesh, cut),
+        ),
+        (
+            ValueError,
+            r"each of the 1 mesh axes.* \(on mesh rank 0",
+            lambda: scatter_tensor(x, 0, mesh, cut * (1 + first)),
+        ),
+        (
+            ValueError,
+            r"(?s)scatter_tensor: ranks were told different.*Shard\(dim=1",
+            lambda: scatter_tensor(x, 0, mesh, [Shard(int(first))]),
+        ),
+        (
+            ValueError,
+            "'requires_grad': True",
+            lambda: scatter_tensor(x, 0, mesh, cut, requires_grad=first),
+        ),
+        (
+            ValueError,
+            r"src_data_rank 9 is outside .* \(on mesh rank 0",
+            lambda: distribute_tensor(x, mesh, cut, src_data_rank=9 if first else 0),
+        ),
+        (
+            ValueError,
+            r"expected a plain tensor, got NoneType \(on mesh rank 0",
+            lambda: distribute_tensor(None if first else x, mesh, cut),
+        ),
+    ]:
+        with pytest.raises(error, match=message) as told:
+            call()
+        everyones = [None] * mesh.size()
+        dist.all_gather_object(everyones, str(told.value))
+        assert len({*everyones}) == 1
+    assert_close(scatter_tensor(x, 0, mesh, cut), x)
 
 
 @ranks(1, 2, 3, 4)
@@ -172,6 +218,8 @@ def test_random_factories_draw_what_one_device_draws(mesh, name):
 def test_factories_refuse(mesh):
     with pytest.raises(ValueError, match="factories make Shard and Replicate"):
         shardtensor.zeros(4, device_mesh=mesh, placements=[Partial()])
+    with pytest.raises(ValueError, match="each of the 1 mesh axes, got 0"):
+        shardtensor.zeros(4, device_mesh=mesh, placements=[])
     with pytest.raises(TypeError, match="unexpected arguments: layout"):
         shardtensor.zeros(4, device_mesh=mesh, layout=torch.strided)
     with pytest.raises(ValueError, match="no default one"):
