@@ -59,12 +59,12 @@ def borders(tensor):
     """Where the shards of each dim meet."""
     return {
         dim: [sum(sizes[:i]) for i in range(1, len(sizes))]
-        for dim, sizes in tensor._spec.sizes().items()
+        for dim, sizes in tensor.spec.sizes().items()
     }
 
 
 def cuts(tensor):
-    return ", ".join(f"dim {d} as {s}" for d, s in tensor._spec.sizes().items())
+    return ", ".join(f"dim {d} as {s}" for d, s in tensor.spec.sizes().items())
 
 
 # ---- one process ------------------------------------------------------------

@@ -48,7 +48,7 @@ def uneven(extent, ranks):
 
 
 def pieces(x, verb):
-    shapes = x._spec.sharding_shapes()[0]
+    shapes = x.spec.sharding_shapes()[0]
     return ", ".join(f"rank {r} {verb} {tuple(s)}" for r, s in enumerate(shapes))
 
 

@@ -15,7 +15,7 @@ from shardtensor.compile import library_digest, order_communication
 from shardtensor.device_mesh import core_mesh, default_mesh
 from shardtensor.infer import infer_spec
 from shardtensor.placements import as_list, check_placements, replicated, to_core
-from shardtensor.spec import ShardTensorSpec, Sizes, make_spec, partitions
+from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partitions
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -186,7 +186,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         return _C.spec(self)
 
     @property
-    def _spec(self) -> ShardTensorSpec:
+    def spec(self) -> ShardTensorSpec:
+        """Everything but the data: mesh, placements and every rank's piece."""
         from torch.distributed.tensor._dtensor_spec import TensorMeta
 
         meta = TensorMeta(self.shape, self.stride(), self.dtype)
@@ -195,6 +196,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     @property
     def placements(self) -> Placements:
         return ShardTensorSpec(_C.spec(self)).placements
+    _spec = spec  # the name that DTensor and PhysicsNeMo have for it
+
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -308,7 +311,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         # No communication: a rank may print alone.
         with torch.no_grad():
             local = repr(_C.local(self).detach())
-        spec = self._spec
+        spec = self.spec
         parts = [f"shape={tuple(self.shape)}", f"placements={spec.placements}"]
         if self.requires_grad:
             name = type(self.grad_fn).__name__
@@ -430,7 +433,7 @@ def _whole(tensor: ShardTensor, what: str) -> torch.Tensor:
 
 def _refuse(tensor: ShardTensor, what: str, otherwise: str = ""):
     raise NotImplementedError(
-        f"{what}: this rank holds one piece of {tensor._spec}; use full_tensor() "
+        f"{what}: this rank holds one piece of {tensor.spec}; use full_tensor() "
         f"for the whole tensor or to_local() for the piece{otherwise}"
     )
 

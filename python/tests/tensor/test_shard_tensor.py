@@ -270,7 +270,8 @@ def test_an_uneven_tensor_is_chunked_for_dtensor(mesh):
 def test_the_spec_answers_what_handlers_ask(mesh):
     x = numbered(7, 5)
     y = shard(x, mesh, [Shard(0), Shard(1)], {0: [4, 3], 1: [5, 0]})
-    spec, (r, c) = y._spec, mesh.get_coordinate()
+    spec, (r, c) = y.spec, mesh.get_coordinate()
+    assert spec == y._spec
     assert spec.mesh is mesh and spec.placements == (Shard(0), Shard(1))
     assert spec.local_shape == ([4, 3][r], [5, 0][c])
     assert spec.local_shape == y._local_tensor.shape
