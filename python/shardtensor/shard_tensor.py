@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
-from shardtensor.device_mesh import core_mesh, default_mesh
-from shardtensor.infer import infer_spec
+from shardtensor.device_mesh import core_mesh, default_mesh, device_of
+from shardtensor.infer import infer_layout
 from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partitions
 
@@ -49,13 +49,14 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     ) -> ShardTensor:
         """A leaf of a known layout, without history: PhysicsNeMo's first choice
         for what an operator of one's own gives; from_spec is differentiable."""
+        if isinstance(spec, OpenSpec):
+            spec = spec.of(local_tensor)
         if not isinstance(spec, ShardTensorSpec):
             raise TypeError(
                 "a ShardTensor is made by ShardTensor.from_local, from_spec, "
                 "from_dtensor, scatter_tensor, distribute_tensor, a factory such as "
                 "zeros, or ShardTensor(local_tensor, spec)"
             )
-        spec.fill_in(local_tensor)
         leaf = _C.from_local(local_tensor.detach(), spec._core)
         return leaf.requires_grad_(requires_grad)
 
@@ -86,14 +87,15 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
             return traced.from_local(
                 local_tensor, mesh, placements, sharding_shapes, global_shape
             )
-        spec = infer_spec(
+        layout = infer_layout(
+            "from_local",
             local_tensor,
             mesh,
             check_placements(placements, mesh.ndim),
             sharding_shapes,
             global_shape,
         )
-        return _C.from_local(local_tensor, spec._core)
+        return _C.from_local(local_tensor, layout)
 
     @staticmethod
     def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> ShardTensor:

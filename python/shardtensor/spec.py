@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.device_mesh import core_mesh, device_mesh, find_mesh
+from shardtensor.infer import ShapesAlongAxes, infer_layout
 from shardtensor.placements import check_placements, from_core, to_core
 
 if TYPE_CHECKING:
@@ -35,33 +35,27 @@ class ShardTensorSpec:
         spec.sharding_shapes()  # {0: ((6, 4), (4, 4))}
 
     PhysicsNeMo's form is taken, too: ShardTensorSpec(mesh=..., placements=...,
-    tensor_meta=..., _local_shape=..., _sharding_shapes=...). Without the last,
-    which are as sharding_shapes() gives them, the ranks ask each other for their
-    local shapes at the first use; without either, ShardTensor(local, spec) fills
-    in the local tensor's.
+    tensor_meta=..., _local_shape=..., _sharding_shapes=...). Without the last, which
+    are as sharding_shapes() gives them, and where two axes cut one dim, of which those
+    say too little, the ranks ask each other for their local shapes (one small gather);
+    without either it is an OpenSpec.
     """
 
-    __slots__ = ("_core", "_meta", "_told")
+    __slots__ = ("_core", "_meta")
+
+    def __new__(cls, core=None, meta=None, **told):
+        if core is None and not _tells_pieces(**told):
+            return OpenSpec(**told)
+        return super().__new__(cls)
 
     def __init__(
         self,
         core: _C.ShardSpec | None = None,
         meta: TensorMeta | None = None,
-        **described,
+        **told,
     ):
-        if core is None:
-            self._meta = described.get("tensor_meta")
-            self._told = _Description(**described)
-        else:
-            self._core = core
-            self._meta = meta
-
-    def __getattr__(self, name: str):
-        """Only for what __init__ has left open."""
-        if name != "_core":
-            raise AttributeError(f"a ShardTensorSpec has no attribute {name!r}")
-        self._core = self._told.resolve()
-        return self._core
+        self._core = _layout_of(**told) if core is None else core
+        self._meta = told.get("tensor_meta", meta)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -92,19 +86,13 @@ class ShardTensorSpec:
 
     @property
     def local_shape(self) -> torch.Size:
-        """The shape of this rank's shard. May be set while the spec's pieces are
-        not known."""
+        """The shape of this rank's shard."""
         return torch.Size(self._core.local_sizes(self._position))
 
     @local_shape.setter
     def local_shape(self, shape: torch.Size) -> None:
-        if not isinstance(shape, torch.Size):
-            raise TypeError(
-                f"local_shape: expected a torch.Size, got a {type(shape).__name__}"
-            )
-        if self._is_open():
-            self._told._local_shape = shape
-        elif shape != self.local_shape:
+        _check_size(shape)
+        if shape != self.local_shape:
             raise ValueError(
                 f"local_shape: this rank's piece has {tuple(self.local_shape)}, not "
                 f"{tuple(shape)}; make a spec with make_spec or from_local"
@@ -113,19 +101,6 @@ class ShardTensorSpec:
     @property
     def _local_shape(self) -> torch.Size:
         return self.local_shape
-
-    def fill_in(self, local: torch.Tensor) -> None:
-        """Takes the local shape from a tensor, if nothing is known of the pieces."""
-        if self._is_open() and self._told.knows_nothing():
-            self._told._local_shape = local.shape
-
-    def _is_open(self) -> bool:
-        """Whether the pieces are still to be asked for."""
-        try:
-            object.__getattribute__(self, "_core")
-        except AttributeError:
-            return True
-        return False
 
     def sharding_shapes(
         self, mesh_dim: int | None = None
@@ -242,52 +217,102 @@ class ShardTensorSpec:
         )
 
 
-@dataclass(kw_only=True)
-class _Description:
-    """What ShardTensorSpec(mesh=...) was told."""
+class OpenSpec:
+    """ShardTensorSpec(mesh=..., placements=..., tensor_meta=...) of pieces that nobody
+    has told: ShardTensor(local, spec) asks for them."""
 
-    mesh: DeviceMesh
-    placements: Placements
-    tensor_meta: TensorMeta
-    _local_shape: torch.Size | None = None
-    _sharding_shapes: Mapping[int, Sequence[Sequence[int]]] | None = None
+    def __init__(
+        self,
+        *,
+        mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        tensor_meta: TensorMeta,
+        _local_shape: None = None,
+        _sharding_shapes: None = None,
+    ):
+        self.mesh = self.device_mesh = mesh
+        self.placements = check_placements(placements, mesh.ndim)
+        self.tensor_meta = tensor_meta
+        self._local_shape = None
 
-    def __post_init__(self):
-        self.placements = check_placements(self.placements, self.mesh.ndim)
+    @property
+    def local_shape(self) -> torch.Size | None:
+        """None; set, it is what ShardTensor(local, spec) expects."""
+        return self._local_shape
 
-    def knows_nothing(self) -> bool:
-        return self._local_shape is None and self._sharding_shapes is None
+    @local_shape.setter
+    def local_shape(self, shape: torch.Size) -> None:
+        _check_size(shape)
+        self._local_shape = shape
 
-    def resolve(self) -> _C.ShardSpec:
-        shapes = self._sharding_shapes
-        local = self._local_shape
-        if local is None and shapes is not None:
-            local = self._own_shape()
-        if local is None:
-            raise ValueError(
-                "ShardTensorSpec: its pieces are not known; expected _local_shape or "
-                "_sharding_shapes"
-            )
-        where = core_mesh(self.mesh), [to_core(p) for p in self.placements]
-        if shapes is None:
-            options = {"dtype": self.tensor_meta.dtype, "device": self.mesh.device_type}
-            core = _C.infer_spec(torch.empty((), **options).expand(local), *where)
-        else:
-            along = [shapes.get(axis, ()) for axis in range(self.mesh.ndim)]
-            core = _C.infer_spec_along_axes(*where, list(local), along)
-        if list(core.sizes) != list(self.tensor_meta.shape):
-            raise ValueError(
-                f"ShardTensorSpec: the pieces make a tensor of shape "
-                f"{tuple(core.sizes)}, tensor_meta says {tuple(self.tensor_meta.shape)}"
-            )
-        return core
+    def of(self, local: torch.Tensor) -> ShardTensorSpec:
+        """With this rank's piece. Communication: one small gather."""
+        shape = self._local_shape
+        return ShardTensorSpec(
+            mesh=self.mesh,
+            placements=self.placements,
+            tensor_meta=self.tensor_meta,
+            _local_shape=local.shape if shape is None else shape,
+        )
 
-    def _own_shape(self):
-        """This rank's entry: along each axis its extent of the dim cut there."""
-        shape = list(self.tensor_meta.shape)
-        for axis, shapes in self._sharding_shapes.items():
-            shape = list(shapes[self.mesh.get_local_rank(axis)])
-        return torch.Size(shape)
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            f"ShardTensorSpec: its pieces are not known, so it has no {name!r}; "
+            "expected _local_shape or _sharding_shapes, or ShardTensor(local, spec)"
+        )
+
+    def __repr__(self):
+        told = f"mesh={self.mesh}, placements={self.placements}"
+        return f"OpenSpec({told}, tensor_meta={self.tensor_meta})"
+
+
+def _tells_pieces(_local_shape=None, _sharding_shapes=None, **_) -> bool:
+    return _local_shape is not None or _sharding_shapes is not None
+
+
+def _layout_of(
+    *,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    tensor_meta: TensorMeta,
+    _local_shape: torch.Size | None = None,
+    _sharding_shapes: ShapesAlongAxes | None = None,
+) -> _C.ShardSpec:
+    """What PhysicsNeMo's form of a spec says."""
+    if _local_shape is None:
+        _local_shape = _own_shape(mesh, _sharding_shapes, tensor_meta)
+    placements = check_placements(placements, mesh.ndim)
+    if _cuts_a_dim_twice(placements, len(tensor_meta.shape)):
+        _sharding_shapes = None
+    options = {"dtype": tensor_meta.dtype, "device": mesh.device_type}
+    return infer_layout(
+        "ShardTensorSpec",
+        torch.empty((), **options).expand(_local_shape),
+        mesh,
+        placements,
+        "infer" if _sharding_shapes is None else _sharding_shapes,
+        tensor_meta.shape,
+    )
+
+
+def _cuts_a_dim_twice(placements, ndim):
+    dims = [p.dim % max(ndim, 1) for p in placements if p.is_shard()]
+    return len({*dims}) < len(dims)
+
+
+def _own_shape(mesh, sharding_shapes, tensor_meta):
+    """Every axis that cuts has this rank's whole shape among those along it, so the
+    first says it; without one nothing is cut."""
+    for axis, shapes in sharding_shapes.items():
+        return torch.Size(shapes[mesh.get_local_rank(axis)])
+    return tensor_meta.shape
+
+
+def _check_size(shape):
+    if not isinstance(shape, torch.Size):
+        raise TypeError(
+            f"local_shape: expected a torch.Size, got a {type(shape).__name__}"
+        )
 
 
 def _in_tuples(shapes):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.compile import order_communication
-from shardtensor.infer import infer_spec
+from shardtensor.infer import infer_layout
 from shardtensor.placements import check_placements
 from shardtensor.spec import ShardTensorSpec
 
@@ -78,25 +78,29 @@ def _while_tracing(function: Callable) -> Callable:
 def _number_of_layout(shape, mesh, placements, pieces, global_shape):
     if pieces == "infer":
         pieces = "chunk"  # nothing is cut, see is_known_alone
-    spec = infer_spec(
+    layout = infer_layout(
+        "from_local",
         torch.empty(shape, device="meta"),
         mesh,
         check_placements(placements, mesh.ndim),
         pieces if isinstance(pieces, str) else dict(pieces),
         global_shape,
     )
-    return _number_of_spec(spec)
+    return _number_of(layout)
 
 
 @_while_tracing
 def _number_of_spec(spec: ShardTensorSpec) -> int:
+    return _number_of(spec._core)
+
+
+def _number_of(layout: _C.ShardSpec) -> int:
     torch._dynamo.allow_in_graph(_in_numbered_layout)
     order_communication()
-    core = spec._core
-    if core not in _known:
-        _known[core] = len(_layouts)
-        _layouts.append(core)
-    return _known[core]
+    if layout not in _known:
+        _known[layout] = len(_layouts)
+        _layouts.append(layout)
+    return _known[layout]
 
 
 def _in_numbered_layout(local, shape, number):

@@ -132,7 +132,7 @@ def test_from_local_refuses_what_does_not_fit(mesh):
         (lambda: [x], ([Shard(0), Shard(1)][rank],), ValueError, "differ in plac"),
         (lambda: [x, {0: [(2, 3)]}], (Shard(0),), ValueError, "expected 2 shapes"),
         (lambda: [x, "even"], (Shard(0),), ValueError, "expected 'infer', 'chunk'"),
-        (lambda: [x, "infer", (5, 3)], (Shard(0),), ValueError, r"\(4, 3\), global"),
+        (lambda: [x, "infer", (5, 3)], (Shard(0),), ValueError, r"\(4, 3\), expect"),
         (lambda: [x, "chunk", (9, 3)], (Shard(0),), ValueError, r"sizes \[2, 3\]"),
         (lambda: [x], ("rows",), TypeError, "expected Shard, Replicate or Partial"),
         (lambda: [x], ([Shard(0)],), TypeError, "expected Shard, Replicate or Partial"),

@@ -75,15 +75,47 @@ def test_a_spec_in_physicsnemos_form_makes_a_tensor(mesh, told):
     )
     local = s.to_local().clone()
     shardtensor.reset_comm_stats()
+    if told != "nothing":  # a rank may look at it alone
+        assert spec == s._spec and repr(spec) == repr(s._spec)
     made = ShardTensor(local, spec, requires_grad=True)
     assert made.is_leaf and made.requires_grad
     assert (shardtensor.comm_stats().all_reduces == 0) == (
-        told == "shapes" or mesh.size() == 1
+        told != "nothing" or mesh.size() == 1
     )
     assert spec == s._spec and made._spec == s._spec
     assert_close(made, x)
     made.square().sum().backward()
     assert_close(made.grad, 2 * x)
+
+
+@ranks("2x2", "1x2", "2x1")
+@pytest.mark.parametrize("told", ["shapes", "local", "nothing"])
+def test_physicsnemos_form_of_two_axes(mesh, told):
+    rows, columns = uneven(7, mesh.size(0)), uneven(5, mesh.size(1))
+    both = uneven(7, mesh.size())
+    x = torch.arange(35.0, dtype=torch.float64).reshape(7, 5)
+    for placements, sizes in (
+        ([Shard(0), Shard(1)], {0: rows, 1: columns}),
+        (
+            [Shard(1), Shard(0)],
+            {1: uneven(5, mesh.size(0)), 0: uneven(7, mesh.size(1))},
+        ),
+        ([Shard(0), Shard(0)], {0: both}),
+        ([Replicate(), Shard(1)], {1: columns}),
+        ([Replicate(), Replicate()], None),
+    ):
+        s = shard(x, mesh, placements, sizes)
+        known = {
+            "shapes": {"_sharding_shapes": s._spec._sharding_shapes},
+            "local": {"_local_shape": s._spec.local_shape},
+            "nothing": {},
+        }[told]
+        spec = ShardTensorSpec(
+            mesh=mesh, placements=placements, tensor_meta=s._spec.tensor_meta, **known
+        )
+        made = ShardTensor(s.to_local().clone(), spec)
+        assert made._spec == s._spec
+        assert_close(made, x)
 
 
 @ranks(2)
@@ -98,8 +130,11 @@ def test_the_constructor_cuts_the_history_and_refuses_what_does_not_fit(mesh):
     spec = ShardTensorSpec(
         mesh=mesh, placements=s.placements, tensor_meta=s._spec.tensor_meta
     )
-    with pytest.raises(ValueError, match="its pieces are not known"):
-        spec.shape  # noqa: B018
+    assert repr(spec).startswith("OpenSpec(mesh=") and spec.local_shape is None
+    with pytest.raises(AttributeError, match="pieces are not known, so it has no 'siz"):
+        spec.sizes()
+    with pytest.raises(TypeError, match="expected a torch.Size, got a list"):
+        spec.local_shape = [3, 2]
     spec.local_shape = torch.Size([3, 2])
     with pytest.raises(ValueError, match=r"shape \(6, 2\), tensor_meta says \(7, 2\)"):
         spec.shape  # noqa: B018
