@@ -83,6 +83,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)
+        local_tensor = _on_device_of(mesh, local_tensor)
         if traced.is_tracing() and traced.is_known_alone(sharding_shapes, placements):
             return traced.from_local(
                 local_tensor, mesh, placements, sharding_shapes, global_shape
@@ -424,6 +425,12 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     def as_strided_(self, *_, **__):
         _refuse(self, "as_strided_")
+
+
+def _on_device_of(mesh: DeviceMesh, local: torch.Tensor) -> torch.Tensor:
+    """As DTensor.from_local moves it."""
+    elsewhere = local.device.type != mesh.device_type and not local.is_meta
+    return local.to(device_of(mesh)) if elsewhere else local
 
 
 def _whole(tensor: ShardTensor, what: str) -> torch.Tensor:

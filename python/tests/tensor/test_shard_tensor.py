@@ -120,6 +120,18 @@ def test_from_local_is_differentiable(mesh):
 
 
 @ranks(2)
+def test_from_local_moves_what_is_on_another_kind_of_device(mesh):
+    local = numbered(2, 3).cpu().requires_grad_()
+    for how in ("infer", "chunk"):
+        y = ShardTensor.from_local(local, mesh, [Shard(0)], how)
+        assert y.device.type == y.to_local().device.type == mesh.device_type
+        assert_close(y, torch.cat([numbered(2, 3)] * 2))
+        y.square().sum().backward()
+        assert torch.equal(local.grad, 2 * local)
+        local.grad = None
+
+
+@ranks(2)
 def test_from_local_refuses_what_does_not_fit(mesh):
     rank = dist.get_rank()
     x = torch.zeros(2, 3)
