@@ -261,7 +261,11 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     def __coerce_same_metadata_as_tangent__(self, metadata, expected_type=None):
         """A gradient in the layout that it was compiled for: one exchange, or an
         all-reduce of a Partial, where it comes otherwise."""
-        return None if expected_type else _C.redistribute(self, metadata._core)
+        if expected_type:
+            return None
+        if any(placement.is_partial() for placement in metadata.placements):
+            raise RuntimeError(f"expected no gradient that is Partial, got {metadata}")
+        return _C.redistribute(self, metadata._core)
 
     def _stable_hash_for_caching(self) -> str:
         """Compiled code is this rank's: it holds what goes to which peer. Ranks
