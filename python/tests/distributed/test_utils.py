@@ -1,5 +1,7 @@
 """Splitting, padding and shared parameters under PhysicsNeMo's names."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -112,6 +114,23 @@ def test_gradients_of_shared_parameters_are_sums_of_new_terms(mesh, dtype):
     assert_close(layer.weight.grad, x)
     with pytest.raises(RuntimeError, match="not shared"):
         unmark_module_as_shared(layer)
+
+
+@ranks(3)
+def test_terms_of_16_bits_are_added_in_32_unless_told_otherwise(mesh):
+    DistributedManager.initialize()
+    # Each column adds them in another order, of which some lose the small one.
+    columns = list(itertools.permutations([1.0, 2.0**-9, -1.0]))
+    mine = torch.tensor(columns, dtype=torch.bfloat16)[:, dist.get_rank()]
+    sums = {}
+    for wide in (True, False):
+        layer = torch.nn.Module()
+        layer.weight = torch.nn.Parameter(torch.ones(6, dtype=torch.bfloat16))
+        mark_module_as_shared(layer, None, use_fp32_reduction=wide)
+        (layer.weight * mine).sum().backward()
+        sums[wide] = layer.weight.grad.tolist()
+    assert sums[True] == [2.0**-9] * 6
+    assert 0.0 in sums[False] and {*sums[False]} <= {0.0, 2.0**-9}
 
 
 @ranks(4)
