@@ -2,7 +2,8 @@
 
 import itertools
 import sys
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ _core_meshes: dict[DeviceMesh, _C.Mesh] = {}
 _device_meshes: dict[_C.Mesh, DeviceMesh] = {}
 _groups: dict[DeviceMesh, dist.ProcessGroup] = {}
 _joint_meshes: dict[tuple[_C.Mesh, _C.Mesh], _C.Mesh | None] = {}
+_job: weakref.ref | None = None  # the default group that these belong to
+_forgetters: list[Callable[[], None]] = []
 
 
 def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -60,6 +63,7 @@ def moves_on_host(mesh: DeviceMesh) -> bool:
 
 def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
     """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
+    _forget_an_earlier_job()
     found = _core_meshes.get(mesh)
     if found is None:
         with _disable_current_modes():  # its numbers are numbers, also in a trace
@@ -140,17 +144,33 @@ def forget_groups(meshes: Iterable[DeviceMesh]) -> None:
     also those that these DeviceMeshes and those of tensors hold. gloo's threads
     end with the last reference; one that still runs when the interpreter ends
     aborts."""
+    global _job
+    _job = None
     for mesh in (*_core_meshes, *meshes):
         for known in (mesh, mesh._get_root_mesh()):
             getattr(known, "_pg_registry", {}).clear()
-    _groups.clear()
-    _core_meshes.clear()
-    _device_meshes.clear()
-    _joint_meshes.clear()
-    dtensor = sys.modules.get("shardtensor.dtensor")
-    if dtensor is not None:
-        dtensor.forget_layouts()
+    for known in (_groups, _core_meshes, _device_meshes, _joint_meshes):
+        known.clear()
+    for forget in _forgetters:
+        forget()
     _forget_default_groups()
+
+
+def on_forget(forget: Callable[[], None]) -> Callable[[], None]:
+    """Has forget_groups call it: for what else holds groups or meshes."""
+    _forgetters.append(forget)
+    return forget
+
+
+def _forget_an_earlier_job():
+    """A program may leave and join without DistributedManager. A DeviceMesh of the new
+    job is equal to one of the old, whose groups' names now mean others."""
+    global _job
+    world = dist.group.WORLD
+    if _job is not None and _job() is not world:
+        forget_groups(())
+    if _job is None and world is not None:
+        _job = weakref.ref(world)
 
 
 def _forget_default_groups():

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from shardtensor import _C
-from shardtensor.device_mesh import core_mesh, joint_mesh, whole_group
+from shardtensor.device_mesh import core_mesh, joint_mesh, on_forget, whole_group
 from shardtensor.placements import to_core
 
 # Layouts of DTensors seen: few, one for each shape and placement of parameters.
@@ -90,6 +90,7 @@ def open_dtensor(dtensor: DTensor) -> tuple[torch.Tensor, _C.DTensorLayout]:
     return local, found
 
 
+@on_forget
 def forget_layouts() -> None:
     """With the groups of their meshes, see forget_groups."""
     _layouts.clear()

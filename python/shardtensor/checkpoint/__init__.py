@@ -20,6 +20,7 @@ from shardtensor.agree import made_everywhere, missing_ranks_named
 from shardtensor.checkpoint import files
 from shardtensor.checkpoint.export import export, full_tensors
 from shardtensor.checkpoint.state import Staged, Stager, State
+from shardtensor.device_mesh import on_forget
 
 __all__ = [
     "Stager",
@@ -164,3 +165,9 @@ def _own_group():
     if world not in _groups:
         _groups[world] = dist.new_group(backend="gloo")
     return _groups[world]
+
+
+@on_forget
+def _forget_groups():
+    _groups.clear()
+    _under_way.clear()  # what comes after a save holds its group

@@ -1,5 +1,6 @@
 """DistributedManager: one per process, from any launcher."""
 
+import gc
 import importlib
 import inspect
 import os
@@ -16,10 +17,11 @@ import torch
 import torch.distributed as dist
 from programs import ROOT
 from ranks import ranks, run_isolated
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Shard
 
-from shardtensor import ShardTensor
+import shardtensor
+from shardtensor import ShardTensor, distribute_tensor
 from shardtensor.distributed import (
     DistributedManager,
     GroupError,
@@ -115,6 +117,49 @@ def gloo_threads():
 
 def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
     values(run_isolated(2, outlive_the_job, free_port()))
+
+
+def save_and_leave(port, folder):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    shardtensor.checkpoint.async_save({"x": torch.ones(2)}, folder, 1).result()
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    gc.collect()  # DCP's futures are in cycles
+    assert not gloo_threads()
+
+
+def test_cleanup_ends_the_threads_of_the_group_of_checkpoints(tmp_path):
+    values(run_isolated(2, save_and_leave, free_port(), tmp_path))
+
+
+def leave_and_join_again(folder):
+    """Without DistributedManager; each job counts its groups otherwise."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = []
+    for job in range(3):
+        for _ in range(job):
+            dist.new_group([0, 1])
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for part in (mesh["a"], mesh, mesh["b"]):
+            x = distribute_tensor(torch.arange(4.0), part, [Shard(0)] * part.ndim)
+            found.append(x.sum().item())
+        dist.destroy_process_group()
+        store = dist.FileStore(str(folder / str(job)), ranks)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=20),
+        )
+    return found
+
+
+def test_a_job_that_is_joined_again_has_groups_of_its_own(tmp_path):
+    outcomes = run_isolated(4, leave_and_join_again, tmp_path, timeout=60)
+    assert values(outcomes) == [[6.0] * 9] * 4
 
 
 def import_what_keeps_groups(port):
