@@ -39,8 +39,7 @@ class Decoding:
     def exact(self, stored: numpy.ndarray) -> numpy.ma.MaskedArray:
         """Integers of 64 bits where nothing is scaled, else float64."""
         numbers = self._unsigned(stored)
-        is_scaled = self.scale is not None or self.offset is not None
-        kind = "float64" if is_scaled or numbers.dtype.kind == "f" else "int64"
+        kind = "float64" if self._scales() or numbers.dtype.kind == "f" else "int64"
         values = self._unpacked(numbers.astype(kind))
         mask = numpy.isnan(values)
         for chosen in self._missing(numbers):
@@ -54,18 +53,28 @@ class Decoding:
             if self.unsigned or not numpy.can_cast(values.dtype, stored, "same_kind"):
                 raise TypeError(f"{values.dtype} cannot be written as {stored}")
             return values.astype(stored, copy=False)
-        numbers = (values.astype("float64") - (self.offset or 0)) / (self.scale or 1)
+        numbers = self._packed(values, stored)
         nothing = numpy.isnan(numbers)
         if nothing.any() and (self.missing or stored.kind in "iu"):
             if not self.missing:
                 raise ValueError("a NaN, for which the file has no _FillValue")
             numbers[nothing] = self.missing[0]
-        numbers = numpy.rint(numbers) if stored.kind in "iu" else numbers
         if stored.kind in "iu" and numbers.size:
+            numbers = numpy.rint(numbers) if numbers.dtype.kind == "f" else numbers
             limits = numpy.iinfo(stored)
-            if numbers.min() < limits.min or numbers.max() > limits.max:
+            # As Python's numbers, which compare a float with an integer exactly.
+            if numbers.min().item() < limits.min or numbers.max().item() > limits.max:
                 raise ValueError(f"a value beyond what {stored} holds with this scale")
         return numbers.astype(stored)
+
+    def _packed(self, values, stored):
+        """Integers that nothing scales as they are: float64 has not all of them."""
+        if values.dtype.kind == "c" and stored.kind != "c":
+            raise TypeError(f"{values.dtype} cannot be written as {stored}")
+        if values.dtype.kind in "iub" and not self._scales():
+            return values
+        kind = "complex128" if values.dtype.kind == "c" else "float64"
+        return (values.astype(kind) - (self.offset or 0)) / (self.scale or 1)
 
     def _unsigned(self, stored):
         if self.unsigned and stored.dtype.kind == "i":
@@ -87,9 +96,12 @@ class Decoding:
         if self.high is not None:
             yield numbers > self.high
 
+    def _scales(self):
+        return self.scale is not None or self.offset is not None
+
     def _changes(self):
-        told = self.scale, self.offset, self.low, self.high
-        return any(each is not None for each in told) or bool(self.missing)
+        is_bound = self.low is not None or self.high is not None
+        return self._scales() or is_bound or bool(self.missing)
 
 
 def decoding(dtype: numpy.dtype, attributes: dict) -> Decoding:

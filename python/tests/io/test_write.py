@@ -121,6 +121,29 @@ def test_packed_numbers(mesh, tmp_path):
 
 
 @ranks(3)
+@ranks(1, 2)
+def test_numbers_that_float64_has_not_are_written_as_they_are(mesh, tmp_path):
+    """Where a fill value alone tells what is missing."""
+    whole = torch.tensor([2**53 + 1, -(2**63), 2**63 - 1, 5])
+    for name in ("a.nc", "a.zarr", "a.h5"):
+        path = tmp_path / name
+        told = {"_FillValue": -1}
+        shardtensor.io.create(path, "t", (4,), torch.int64, mesh, attributes=told)
+        for values in (whole, whole.flip(0)):
+            x = shard(values, mesh, [Shard(0)])
+            shardtensor.io.write(path, x, "t", index=...)
+            dist.barrier()
+            stored = shardtensor.io.open(path, "t", decode=False)[...]
+            assert torch.equal(stored, values)
+            dist.barrier()
+        for wrong in (2.0**63, -torch.inf):
+            x = shard(torch.full((4,), wrong).double(), mesh, [Shard(0)])
+            with pytest.raises(ValueError, match="beyond what int64 holds"):
+                shardtensor.io.write(path, x, "t", index=...)
+        with pytest.raises(TypeError, match="complex64 cannot be written as int64"):
+            shardtensor.io.write(path, x.to(torch.complex64), "t", index=...)
+
+
 def test_every_chunk_has_one_writer(mesh, tmp_path):
     path, writes = tmp_path / "a.zarr", []
     whole = torch.randn(10, 4)
