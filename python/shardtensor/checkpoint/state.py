@@ -50,11 +50,22 @@ class State:
         return part.state_dict()
 
     def take(self, filled: dict) -> None:
-        for key, value in filled.items():
-            if key in self._parts:
-                self._parts[key].load_state_dict(value)
-            else:
-                self._state[key] = value
+        """Every part on every rank, for one may communicate; then what went wrong
+        first."""
+        problem = None
+        for key in sorted(filled):
+            try:
+                self._take(key, filled[key])
+            except Exception as error:  # noqa: BLE001  whatever it is, others wait
+                problem = problem or error
+        if problem:
+            raise problem
+
+    def _take(self, key, value):
+        if key in self._parts:
+            self._parts[key].load_state_dict(value)
+        else:
+            self._state[key] = value
 
 
 class _ModuleState:

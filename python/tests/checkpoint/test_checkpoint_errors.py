@@ -263,6 +263,34 @@ def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
     assert checkpoint.steps(tmp_path) == [0]
 
 
+class Together:
+    """Loads with all ranks."""
+
+    def state_dict(self):
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        dist.barrier()
+
+
+class Refused(Together):
+    def load_state_dict(self, state):
+        if dist.get_rank() == 1:
+            raise ValueError("not that")
+
+
+@ranks(2, timeout=60)
+def test_what_loads_with_all_ranks_waits_for_none(mesh, tmp_path):
+    """Whatever another part has raised before it, on one rank."""
+    checkpoint.save({"a": Together(), "b": Together()}, tmp_path, 1)
+    with pytest.raises(ValueError, match="not that .on rank 1."):
+        checkpoint.load({"a": Refused(), "b": Together()}, tmp_path)
+    order = ("a", "b") if dist.get_rank() else ("b", "a")
+    parts = {"a": Together(), "b": Refused()}
+    with pytest.raises(ValueError, match="not that .on rank 1."):
+        checkpoint.load({key: parts[key] for key in order}, tmp_path)
+
+
 @ranks(1, 2)
 def test_what_was_just_saved_is_kept(mesh, tmp_path):
     """Also by a job that went back to an earlier step."""
