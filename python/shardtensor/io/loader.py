@@ -198,7 +198,8 @@ class DataLoader:
     pinned memory, if there is an accelerator. A state that state_dict() gave in the
     middle of an epoch goes on with the batch after; on another number of ranks, too, if
     the batches of all ranks together have as many samples. Communication: one small
-    gather when it is made, and what the dataset does."""
+    gather along each of the two meshes when it is made and when a state is loaded, and
+    what the dataset does."""
 
     def __init__(
         self,
@@ -215,11 +216,12 @@ class DataLoader:
         if data_mesh is not None:
             replicas, place = data_mesh.size(), data_mesh.get_local_rank()
         self._dataset = dataset
+        self._data_mesh = data_mesh
         self._batch_size = batch_size
         self._prefetch = prefetch
         self._pin_memory = pin_memory and torch.accelerator.is_available()
+        self._agree(lambda: self._checked(replicas, shuffle, seed))
         self._together = batch_size * replicas
-        self._agree(replicas, shuffle, seed)
         self._sampler = DistributedSampler(
             dataset, replicas, place, shuffle=shuffle, seed=seed, drop_last=True
         )
@@ -227,27 +229,40 @@ class DataLoader:
         self._done = 0  # batches of this epoch that the program has seen
         self._first = 0  # batch of the next pass, where a state goes on
 
-    def _agree(self, replicas, shuffle, seed):
-        size, prefetch, problem = self._batch_size, self._prefetch, None
+    def _agree(self, checked):
+        """All ranks of both meshes: along the data axis first, for what is wrong there
+        each rank then tells its domain."""
+        problem = told = None
         try:
-            if size < 1 or prefetch < 0:
-                raise ValueError(
-                    f"expected a batch_size of 1 or more and a prefetch of 0 or more, "
-                    f"got {size} and {prefetch}"
-                )
-            if len(self._dataset) < size * replicas:
-                raise ValueError(
-                    f"{len(self._dataset)} samples are no batch of {size} for each of "
-                    f"{replicas} ranks"
-                )
+            told = checked()
         except Exception as error:  # noqa: BLE001  whatever it is, all must know
             problem = error
-        told = size, replicas, shuffle, seed
+        try:
+            if self._data_mesh is not None:
+                agree(self._data_mesh, problem, told, "DataLoader: ")
+        except Exception as error:  # noqa: BLE001
+            problem = error
         agree(self._dataset.mesh, problem, told, "DataLoader: ")
 
+    def _checked(self, replicas, shuffle, seed):
+        """What all ranks must be told alike."""
+        size, prefetch = self._batch_size, self._prefetch
+        if size < 1 or prefetch < 0:
+            raise ValueError(
+                f"expected a batch_size of 1 or more and a prefetch of 0 or more, "
+                f"got {size} and {prefetch}"
+            )
+        if len(self._dataset) < size * replicas:
+            raise ValueError(
+                f"{len(self._dataset)} samples are no batch of {size} for each of "
+                f"{replicas} ranks"
+            )
+        return size, replicas, shuffle, seed, len(self._dataset)
+
     def __len__(self) -> int:
-        """Batches of an epoch; samples that make no batch for every rank are left
-        out, others in each epoch if shuffled."""
+        """Batches of a whole epoch, also where a state goes on in its middle; samples
+        that make no batch for every rank are left out, others in each epoch if
+        shuffled."""
         return len(self._sampler) // self._batch_size
 
     @property
@@ -263,14 +278,19 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
+        """All ranks load the same."""
+        self._agree(lambda: self._checked_state(state))
+        self._epoch = state["epoch"]
+        self._done = self._first = state["samples"] // self._together
+        self._sampler.seed = state["seed"]
+
+    def _checked_state(self, state):
         if state["samples"] % self._together:
             raise ValueError(
                 f"the loader stopped after {state['samples']} samples, which are no "
                 f"whole number of batches of {self._together} samples on all ranks"
             )
-        self._epoch = state["epoch"]
-        self._done = self._first = state["samples"] // self._together
-        self._sampler.seed = state["seed"]
+        return state["epoch"], state["samples"], state["seed"]
 
     def __iter__(self) -> Iterator:
         self._sampler.set_epoch(self._epoch)

@@ -1,5 +1,7 @@
 """What one rank is told wrongly is one error on all ranks, and nobody waits."""
 
+import functools
+
 import files
 import numpy as np
 import pytest
@@ -137,6 +139,35 @@ def test_write(mesh, tmp_path):
     sweep(lambda c: create(chunks=c), (2, 4), [3, "ab", (2, 2)], "")
 
 
+@ranks("2x2", timeout=60)
+def test_loaders_of_data_ranks(mesh, tmp_path):
+    """What one is told is compared with other data ranks, too."""
+    path, sweep = stored(tmp_path, mesh), Sweep(mesh)
+    data = io.Dataset({"x": io.open(path)}, mesh["domain_w"], [Shard(1)])
+    over = mesh["domain_h"]
+    for name, right, wrong, text in (
+        ("seed", 0, 2, DIFFERENT), ("shuffle", False, True, DIFFERENT),
+        ("batch_size", 1, 2, DIFFERENT), ("batch_size", 1, None, ""),
+        ("batch_size", 1, 9, "6 samples are no batch of 9 for each of 2 ranks"),
+        ("prefetch", 2, -1, "a prefetch of 0 or more, got 1 and -1"),
+    ):  # fmt: skip
+        call = functools.partial(io.DataLoader, data, data_mesh=over)
+        sweep(lambda x, n=name, f=call: f(**{n: x}), right, [wrong], text)
+    shorter = io.Dataset({"x": (io.open(path), 1)}, mesh["domain_w"], [Shard(1)])
+    two = functools.partial(io.Dataset, mesh=mesh["domain_w"], placements=[Shard(1)])
+    mine = shorter if mesh.get_local_rank(0) else two({"x": io.open(path)})
+    with pytest.raises(ValueError, match=DIFFERENT):
+        io.DataLoader(mine, 1, over)
+
+    loader, state = io.DataLoader(data, 1, over), {"epoch": 0, "samples": 2, "seed": 0}
+    wrong = [{**state, "epoch": 1}, {**state, "samples": 4}, {**state, "seed": 1}]
+    sweep(loader.load_state_dict, state, wrong, DIFFERENT)
+    sweep(loader.load_state_dict, state, [{**state, "samples": 3}], "3 samples, which")
+    sweep(loader.load_state_dict, state, [{}, None], "")
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 2 and len(loader) == 3
+
+
 @ranks(2, 3, timeout=60)
 def test_samples_and_statistics(mesh, tmp_path):
     path, sweep = stored(tmp_path, mesh), Sweep(mesh)
@@ -167,7 +198,7 @@ def test_samples_and_statistics(mesh, tmp_path):
     assert torch.equal(data.batch([-1, 0])["x"].full_tensor(), x[...][[5, 0]])
     with pytest.raises(ValueError, match="Dataset: a batch of no samples"):
         data.batch([])
-    sweep(lambda size: io.DataLoader(data, size), 1, [0, "x", 9], "")
+    sweep(lambda size: io.DataLoader(data, size), 1, [0, "x", None, 9], "")
     sweep(lambda seed: io.DataLoader(data, seed=seed), 1, [2], DIFFERENT)
 
     statistics = shardtensor.io.statistics
