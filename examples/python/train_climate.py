@@ -63,8 +63,7 @@ def run(args):
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     state = {"model": model, "optimizer": optimizer, "loader": loader}
     state.update(step=0, losses=[])
-    if checkpoint.steps(args.folder):
-        checkpoint.load(state, args.folder)
+    checkpoint.load(state, args.folder, missing_ok=True)
     say(f"{mesh.mesh.shape[0]} x {domain} ranks, from step {state['step']}")
     resumed = state["step"] > 0
     while state["step"] < args.steps:

@@ -77,13 +77,24 @@ def async_save(
     return _explained_later(running, group)
 
 
-def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
+def load(
+    state: MutableMapping,
+    folder: Folder,
+    step: int | None = None,
+    *,
+    missing_ok: bool = False,
+) -> int | None:
     """Reads a checkpoint, the newest by default, into what `state` holds, in place,
     and returns its step; a number in `state` is replaced. Sizes and names must be
     those that were saved, layouts, wrappers, meshes and the number of ranks need
-    not. A missing or damaged file is an error on all ranks that names it."""
-    found = _steps_on_rank_0(folder, ("load", step, sorted(state)))
+    not. A missing or damaged file is an error on all ranks that names it.
+    `missing_ok`: None where there is no such checkpoint, for a job that goes on
+    where there is one; rank 0 says so for all."""
+    told = "load", step, missing_ok, sorted(state)
+    found = _steps_on_rank_0(folder, told)
     if not found or step not in (None, *found):
+        if missing_ok:
+            return None
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise FileNotFoundError(f"checkpoint: {wanted} in {folder}, there are {found}")
     step = found[-1] if step is None else step
@@ -96,7 +107,9 @@ def load(state: MutableMapping, folder: Folder, step: int | None = None) -> int:
 
 
 def steps(folder: Folder) -> list[int]:
-    """The steps of the complete checkpoints in `folder`, ascending."""
+    """The steps of the complete checkpoints in `folder`, ascending, as this rank sees
+    them: on a shared disk others may not yet, so what all ranks do must not depend on
+    it (`load` with missing_ok does not). No communication."""
     return files.steps(Path(folder))
 
 

@@ -291,6 +291,24 @@ def test_what_loads_with_all_ranks_waits_for_none(mesh, tmp_path):
         checkpoint.load({key: parts[key] for key in order}, tmp_path)
 
 
+@ranks(2, timeout=60)
+def test_a_job_goes_on_where_rank_0_sees_a_checkpoint(mesh, tmp_path):
+    """Of a disk that shows other nodes another state."""
+    state = {"x": shard(torch.zeros(4), mesh, [Shard(0)])}
+    if dist.get_rank() == 1:
+        (tmp_path / "1" / "step_00000007").mkdir(parents=True)
+    here = tmp_path / str(dist.get_rank())
+    assert checkpoint.steps(here) == [7][: dist.get_rank()]
+    assert checkpoint.load(state, here, missing_ok=True) is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        checkpoint.load(state, here)
+    checkpoint.save(state, tmp_path, 5)
+    assert checkpoint.load(state, tmp_path, 4, missing_ok=True) is None
+    assert checkpoint.load(state, tmp_path, missing_ok=True) == 5
+    with pytest.raises(ValueError, match="told different things"):
+        checkpoint.load(state, tmp_path, missing_ok=dist.get_rank() == 1)
+
+
 @ranks(1, 2)
 def test_what_was_just_saved_is_kept(mesh, tmp_path):
     """Also by a job that went back to an earlier step."""
