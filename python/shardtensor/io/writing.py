@@ -135,18 +135,18 @@ def _at_chunks(tensor, where):
 
 
 def _write_piece(tensor, where, is_my_turn):
-    problem = None
+    problem, what = None, _title(where.name, where.variable)
     try:
         wanted = boxes.own_rows(tensor._spec)
         if is_my_turn and _is_first(tensor) and all(map(len, wanted)):
             box = where.box(wanted)
             local = tensor.to_local().resolve_conj().resolve_neg()
+            what += print_box(box)
             values = local.cpu().contiguous().numpy()
             shape = [len(range(*part.indices(part.stop))) for part in box]
             values = where.decoding.encode(values, where.dtype).reshape(shape)
             where.format.write_box(where.name, where.variable, box, values)
     except Exception as error:  # noqa: BLE001
-        what = _title(where.name, where.variable) + print_box(where.box(wanted))
         problem = explained("write", what, error)
     agree(tensor.device_mesh, problem)
 

@@ -12,6 +12,7 @@ from ranks import partitions, ranks, shard
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
+from shardtensor.io import boxes
 
 PRELOAD = ("shardtensor.io", "files")
 
@@ -185,3 +186,16 @@ def test_what_cannot_be_written_is_one_error(mesh, tmp_path):
     mine = path if dist.get_rank() < last else os.fspath(tmp_path / "missing.npy")
     with pytest.raises(OSError, match="cannot write .*missing.npy"):
         shardtensor.io.write(mine, x, index=...)
+    kept = boxes.own_rows
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(OSError, match="cannot write .*c.npy: no memory"),
+    ):
+
+        def failing(spec):
+            if dist.get_rank() == last:
+                raise MemoryError("no memory")
+            return kept(spec)
+
+        patch.setattr(boxes, "own_rows", failing)
+        shardtensor.io.write(path, x, index=...)
