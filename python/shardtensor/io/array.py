@@ -18,7 +18,7 @@ from shardtensor.halo import halo_exchange
 from shardtensor.io import boxes, cf
 from shardtensor.io.sources import Path, Source, is_counted_together, open_source
 from shardtensor.io.sources.joined import JoinedTimes
-from shardtensor.placements import check_placements
+from shardtensor.placements import check_placements, replicated
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
 
@@ -231,8 +231,8 @@ class Array:
         halo: boxes.Halo | None = None,
     ) -> ShardTensor | tuple[ShardTensor, torch.Tensor]:
         """A ShardTensor of what `index` selects, cut as `placements` and `sizes`
-        say (see make_spec); each rank reads its own box. sizes="chunks" cuts at the
-        borders of chunks.
+        say (see make_spec), by default the whole on every rank; each rank reads its
+        own box. sizes="chunks" cuts at the borders of chunks.
 
         With a `halo` (rows on both sides of every sharded dim, a pair (before,
         after), or a dict by dim) the result is (tensor, ghosts): ghosts, plain, is
@@ -264,7 +264,9 @@ class Array:
         return _finish(local.to(device_of(mesh)), spec, wanted, halo is not None)
 
     def _spec(self, rows, kept, mesh, placements, sizes) -> ShardTensorSpec:
-        placements = check_placements(placements or (), mesh.ndim)
+        if placements is None:
+            placements = replicated(mesh.ndim)
+        placements = check_placements(placements, mesh.ndim)
         shape = [len(rows[dim]) for dim in kept]
         if not all(p.is_shard() or p.is_replicate() for p in placements):
             raise ValueError(f"expected Shard and Replicate, got {placements}")

@@ -218,6 +218,8 @@ def test_every_rank_reads_its_box(mesh, stored):
     assert_close(array.read(3, mesh, [Replicate()]), whole[3])
     assert_close(array.read(3, mesh, [Shard(0)], sizes="chunks"), whole[3])
 
+    assert array.read(3, mesh).placements == (Replicate(),)
+    assert_close(array.read(3, mesh), whole[3])
 
 @ranks("2x2")
 def test_boxes_of_two_axes(mesh, stored):
