@@ -6,8 +6,10 @@ import pickle
 import sys
 
 import files
+import h5py
 import meshio
 import netCDF4
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -216,10 +218,10 @@ def test_every_rank_reads_its_box(mesh, stored):
     x = array.read((slice(1, 7, 2), ..., 2), mesh, [Shard(0)])
     assert_close(x, whole[1:7:2, :, 2])
     assert_close(array.read(3, mesh, [Replicate()]), whole[3])
-    assert_close(array.read(3, mesh, [Shard(0)], sizes="chunks"), whole[3])
-
     assert array.read(3, mesh).placements == (Replicate(),)
     assert_close(array.read(3, mesh), whole[3])
+    assert_close(array.read(3, mesh, [Shard(0)], sizes="chunks"), whole[3])
+
 
 @ranks("2x2")
 def test_boxes_of_two_axes(mesh, stored):
@@ -371,6 +373,38 @@ def test_files_that_cannot_be_opened_say_what_was_wanted(mesh, tmp_path):
         assert f"{title}: " in str(caught.value)
     with pytest.raises(OSError, match=r"none.zarr\[1:, :5, ::2\]: "):
         shardtensor.io.open(tmp_path / "none.zarr")[1:, :5, ::2]
+
+
+@ranks(1, 2)
+def test_what_is_damaged_inside_is_an_error_where_it_is_read(mesh, tmp_path):
+    """Volumes that are cut short, chunks whose checksum is another one; what is whole
+    is read."""
+    values = files.numbers(4, 5, 60)
+    volumes = [tmp_path / "a.nii", tmp_path / "a.nii.gz"]
+    chunked = tmp_path / "a.h5"
+    if dist.get_rank() == 0:
+        for path in volumes:
+            nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
+            os.truncate(path, os.path.getsize(path) * 2 // 3)
+        with h5py.File(chunked, "w") as file:
+            made = file.create_dataset(
+                "t", data=values, chunks=(4, 5, 20), fletcher32=True
+            )
+            at = made.id.get_chunk_info(2).byte_offset + 7
+        data = bytearray(chunked.read_bytes())
+        data[at] ^= 1
+        chunked.write_bytes(data)
+    dist.barrier()
+    for path in (*volumes, chunked):
+        array = shardtensor.io.open(path)
+        assert array.shape == values.shape
+        with pytest.raises(OSError, match=rf"cannot read .*{path.name}.*\["):
+            array.read(..., mesh, [Shard(2)])
+        with pytest.raises(OSError, match=rf"cannot read .*{path.name}.*\["):
+            array[..., -1]
+        assert_close(
+            array.read((..., 5), mesh, [Shard(0)]), torch.tensor(values)[..., 5]
+        )
 
 
 @ranks(1, 2)

@@ -24,7 +24,10 @@ class NiftiSource(Source):
         self.shape, self.dtype = tuple(stored.shape), numpy.dtype(stored.dtype)
 
     def read(self, box: Box) -> numpy.ndarray:
-        return numpy.asarray(self._numbers[box])
+        try:
+            return numpy.asarray(self._numbers[box])
+        except ValueError as error:  # of a box that is there
+            raise OSError(f"the file is cut short or damaged: {error}") from error
 
 
 def open_source(path: str, variable: str | None) -> Source:
