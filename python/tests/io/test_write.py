@@ -121,7 +121,6 @@ def test_packed_numbers(mesh, tmp_path):
         shardtensor.io.write(path, x, index=...)
 
 
-@ranks(3)
 @ranks(1, 2)
 def test_numbers_that_float64_has_not_are_written_as_they_are(mesh, tmp_path):
     """Where a fill value alone tells what is missing."""
@@ -145,24 +144,30 @@ def test_numbers_that_float64_has_not_are_written_as_they_are(mesh, tmp_path):
             shardtensor.io.write(path, x.to(torch.complex64), "t", index=...)
 
 
+@ranks(3)
 def test_every_chunk_has_one_writer(mesh, tmp_path):
-    path, writes = tmp_path / "a.zarr", []
+    """And so has every shard, a file of several chunks."""
     whole = torch.randn(10, 4)
     x = shard(whole, mesh, [Shard(0)], {0: [3, 3, 4]})
     kept = zarr.storage.LocalStore.set
+    for name, layout in (
+        ("a.zarr", {"chunks": (4, 4)}),
+        ("b.zarr", {"chunks": (2, 1), "shards": (4, 4)}),
+    ):
+        path, writes = tmp_path / name, []
+        if dist.get_rank() == 0:
+            zarr.create_array(path, shape=(10, 4), dtype="f4", **layout)
+        dist.barrier()
 
-    async def note(self, key, *args, **kwargs):
-        writes.append(key)
-        return await kept(self, key, *args, **kwargs)
+        async def note(self, key, *args, writes=writes, **kwargs):
+            writes.append(key)
+            return await kept(self, key, *args, **kwargs)
 
-    shardtensor.io.create(path, None, (10, 4), x.dtype, mesh, chunks=(4, 4))
-    zarr.storage.LocalStore.set = note
-    try:
-        shardtensor.io.write(path, x, index=...)
-    finally:
-        zarr.storage.LocalStore.set = kept
-    assert writes == [["c/0/0"], ["c/1/0"], ["c/2/0"]][dist.get_rank()]
-    check(path, None, whole)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(zarr.storage.LocalStore, "set", note)
+            shardtensor.io.write(path, x, index=...)
+        assert {*writes} == {f"c/{dist.get_rank()}/0"}
+        check(path, None, whole)
 
 
 @ranks(1, 2)
