@@ -134,21 +134,30 @@ def test_a_state_goes_on_in_the_middle_of_an_epoch(mesh, tmp_path, prefetch):
 @ranks(2)
 def test_pinned_memory(mesh, tmp_path):
     data = dataset(mesh, tmp_path)
-    loader = DataLoader(data, 5, pin_memory=True)  # without an accelerator, too
-    assert seen(loader, mesh) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    pinned, rows = [], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
     def pin(tensor):
+        pinned.append(tensor.shape)
+        return tensor + 2 * VALUES[0].size  # what is seen must come from here
+
+    def fail(tensor):
         if dist.get_rank() == 1:
             raise RuntimeError("no memory to pin")
         return tensor
 
-    loader._pin_memory = True
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(RuntimeError, match="no memory to pin .on mesh rank 1"),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", pin)
-        next(iter(loader))
+        loader = DataLoader(data, 5, pin_memory=True)  # without an accelerator, too
+        assert seen(loader, mesh) == rows and not pinned
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        assert seen(DataLoader(data, 5), mesh) == rows and not pinned
+        loader = DataLoader(data, 5, pin_memory=True)
+        assert seen(loader, mesh) == [[i + 2 for i in each] for each in rows]
+        mine = data[0]["x"].to_local().shape[1]
+        assert pinned == [(5, mine, 4)] * 4  # of x and y
+        patch.setattr(torch.Tensor, "pin_memory", fail)
+        with pytest.raises(RuntimeError, match="no memory to pin .on mesh rank 1"):
+            next(iter(loader))
 
 
 @ranks(2)
