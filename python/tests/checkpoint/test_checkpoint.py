@@ -286,6 +286,22 @@ def test_whole_tensors_stream_into_one_file(mesh, tmp_path):
         checkpoint.export({"x": torch.zeros(1, dtype=torch.complex64)}, path)
 
 
+@ranks(1, 2, 3)
+def test_what_fsdp_has_cut_is_exported_whole(mesh, tmp_path):
+    whole, cut = net(), net()
+    fully_shard(cut[0], mesh=mesh)
+    fully_shard(cut, mesh=mesh)
+    expected = whole.state_dict()
+    found = dict(checkpoint.full_tensors(cut))
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value) and type(found[name]) is torch.Tensor
+    checkpoint.export(whole, tmp_path / f"whole{dist.get_rank()}")
+    checkpoint.export(cut, tmp_path / "cut")
+    dist.barrier()
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole0").read_bytes()
+
+
 @ranks(2)
 def test_a_rank_holds_one_whole_tensor_at_a_time(mesh, tmp_path):
     def export(rows):
