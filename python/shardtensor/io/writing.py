@@ -13,6 +13,7 @@ from shardtensor.device_mesh import core_mesh, default_mesh
 from shardtensor.io import boxes
 from shardtensor.io.array import explained, print_box, title
 from shardtensor.io.sources import format_of
+from shardtensor.io.sources.source import WritableFormat
 from shardtensor.shard_tensor import ShardTensor
 
 _NAMELESS = "data"  # of a variable in a file that must name it
@@ -85,7 +86,7 @@ def write(
         problem = explained("write", _title(path, variable), error)
     agree(mesh, problem, told, title("write", _title(path, variable)))
     pieces = _at_chunks(tensor, where)
-    if where.format.IN_TURN:
+    if where.format.one_writer_at_a_time:
         for position in range(mesh.size()):
             _write_piece(pieces, where, pieces._core.mesh.position == position)
     else:
@@ -125,8 +126,8 @@ def _at_chunks(tensor, where):
             continue
         pieces, file_dim = spec.partition(dim).pieces, where.kept[dim]
         rows, begins = where.rows[file_dim], where.begins[file_dim]
-        is_cut = where.chunks is not None and not where.format.IN_TURN
-        if is_cut:
+        at_once = not where.format.one_writer_at_a_time
+        if where.chunks is not None and at_once:
             sizes[dim] = boxes.chunk_sizes(rows, begins, pieces)
         elif spec.partition(dim).repeat != 1:
             sizes[dim] = boxes.chunk_sizes(rows, range(rows.stop), pieces)
@@ -140,8 +141,8 @@ def _write_piece(tensor, where, is_my_turn):
         wanted = boxes.own_rows(tensor._spec)
         if is_my_turn and _is_first(tensor) and all(map(len, wanted)):
             box = where.box(wanted)
-            local = tensor.to_local().resolve_conj().resolve_neg()
             what += print_box(box)
+            local = tensor.to_local().resolve_conj().resolve_neg()
             values = local.cpu().contiguous().numpy()
             shape = [len(range(*part.indices(part.stop))) for part in box]
             values = where.decoding.encode(values, where.dtype).reshape(shape)
@@ -161,7 +162,7 @@ def _is_first(tensor):
     )
 
 
-def _writer(name):
+def _writer(name) -> WritableFormat:
     found = format_of(name)
     if not hasattr(found, "write_box"):
         raise ValueError(
@@ -172,7 +173,7 @@ def _writer(name):
 
 def _in_file(name, variable):
     """HDF5 and NetCDF have no variable without a name."""
-    if variable is None and _writer(name).IN_TURN:
+    if variable is None and _writer(name).one_writer_at_a_time:
         return _NAMELESS
     return variable
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from shardtensor.io.sources.joined import Joined
-from shardtensor.io.sources.source import Source
+from shardtensor.io.sources.source import Format, Source
 
 # What the end of a path says, and what package reads it.
 _FORMATS = {
@@ -64,8 +64,8 @@ def is_counted_together(path: Path) -> bool:
     return any(lower.endswith(_FORMATS[name][0]) for name in _COUNTED)
 
 
-def format_of(path: str):
-    """The module that reads and writes this path."""
+def format_of(path: str) -> Format:
+    """The module that reads this path; a WritableFormat where it writes it, too."""
     lower = path.lower().rstrip("/")
     for name, (endings, package) in _FORMATS.items():
         is_zarr = name == "zarr_store" and any(

@@ -90,4 +90,4 @@ def write_box(path: str, variable: str, box: Box, values) -> None:
         file[variable][box] = values
 
 
-IN_TURN = True  # one process at a time may have the file open to write
+one_writer_at_a_time = True

@@ -129,4 +129,4 @@ def write_box(path: str, variable: str, box: Box, values) -> None:
         target[box] = values
 
 
-IN_TURN = True
+one_writer_at_a_time = True

@@ -34,4 +34,4 @@ def write_box(path: str, variable: str | None, box: Box, values) -> None:
     mapped.flush()
 
 
-IN_TURN = False
+one_writer_at_a_time = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy
 
@@ -66,6 +67,33 @@ class Source:
     def chunk_begins(self, dim: int) -> Sequence[int]:
         """Where chunks begin along `dim`, ascending; any row where there are none."""
         return range(0, self.shape[dim], self.chunks[dim] if self.chunks else 1)
+
+
+class Format(Protocol):
+    """What a module of a format has."""
+
+    def open_source(self, path: str, variable: str | None) -> Source: ...
+
+
+class WritableFormat(Format, Protocol):
+    # Whether one process may have the file open to write, no other meanwhile.
+    one_writer_at_a_time: bool
+
+    def create(
+        self,
+        path: str,
+        variable: str | None,
+        shape: tuple[int, ...],
+        dtype: numpy.dtype,
+        chunks: tuple[int, ...] | None,
+        dims: Sequence[str] | None,
+        attributes: dict,
+        **options: object,
+    ) -> None: ...
+
+    def write_box(
+        self, path: str, variable: str | None, box: Box, values: numpy.ndarray
+    ) -> None: ...
 
 
 def rows_of_box(rows: Callable[[int, int], numpy.ndarray], box: Box):

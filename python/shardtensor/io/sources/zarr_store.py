@@ -119,4 +119,4 @@ def write_box(path: str, variable: str | None, box: Box, values) -> None:
     target[box] = values
 
 
-IN_TURN = False  # chunks are files
+one_writer_at_a_time = False  # chunks are files
