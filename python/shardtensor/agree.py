@@ -18,6 +18,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (ImportError, IndexError, OSError, RuntimeError, TypeError, ValueError)
 }
+_OF_ARGUMENTS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def agree(
@@ -106,10 +107,10 @@ def agree_on_call(
     error: Exception | None = None,
     x: torch.Tensor | None = None,
 ) -> None:
-    """The same before a collective, of which all ranks must tell the same `text`.
-    `error` is a ValueError, IndexError or TypeError, `x` a tensor on the device that
-    all have theirs on. Nothing happens in torch.compile. Communication: three integers
-    from each rank to each, texts where something is wrong."""
+    """The same before a collective, of which all ranks must tell the same `text`. `x`
+    is a tensor on the device that all have theirs on. Nothing happens in
+    torch.compile. Communication: three integers from each rank to each, texts where
+    something is wrong."""
     if torch.compiler.is_compiling():
         if error:
             raise error
@@ -117,6 +118,21 @@ def agree_on_call(
     kind = _text(error, None)[0] if error else ""
     place = torch.empty(0, device=_device_of(group)) if x is None else x
     _C.agree_on_call(place, text, kind, str(error or ""), group.group_name)
+
+
+@contextlib.contextmanager
+def errors_on_all_ranks(op: str, group: dist.ProcessGroup | None):
+    """What Python finds wrong in a call of a collective, before it: an error on all
+    ranks of the group (of the job, where it is none), which else agree on the call."""
+    try:
+        yield
+    except _OF_ARGUMENTS as problem:
+        kind = _KINDS[_text(problem, None)[0]]
+        told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
+        if torch.compiler.is_compiling() or not dist.is_initialized():
+            raise told from None
+        known = isinstance(group, dist.ProcessGroup)
+        agree_on_call(group if known else dist.group.WORLD, op, told)
 
 
 def _device_of(group):

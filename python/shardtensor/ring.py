@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, _ops
-from shardtensor.agree import agree_on_call
+from shardtensor.agree import errors_on_all_ranks
+from shardtensor.distributed.autograd import check_local, numbers
 
 _DIRECTIONS = {"forward": 1, "backward": -1}
 
@@ -54,13 +55,12 @@ def perform_ring_iteration(
     every rank raises where it is another one. Differentiable: the gradient goes
     the other way round. Communication: one message each way, and three integers
     from each rank to each (not inside torch.compile)."""
-    group = mesh.get_group(ring_config.mesh_dim)
-    return _ops.ring_step(
-        tensor,
-        _DIRECTIONS[ring_config.ring_direction],
-        list(tensor.shape if recv_shape is None else recv_shape),
-        group.group_name,
-    )
+    group = _group(mesh, ring_config.mesh_dim)
+    with errors_on_all_ranks("perform_ring_iteration", group):
+        check_local(tensor)
+        step = _step(mesh, ring_config)
+        shape = _shape(tensor, recv_shape)
+    return _ops.ring_step(tensor, step, shape, group.group_name)
 
 
 def perform_ring_iteration_async(
@@ -72,23 +72,20 @@ def perform_ring_iteration_async(
 ) -> tuple[torch.Tensor, list[dist.Work]]:
     """The same while the program goes on: the result is valid, and `tensor`
     may change, once every work's wait() has returned. `recv_tensor` is the
-    buffer for it, if given. Not differentiable. "p2p" only."""
-    if ring_config.communication_method != "p2p":
-        raise ValueError(
-            "perform_ring_iteration_async: expected communication_method 'p2p', "
-            f"got {ring_config.communication_method!r}"
-        )
-    if not tensor.is_contiguous():
-        raise ValueError("perform_ring_iteration_async: tensor is not contiguous")
-    received = recv_tensor
-    if received is None:
-        shape = tensor.shape if recv_shape is None else tuple(recv_shape)
-        received = tensor.new_empty(shape)
-    group = mesh.get_group(ring_config.mesh_dim)
+    buffer for it, if given. Not differentiable. "p2p" only. Errors and
+    communication: as perform_ring_iteration."""
+    group = _group(mesh, ring_config.mesh_dim)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    with errors_on_all_ranks("perform_ring_iteration_async", group):
+        check_local(tensor)
+        step = _step(mesh, ring_config)
+        _check_method(ring_config)
+        received = _buffer(tensor, recv_tensor, recv_shape)
+    # A step of no rows, which sends nothing, compares sizes and all else.
+    nothing = tensor.new_empty((0, *tensor.shape))
+    _ops.ring_step(nothing, step, [0, *received.shape], group.group_name)
     if ranks == 1:
         return received.copy_(tensor.detach()), []
-    step = _DIRECTIONS[ring_config.ring_direction]
     # Backends refuse messages without elements; both ends know of them.
     messages = [
         dist.P2POp(operation, buffer, group=group, group_peer=peer % ranks)
@@ -114,7 +111,9 @@ def ring_tour(
     visit raises on one rank is an error on all, after the messages. Not
     differentiable. Communication: one message to and from each other rank, and
     three integers from each rank to each before and after."""
-    group, sizes = mesh.get_group(mesh_dim), _sizes(block, mesh, mesh_dim, shapes)
+    group = _group(mesh, mesh_dim)
+    with errors_on_all_ranks("ring_tour", group):
+        sizes = _sizes(block, mesh, mesh_dim, shapes)
 
     def visit_it(owner, piece):
         visit(owner, piece)  # whatever it returns
@@ -136,20 +135,77 @@ def ring_sum(
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
     gradient. Communication and errors: as ring_tour."""
-    sizes = _sizes(block, mesh, mesh_dim, shapes)
-    group = mesh.get_group(mesh_dim).group_name
-    return _C.ring_sum(lambda piece, own: fn(piece, *own), block, own, sizes, group)
+    group = _group(mesh, mesh_dim)
+    with errors_on_all_ranks("ring_sum", group):
+        sizes = _sizes(block, mesh, mesh_dim, shapes)
+    name = group.group_name
+    return _C.ring_sum(lambda piece, own: fn(piece, *own), block, own, sizes, name)
+
+
+# ---- arguments --------------------------------------------------------------
+
+
+def _group(mesh, mesh_dim):
+    """A mesh of one axis has one group, also for an axis that there is not."""
+    return mesh.get_group() if mesh.ndim == 1 else mesh.get_group(mesh_dim)
+
+
+def _check_axis(mesh, mesh_dim):
+    if torch.compiler.is_compiling():
+        return
+    names = mesh.mesh_dim_names or ()
+    axes = range(-mesh.ndim, mesh.ndim)
+    if mesh_dim not in (names if isinstance(mesh_dim, str) else axes):
+        raise IndexError(f"mesh_dim: expected an axis of {mesh}, got {mesh_dim!r}")
+
+
+def _step(mesh, ring_config):
+    _check_axis(mesh, ring_config.mesh_dim)
+    _check_choice("ring_direction", ring_config.ring_direction, _DIRECTIONS)
+    return _DIRECTIONS[ring_config.ring_direction]
+
+
+def _shape(tensor, told):
+    return list(tensor.shape) if told is None else numbers("recv_shape", told)
+
+
+def _check_method(ring_config):
+    if ring_config.communication_method != "p2p":
+        raise ValueError(
+            "expected communication_method 'p2p', got "
+            f"{ring_config.communication_method!r}"
+        )
+
+
+def _buffer(tensor, told, shape):
+    """For what comes."""
+    if not tensor.is_contiguous():
+        raise ValueError("tensor is not contiguous")
+    if told is None:
+        return tensor.new_empty(_shape(tensor, shape))
+    check_local(told)
+    if not told.is_contiguous():
+        raise ValueError("recv_tensor is not contiguous")
+    if told.dtype != tensor.dtype or told.device != tensor.device:
+        raise ValueError(
+            f"recv_tensor: expected {tensor.dtype} on {tensor.device}, got "
+            f"{told.dtype} on {told.device}"
+        )
+    if shape is not None and list(told.shape) != _shape(tensor, shape):
+        raise ValueError(
+            f"recv_tensor: expected the shape of recv_shape, {[*shape]}, got "
+            f"{[*told.shape]}"
+        )
+    return told
 
 
 def _sizes(block, mesh, mesh_dim, shapes):
     """Those of all ranks' blocks; all as the own one where nothing else is said."""
+    check_local(block)
+    _check_axis(mesh, mesh_dim)
     if shapes is None:
         return [list(block.shape)] * mesh.size(mesh_dim)
-    try:
-        return [[int(extent) for extent in shape] for shape in shapes]
-    except (TypeError, ValueError) as error:
-        agree_on_call(mesh.get_group(mesh_dim), "", error, block)
-        raise
+    return [numbers("shapes", shape) for shape in shapes]
 
 
 def _check_choice(name, value, expected):

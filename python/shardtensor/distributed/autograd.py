@@ -13,7 +13,6 @@ backward, and not in torch.compile.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardtensor import _C, _ops
-from shardtensor.agree import agree_on_call
+from shardtensor.agree import agree_on_call, errors_on_all_ranks
 
 _HALVES = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32)
@@ -43,7 +42,9 @@ def all_gather_v(
 ) -> torch.Tensor:
     """All pieces joined, on every rank. The gradient of a rank's piece is the
     sum over all ranks."""
-    with told_to_all("all_gather_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("all_gather_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("all_gather_v", tensor, dim, sizes)
@@ -59,7 +60,9 @@ def gather_v(
 ) -> torch.Tensor:
     """All pieces joined on `dst`, zeros of that shape elsewhere. All ranks call
     backward; only dst's gradient counts."""
-    with told_to_all("gather_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("gather_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("gather_v", tensor, dim, sizes, dst)
@@ -76,7 +79,9 @@ def scatter_v(
     """This rank's piece of src's tensor. Others pass a tensor of the same dtype,
     device and shape but for `dim`; its gradient is zero, src's is joined from
     all ranks."""
-    with told_to_all("scatter_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("scatter_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("scatter_v", tensor, dim, sizes, src)
@@ -94,7 +99,9 @@ def indexed_all_to_all_v(
     """Rank i gets this rank's rows `indices[i]` of `dim`; what arrives is joined
     in rank order. `sizes[i][j]` is how many rows i sends to j. The gradients of
     a row that went several ways are summed."""
-    with told_to_all("indexed_all_to_all_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("indexed_all_to_all_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         rows = _rows(indices)
         table = [numbers("sizes", row) for row in sizes]
         if ranks == 1:
@@ -114,7 +121,9 @@ def reduce_scatter_v(
 ) -> torch.Tensor:
     """This rank's piece of the sum of every rank's tensor. all_gather_v's
     adjoint."""
-    with told_to_all("reduce_scatter_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("reduce_scatter_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         sizes = numbers("sizes", sizes)
         if ranks == 1:
             return _alone("reduce_scatter_v", tensor, dim, sizes)
@@ -130,7 +139,9 @@ def all_to_all_v(
 ) -> torch.Tensor:
     """Sends `in_splits[i]` rows to each rank i, in rank order, and joins the
     `out_splits[i]` that come from each."""
-    with told_to_all("all_to_all_v", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("all_to_all_v", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         sent = numbers("in_splits", in_splits)
         received = numbers("out_splits", out_splits)
         if ranks == 1:
@@ -149,7 +160,9 @@ def all_reduce(
     rank's tensor, a new one; the first two have a derivative, the sum of all ranks'
     gradients, or their average. Without `use_fp32` sums of fp16 and bf16 travel,
     and are added, as they are."""
-    with told_to_all("all_reduce", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("all_reduce", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         op = reduction(op)
         if ranks == 1:
             return tensor
@@ -175,7 +188,9 @@ def broadcast(
 ) -> torch.Tensor:
     """src's tensor on every rank. Others pass one of the same shape, dtype and
     device; its gradient is zero, src's is the sum of all."""
-    with told_to_all("broadcast", tensor, group) as (ranks, name):
+    with errors_on_all_ranks("broadcast", group):
+        ranks, name = place_of(group)
+        check_local(tensor)
         if ranks == 1:
             _check_only_rank("broadcast", src)
             return tensor
@@ -185,36 +200,20 @@ def broadcast(
 # ---- arguments --------------------------------------------------------------
 
 
-def _place(group):
-    """(ranks, the group's name); without a job one rank."""
+def place_of(group: dist.ProcessGroup | None) -> tuple[int, str]:
+    """How many ranks, and the group's name; without a job one rank."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"expected a ProcessGroup or None, got {group!r}")
     if group is None and not dist.is_initialized():
         return 1, ""
     group = group or dist.group.WORLD
     return group.size(), group.group_name
 
 
-@contextlib.contextmanager
-def told_to_all(op, tensor, group):
-    """(ranks, the group's name) for what Python finds wrong in a call, which the
-    operator would compare otherwise: an error on all ranks."""
-    compiling = torch.compiler.is_compiling()
-    try:
-        if not compiling:
-            _check(tensor, group)
-        yield _place(group)
-    except (TypeError, ValueError, IndexError) as problem:
-        kind = next(
-            k for k in (IndexError, TypeError, ValueError) if isinstance(problem, k)
-        )
-        told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
-        if compiling or not dist.is_initialized():
-            raise told from None
-        agree_on_call(_group_or_world(group), op, told)
-
-
-def _check(tensor, group):
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"expected a ProcessGroup or None, got {group!r}")
+def check_local(tensor: torch.Tensor) -> None:
+    """A compiler's tensors are what it makes of them."""
+    if torch.compiler.is_compiling():
+        return
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, got {tensor!r}")
     if not _is_local(tensor):
@@ -227,10 +226,6 @@ def _check(tensor, group):
 def _is_local(tensor):
     strided = tensor.layout == torch.strided and not tensor.is_meta
     return strided and not (_C.is_shard_tensor(tensor) or hasattr(tensor, "placements"))
-
-
-def _group_or_world(group):
-    return group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
 
 
 def numbers(what, sizes):

@@ -1,13 +1,21 @@
 """The real FFT of a plane that the ranks of a group hold in strips: local tensors
-in and out, one exchange each way. For ShardTensors `torch.fft` does this."""
+in and out, one exchange each way. For ShardTensors `torch.fft` does this.
+
+The group is that which DistributedManager has by the name "spatial_parallel": make it
+with create_process_subgroup, or as the axis of that name of a mesh. Arguments that do
+not fit, or differ between ranks, are an error on all of them.
+"""
 
 import torch
 
 from shardtensor import _ops
+from shardtensor.agree import agree_on_call, errors_on_all_ranks
+from shardtensor.distributed.autograd import check_local
 from shardtensor.distributed.manager import DistributedManager
 from shardtensor.distributed.utils import compute_split_shapes
 
 GROUP = "spatial_parallel"
+NORMS = (None, "backward", "forward", "ortho")
 
 
 class DistributedRFFT2:
@@ -23,11 +31,16 @@ class DistributedRFFT2:
         """This rank's rows along `dim[0]`, cut by compute_split_shapes; all
         n // 2 + 1 entries along `dim[1]`. Differentiable to any order; s, dim and
         norm are torch.fft.rfft2's."""
-        rows, columns = _two_dims("DistributedRFFT2", x, s, dim)
-        if x.is_complex():
-            raise TypeError(f"DistributedRFFT2: expected real numbers, got {x.dtype}")
-        x = _along_both(torch.fft.fft, x, s, (rows, columns), norm)
-        return x.narrow(columns, 0, x.shape[columns] // 2 + 1)
+        group = DistributedManager().group(GROUP)
+        with errors_on_all_ranks("DistributedRFFT2", group):
+            rows, columns = _two_dims(x, s, dim, norm)
+            if x.is_complex():
+                raise TypeError(f"expected real numbers, got {x.dtype}")
+            along_rows = torch.fft.fft(x, s[0], rows, norm)
+        _agree_on_call("DistributedRFFT2", x, s, dim, norm, group)
+        cut = _transpose(along_rows, rows, columns, group)
+        y = torch.fft.fft(cut, s[1], columns, norm)
+        return y.narrow(columns, 0, y.shape[columns] // 2 + 1)
 
 
 class DistributedIRFFT2:
@@ -42,31 +55,38 @@ class DistributedIRFFT2:
     ) -> torch.Tensor:
         """This rank's columns along `dim[1]`, cut by compute_split_shapes, of the
         inverse; `x` is cut along `dim[0]`, in any pieces."""
-        rows, columns = _two_dims("DistributedIRFFT2", x, s, dim)
-        extent = 2 * (x.shape[columns] - 1) if s[1] is None else s[1]
-        x = _with_conjugates(x, columns, extent)
-        # The columns may come first, unlike those of irfft2: no real transform.
-        extents, dims = (extent, s[0]), (columns, rows)
-        return _along_both(torch.fft.ifft, x, extents, dims, norm).real
+        group = DistributedManager().group(GROUP)
+        with errors_on_all_ranks("DistributedIRFFT2", group):
+            rows, columns = _two_dims(x, s, dim, norm)
+            extent = 2 * (x.shape[columns] - 1) if s[1] is None else s[1]
+            # The columns come first, unlike those of irfft2: no real transform.
+            halves = _with_conjugates(x, columns, extent)
+            along_columns = torch.fft.ifft(halves, extent, columns, norm)
+        _agree_on_call("DistributedIRFFT2", x, s, dim, norm, group)
+        cut = _transpose(along_columns, columns, rows, group)
+        return torch.fft.ifft(cut, s[0], rows, norm).real
 
 
-def _two_dims(name, x, s, dim):
+def _two_dims(x, s, dim, norm):
+    check_local(x)
     if len(dim) != 2 or len(s) != 2:
-        raise ValueError(f"{name}: expected two dims and two extents, got {dim}, {s}")
+        raise ValueError(f"expected two dims and two extents, got {dim}, {s}")
     for d in dim:
         if not -x.dim() <= d < x.dim():
-            raise IndexError(f"{name}: dim {d} of {x.dim()} dims")
+            raise IndexError(f"dim {d} of {x.dim()} dims")
     rows, columns = (d % x.dim() for d in dim)
     if rows == columns:
-        raise ValueError(f"{name}: expected two dims, got {dim}")
+        raise ValueError(f"expected two dims, got {dim}")
+    if any(extent is not None and extent < 1 for extent in s):
+        raise ValueError(f"expected extents of 1 or more, got {s}")
+    if norm not in NORMS:
+        raise ValueError(f"norm: expected one of {NORMS}, got {norm!r}")
     return rows, columns
 
 
-def _along_both(transform, x, extents, dims, norm):
-    """Along the first dim, which is whole, then the second, which is cut."""
-    whole, cut = dims
-    x = transform(x, extents[0], whole, norm)
-    return transform(_transpose(x, whole, cut), extents[1], cut, norm)
+def _agree_on_call(name, x, s, dim, norm, group):
+    told = f"{name} of {x.dtype} tensors of {x.dim()} dims, "
+    agree_on_call(group, f"{told}s={tuple(s)}, dim={tuple(dim)}, norm={norm!r}", x=x)
 
 
 def _with_conjugates(x, dim, extent):
@@ -81,9 +101,8 @@ def _with_conjugates(x, dim, extent):
     return x.narrow(dim, 0, kept) * counts.view(shape)
 
 
-def _transpose(x, whole, cut):
+def _transpose(x, whole, cut, group):
     """From pieces of `cut` to pieces of `whole`."""
-    group = DistributedManager().group(GROUP)
     rank, ranks, name = group.rank(), group.size(), group.group_name
     mine = torch.tensor([x.shape[cut]], device=x.device)
     theirs = _ops.all_gather_v(mine, 0, [1] * ranks, name).tolist()

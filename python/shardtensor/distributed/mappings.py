@@ -9,22 +9,27 @@ more than values are an error on all of them. fp16 and bf16 are summed in fp32.
 import torch
 
 from shardtensor import _ops
-from shardtensor.distributed.autograd import numbers, told_to_all
+from shardtensor.agree import errors_on_all_ranks
+from shardtensor.distributed.autograd import check_local, numbers, place_of
 from shardtensor.distributed.manager import DistributedManager
 from shardtensor.distributed.utils import compute_split_shapes
 
 
 def copy_to_parallel_region(input: torch.Tensor, group: str | None) -> torch.Tensor:
     """A view of the input; its gradient is summed over the ranks."""
-    with told_to_all("copy_to_parallel_region", input, _group(group)) as (_, name):
-        pass
+    found = _group(group)
+    with errors_on_all_ranks("copy_to_parallel_region", found):
+        _, name = place_of(found)
+        check_local(input)
     return _ops.copy_to_parallel_region(input, name)
 
 
 def reduce_from_parallel_region(input: torch.Tensor, group: str | None) -> torch.Tensor:
     """The sum over the ranks, a new tensor; the gradient passes as it is."""
-    with told_to_all("reduce_from_parallel_region", input, _group(group)) as (_, name):
-        pass
+    found = _group(group)
+    with errors_on_all_ranks("reduce_from_parallel_region", found):
+        _, name = place_of(found)
+        check_local(input)
     return _ops.reduce_from_parallel_region(input, name)
 
 
@@ -34,7 +39,9 @@ def scatter_to_parallel_region(
     """This rank's piece along `dim`, cut by compute_split_shapes, a new tensor; the
     gradient is joined from all ranks."""
     found = _group(group)
-    with told_to_all("scatter_to_parallel_region", input, found) as (ranks, name):
+    with errors_on_all_ranks("scatter_to_parallel_region", found):
+        ranks, name = place_of(found)
+        check_local(input)
         sizes = _split(input, dim, ranks)
     return _ops.scatter_to_parallel_region(input, dim, sizes, name)
 
@@ -44,7 +51,10 @@ def gather_from_parallel_region(
 ) -> torch.Tensor:
     """The pieces of all ranks joined along `dim`, of the extents `shapes`; the
     gradient is this rank's piece of it."""
-    with told_to_all("gather_from_parallel_region", input, _group(group)) as (_, name):
+    found = _group(group)
+    with errors_on_all_ranks("gather_from_parallel_region", found):
+        _, name = place_of(found)
+        check_local(input)
         sizes = numbers("shapes", shapes)
     return _ops.gather_from_parallel_region(input, dim, sizes, name)
 

@@ -188,6 +188,14 @@ def test_ring_steps_refuse_what_they_cannot_do(mesh):
         perform_ring_iteration_async(torch.ones(2, 3).t(), mesh, config)
 
 
+@ranks(1)
+def test_a_ring_of_one_rank_receives_what_it_sends(mesh):
+    config = RingPassingConfig(0, 1, communication_method="p2p")
+    for step in (perform_ring_iteration, perform_ring_iteration_async):
+        with pytest.raises(ValueError, match=r"sends to itself receives .*2, 3\]"):
+            step(torch.ones(2, 3), mesh, config, recv_shape=(3, 2))
+
+
 # ---- halos ------------------------------------------------------------------
 
 

@@ -7,11 +7,14 @@ import time
 import rig
 import torch
 import torch.distributed as dist
+from bad_steps import bad_steps, bad_transforms
 from torch.distributed.device_mesh import init_device_mesh
 
 import shardtensor
 from shardtensor import _ops
 from shardtensor import distributed as st
+from shardtensor.distributed import DistributedManager
+from shardtensor.distributed.fft import DistributedIRFFT2, DistributedRFFT2
 from shardtensor.distributed.mappings import (
     copy_to_parallel_region,
     gather_from_parallel_region,
@@ -19,7 +22,12 @@ from shardtensor.distributed.mappings import (
     scatter_to_parallel_region,
 )
 from shardtensor.distributed.utils import distributed_transpose
-from shardtensor.ring import ring_sum, ring_tour
+from shardtensor.ring import (
+    perform_ring_iteration,
+    perform_ring_iteration_async,
+    ring_sum,
+    ring_tour,
+)
 
 SOON = 5.0  # seconds; groups wait for a minute
 
@@ -285,6 +293,9 @@ def bad_calls(rank, ranks, bad):
         lambda: _ops.ring_step(_ones(2), 1 - 2 * mine, [2], name),
         differ,
     )
+    for step in (perform_ring_iteration, perform_ring_iteration_async):
+        for what, call, error in bad_steps(mine, mesh, step):
+            yield f"{step.__name__}: {what}", call, error
     yield (
         "ring_tour: another shape",
         lambda: ring_tour(_ones(2 + mine), _pass, mesh),
@@ -318,6 +329,14 @@ def bad_calls(rank, ranks, bad):
         lambda: ring_sum(torch.sum, _ones(2 + mine), mesh=mesh),
         differ,
     )
+    yield (
+        "ring_sum: an axis that there is not",
+        lambda: ring_sum(torch.sum, _ones(2), mesh=mesh, mesh_dim=3 * mine),
+        (IndexError, "ring_sum: mesh_dim: expected an axis of"),
+    )
+    for transform in (DistributedRFFT2, DistributedIRFFT2):
+        for what, call, error in bad_transforms(mine, ranks, transform.apply):
+            yield f"{transform.__name__}: {what}", call, error
     yield (
         "halo_padding: too few rows",
         lambda: _ops.halo_padding(_ones(1 if mine else 5, 2), 0, 2, 0, name),
@@ -469,6 +488,8 @@ def bad_arguments(rank, ranks, bad):
 
 def check_bad_calls():
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    if "spatial_parallel" not in DistributedManager().group_names:
+        DistributedManager.create_process_subgroup("spatial_parallel", ranks)
     wrong = []
     for bad in (0, ranks - 1):
         who = rank, ranks, bad
