@@ -357,7 +357,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         local, spec = _C.local(self).detach(), ShardTensorSpec(self._core)
         position, grad = self._core.mesh.position, self.requires_grad
         attributes = dict(self.__dict__)
-        return _rebuild, (local, spec, self.requires_grad, attributes, position)
+        return _rebuild, (local, spec, grad, attributes, position, self.stride())
 
     # What torch.distributed.checkpoint asks a tensor.
 
