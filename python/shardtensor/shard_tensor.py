@@ -196,6 +196,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         meta = TensorMeta(self.shape, self.stride(), self.dtype)
         return ShardTensorSpec(_C.spec(self), meta)
 
+    _spec = spec  # the name that DTensor and PhysicsNeMo have for it
+
     @property
     def placements(self) -> Placements:
         return ShardTensorSpec(_C.spec(self)).placements
