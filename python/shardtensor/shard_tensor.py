@@ -73,12 +73,12 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         sharding_shapes: str | Mapping[int, Sequence[Sequence[int]]] = "infer",
         global_shape: Sequence[int] | None = None,
     ) -> ShardTensor:
-        """The tensor of which each rank holds `local_tensor` (no copy),
-        differentiable. `sharding_shapes` says how the others' pieces look:
-        "infer" asks them (one small gather); "chunk" takes torch.chunk's split
-        of global_shape (of equal pieces without it); a dict gives, for each
-        mesh axis, the local shapes along it, of this tensor or of another that
-        is cut alike. The last two do not communicate.
+        """The tensor of which each rank holds `local_tensor`, differentiable, without
+        a copy but to the mesh's kind of device. `sharding_shapes` says how the
+        others' pieces look: "infer" asks them (one small gather); "chunk" takes
+        torch.chunk's split of global_shape (of equal pieces without it); a dict
+        gives, for each mesh axis, the local shapes along it, of this tensor or of
+        another that is cut alike. The last two do not communicate.
         Default: DistributedManager's mesh, Replicate."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
