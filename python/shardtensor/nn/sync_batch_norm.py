@@ -4,9 +4,10 @@ import functools
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from shardtensor.distributed import all_reduce
+from shardtensor.distributed.autograd import reduced
 from shardtensor.placements import replicated
 from shardtensor.shard_tensor import ShardTensor
 
@@ -37,7 +38,7 @@ def _normalize(layer, x):
     group = layer.process_group or dist.group.WORLD
     share = _share(x, group)
     wide = x.float() if x.dtype in _HALVES else x
-    mean, variance, count = _moments(wide, group, share)
+    mean, variance, count = _moments(wide, group.group_name, share)
     if layer.track_running_stats:
         _track(layer, mean.to_local(), variance.to_local(), count)
     along = (-1, *[1] * (x.dim() - 2))
@@ -63,23 +64,31 @@ def _moments(x, group, share):
     """Mean and variance of each channel, and of how many numbers."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     number = x.numel() // x.shape[1]
-    count = torch.tensor([number * share], dtype=torch.double, device=x.device)
-    count = round(all_reduce(count, group=group).item())
-    if count < 2:
+    sums = F.pad(_whole(x.sum(dims)), (0, 1), value=number)
+    totals = _over(sums, group, share)
+    count = totals[-1].detach().round()
+    if number < 2 and count < 2:  # the host waits for no more than it must
         raise ValueError(
-            f"SyncBatchNorm: expected more than 1 value per channel, got {count}"
+            f"SyncBatchNorm: expected more than 1 value per channel, got {int(count)}"
         )
-    mean = _over(x.sum(dims), group, share) / count
+    mean = _everywhere(totals[:-1] / count, x.device_mesh)
     centred = x - mean.view(-1, *[1] * (x.dim() - 2))
-    return mean, _over(centred.square().sum(dims), group, share) / count, count
+    squares = _over(_whole(centred.square().sum(dims)), group, share)
+    return mean, _everywhere(squares / count, x.device_mesh), count
 
 
-def _over(x, group, share):
+def _over(local, group, share):
     """The sum over the group of what every rank of x's mesh has alike."""
-    alike = replicated(x.device_mesh.ndim)
-    local = x.redistribute(placements=alike).to_local()
-    total = all_reduce(local * share, group=group)
-    return ShardTensor.from_local(total, x.device_mesh, alike, sharding_shapes="chunk")
+    return reduced(local * share, "sum", group)
+
+
+def _whole(x):
+    return x.redistribute(placements=replicated(x.device_mesh.ndim)).to_local()
+
+
+def _everywhere(local, mesh):
+    alike = replicated(mesh.ndim)
+    return ShardTensor.from_local(local, mesh, alike, sharding_shapes="chunk")
 
 
 @torch.no_grad()

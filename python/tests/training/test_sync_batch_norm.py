@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+import shardtensor
 from shardtensor import ShardTensor, check_replicas, parallelize
 
 PRELOAD = ("torch._inductor.compile_fx",)
@@ -122,7 +123,9 @@ def test_sums_of_16_bits_and_errors(mesh):
         batch.chunk(mesh.size(), 2)[mesh.get_local_rank()], mesh, [Shard(2)]
     )
     layer, reference = nn.SyncBatchNorm(3), nn.BatchNorm2d(3)
+    shardtensor.reset_comm_stats()
     y = layer(x)
+    assert shardtensor.comm_stats().all_reduces == 4  # over the domain, over the group
     assert y.dtype == torch.bfloat16
     expected = reference(batch.float())
     torch.testing.assert_close(y.full_tensor().float(), expected, rtol=1e-2, atol=1e-2)
