@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: F401  its libraries come before ours
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardtensor import distributed, nn
+from shardtensor import _patches, distributed, nn
 from shardtensor._C import is_shard_tensor
 from shardtensor.constants import new_tensors_on
 from shardtensor.contract import einsum, tensordot, transpose
@@ -175,6 +175,8 @@ __all__ = [
     "unhalo_padding",
     "zeros",
 ]
+
+_patches.install()
 
 # For programs that ask PhysicsNeMo whether it has ShardTensors, and switch its
 # operators on.

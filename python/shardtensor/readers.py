@@ -1,30 +1,13 @@
-"""Who reads the gradients of parameters inside backward: DDP and FSDP."""
+"""Which gradients of parameters FSDP reads inside backward; DDP: see _patches.py."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
-import torch.distributed as dist
 from torch.distributed._composable_state import _module_state_mapping
-from torch.nn.parallel import DistributedDataParallel
 
 from shardtensor import _C
 from shardtensor.compile import as_written
-
-
-def _serve_ddp() -> None:
-    """From now on it says of its parameters over which ranks it averages."""
-    original = DistributedDataParallel.__init__
-
-    @functools.wraps(original)
-    def begin(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        ranks = dist.get_process_group_ranks(self.process_group)
-        for parameter in self._module_parameters:
-            _C.note_reader(parameter, ranks)
-
-    DistributedDataParallel.__init__ = begin
 
 
 @as_written
@@ -47,5 +30,4 @@ def _groups_of(state: object) -> Iterator:
             yield group
 
 
-_serve_ddp()
 _C.set_gradient_readers(_note_what_fsdp_reads)

@@ -294,9 +294,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     @classmethod
     def patches_enabled(cls) -> bool:
-        """True: operators understand ShardTensors from the import on. Of PyTorch
-        only DTensor.from_local is wrapped, for its parallel styles, and what keeps
-        a checkpoint's function, for new_tensors_on."""
+        """True: operators understand ShardTensors from the import on, by the
+        dispatcher. The few functions of PyTorch that are replaced: _patches.py."""
         return True
 
     register_function_handler = classmethod(handlers.register_function_handler)

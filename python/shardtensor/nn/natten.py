@@ -1,4 +1,4 @@
-"""Programs that call NATTEN, and flex_attention, on ShardTensors."""
+"""Programs that call NATTEN on ShardTensors."""
 
 import functools
 import importlib.util
@@ -102,18 +102,3 @@ def _attention_backward(grad, *inputs):
 
 if importlib.util.find_spec("natten"):
     use_natten_kernels("CUDA")
-
-
-def _refuse_flex_attention(*args, **kwargs):
-    raise NotImplementedError(
-        "flex_attention: its block mask speaks of the rows of one device, expected "
-        "plain tensors, got ShardTensors; where the mask is a neighbourhood call "
-        "shardtensor.nn.functional.neighborhood_attention, else "
-        "torch.nn.functional.scaled_dot_product_attention"
-    )
-
-
-# At the function level, see tensor/keys.h.
-torch.ops.higher_order.flex_attention.py_impl(
-    torch._C._dispatch_key_parse("DeferredInit")
-)(_refuse_flex_attention)

@@ -1,7 +1,5 @@
 """nn.SyncBatchNorm on ShardTensors: statistics over data and domain."""
 
-import functools
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,25 +12,12 @@ from shardtensor.shard_tensor import ShardTensor
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def serve_sync_batch_norm() -> None:
-    """From now on nn.SyncBatchNorm looks first whether its input is a ShardTensor: of
-    these the statistics are those of all samples that the ranks of `process_group`
-    hold, each counted once however many ranks hold parts of it, on any device; those
-    of 16-bit inputs in fp32. `process_group` has one rank of each domain, or
-    complete domains; else ValueError. Communication: two sums over the domain, two
-    all-reduces over the group, as many in backward."""
-    original = nn.SyncBatchNorm.forward
-
-    @functools.wraps(original)
-    def forward(self, input):
-        if self.training and isinstance(input, ShardTensor):
-            return _normalize(self, input)
-        return original(self, input)
-
-    nn.SyncBatchNorm.forward = forward
-
-
-def _normalize(layer, x):
+def normalize(layer: nn.SyncBatchNorm, x: ShardTensor) -> ShardTensor:
+    """The layer's forward in training: the statistics are those of all samples that the
+    ranks of `process_group` hold, each counted once however many ranks hold parts of
+    it, on any device; those of 16-bit inputs in fp32. `process_group` has one rank of
+    each domain, or complete domains; else ValueError. Communication: two sums over the
+    domain, two all-reduces over the group, as many in backward."""
     layer._check_input_dim(x)
     layer._check_non_zero_input_channels(x)
     group = layer.process_group or dist.group.WORLD

@@ -15,6 +15,14 @@ import shardtensor
 
 IMPORT = """
 import os, sys, torch, torch.distributed
+def functions():
+    return {
+        f"{owner}.{name}": function
+        for module in (torch.nn, torch.nn.parallel)
+        for owner, value in vars(module).items() if isinstance(value, type)
+        for name, function in vars(value).items() if callable(function)
+    }
+before = functions()
 modules, threads = set(sys.modules), len(os.listdir("/proc/self/task"))
 files = os.listdir("/proc/self/fd")
 import shardtensor
@@ -24,6 +32,9 @@ assert not any("sympy" in name or "numpy" in name for name in added), sorted(add
 assert "torch.distributed.tensor" not in sys.modules
 assert len(os.listdir("/proc/self/task")) == threads
 assert os.listdir("/proc/self/fd") == files
+after = functions()
+replaced = sorted(name for name in after if after[name] is not before.get(name))
+assert replaced == ["DistributedDataParallel.__init__", "SyncBatchNorm.forward"]
 assert shardtensor.Shard is torch.distributed.tensor.Shard
 """
 
