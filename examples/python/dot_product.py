@@ -10,8 +10,7 @@ Output, on any number of ranks:
 """
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardtensor import ShardTensor
 from shardtensor.distributed import DistributedManager
@@ -20,14 +19,13 @@ served = []
 
 
 def sharded_dot(func, types, args, kwargs):
-    """Each rank multiplies what it holds; the sum over the ranks is the same
-    everywhere. Backward needs nothing: the gradient of a replicated result is
-    replicated, and each rank's vectors are its own."""
+    """Each rank multiplies what it holds: its term of the sum that redistribute
+    makes. Backward needs nothing: each term has the gradient of the sum."""
     x, y = args
     local = func(x.to_local(), y.to_local())
-    dist.all_reduce(local.detach(), group=x.device_mesh.get_group())
     served.append(func)
-    return ShardTensor.from_local(local, x.device_mesh, (Replicate(),))
+    terms = ShardTensor.from_local(local, x.device_mesh, (Partial(),))
+    return terms.redistribute(placements=(Replicate(),))
 
 
 def main():
