@@ -49,6 +49,7 @@ class TensorPromotionMode(enum.Enum):
 
 
 def get_promotion_mode() -> TensorPromotionMode:
+    """What happens to a plain tensor that meets a ShardTensor; SILENT at first."""
     return TensorPromotionMode(_C.promotion_mode())
 
 
