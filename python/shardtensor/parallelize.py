@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 
@@ -217,30 +216,42 @@ def _children(module):
             yield child
 
 
-_modes_of: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
+class _Around:
+    """The hooks of a forward that runs within modes. A copy of the module has its own,
+    of the same modes."""
+
+    def __init__(self, modes):
+        self.modes = modes
+        self._entered = threading.local()
+
+    def __deepcopy__(self, memo):
+        return _Around(self.modes)
+
+    def enter(self, *_):
+        stack = contextlib.ExitStack()
+        for mode in self.modes:
+            stack.enter_context(mode())
+        self._entered.stack = [*getattr(self._entered, "stack", ()), stack]
+
+    def leave(self, *_):
+        self._entered.stack.pop().close()
 
 
 def _enter_around_forward(module, modes):
-    """By hooks, which copies of the module keep. A later call takes an earlier one's
-    place."""
+    """A later call takes an earlier one's place."""
     hold_in_checkpoints()
-    if module in _modes_of:
-        _modes_of[module][:] = modes
-        return
-    _modes_of[module] = modes
-    entered = threading.local()
+    hooks = module._forward_pre_hooks.values()
+    around = next(filter(None, map(_around_of, hooks)), None)
+    if around is None:
+        around = _Around(modes)
+        module.register_forward_pre_hook(around.enter, prepend=True)
+        module.register_forward_hook(around.leave, always_call=True)
+    around.modes = modes
 
-    def enter(*_):
-        stack = contextlib.ExitStack()
-        for mode in modes:
-            stack.enter_context(mode())
-        entered.stack = [*getattr(entered, "stack", ()), stack]
 
-    def leave(*_):
-        entered.stack.pop().close()
-
-    module.register_forward_pre_hook(enter, prepend=True)
-    module.register_forward_hook(leave, always_call=True)
+def _around_of(hook):
+    owner = getattr(hook, "__self__", None)
+    return owner if isinstance(owner, _Around) else None
 
 
 # ---- drift ------------------------------------------------------------------

@@ -182,6 +182,30 @@ def test_new_tensors_follow_the_mesh_in_forward_only(mesh):
 
 
 @ranks(2)
+def test_copies_go_their_own_way(mesh):
+    """Whichever of them is parallelized anew, in whatever way."""
+    pair, _, domain = make("1x2")
+    x = torch.randn(2, 2, 9, 6).double()
+    cut = part(x, pair, domain)
+
+    def gradients(model, x):
+        model(x).square().mean().backward()
+        return [whole(p.grad) for p in getattr(model, "module", model).parameters()]
+
+    expected = gradients(net(), x)
+    first = net()
+    one = parallelize(first, pair, "ddp")
+    copied = parallelize(copy.deepcopy(first), pair, None)
+    plain = parallelize(net(), pair, None)
+    other = copy.deepcopy(plain)
+    wrapped = parallelize(plain, pair, "ddp")
+    for model in (one, copied, other, wrapped, copy.deepcopy(other)):
+        model.zero_grad()
+        for mine, grad in zip(gradients(model, cut), expected, strict=True):
+            torch.testing.assert_close(mine, grad)
+
+
+@ranks(2)
 def test_the_wrapper_sums_all_gradients(mesh):
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
     x = shard(torch.randn(2, 2, 9, 6), mesh, [Shard(2)])
