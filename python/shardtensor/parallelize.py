@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import shardtensor.readers  # noqa: F401  tells the core what DDP and FSDP do
 from shardtensor import _C
-from shardtensor.agree import agree
+from shardtensor.agree import agree, gather
 from shardtensor.constants import hold_in_checkpoints, new_tensors_on
-from shardtensor.device_mesh import core_mesh, default_mesh, device_of, whole_group
+from shardtensor.device_mesh import core_mesh, default_mesh, whole_group
 from shardtensor.modes import gradient_policy
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.sync import sync_module_over_mesh, sync_pieces_over_mesh
@@ -260,25 +260,21 @@ def _around_of(hook):
 def check_replicas(module: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Raises on all ranks, with names, where a parameter or buffer is not the same,
     bit for bit, on all ranks of `mesh` that hold the same piece of it. Default:
-    DistributedManager's mesh. Communication: one small gather."""
+    DistributedManager's mesh. Communication: two small gathers."""
     mesh = default_mesh() if mesh is None else mesh
     state = dict([*module.named_parameters(), *module.named_buffers()])
-    rows = [[_digest(x), _piece(x)] for x in state.values()]
-    mine = torch.tensor(rows, dtype=torch.int64, device=device_of(mesh)).view(-1, 2)
-    group = whole_group(mesh)
-    counts = [
-        torch.zeros(1, dtype=torch.int64, device=mine.device)
-        for _ in range(mesh.size())
-    ]
-    dist.all_gather(counts, torch.full_like(counts[0], len(state)), group)
-    if len({int(count) for count in counts}) > 1:
+    mine = error = None
+    try:
+        mine = [(_digest(x), _piece(x)) for x in state.values()]
+    except Exception as problem:  # noqa: BLE001  whatever it is, all must know
+        error = problem
+    everyone = gather(mesh, error, mine, "check_replicas: ")
+    counts = [len(rows) for rows in everyone]
+    if len({*counts}) > 1:
         raise RuntimeError(
-            f"check_replicas: the ranks have {[int(c) for c in counts]} parameters and "
-            "buffers"
+            f"check_replicas: the ranks have {counts} parameters and buffers"
         )
-    everyone = [torch.empty_like(mine) for _ in range(mesh.size())]
-    dist.all_gather(everyone, mine, group)
-    problems = _differences(list(state), torch.stack(everyone).tolist())
+    problems = _differences(list(state), everyone)
     if problems:
         raise RuntimeError("check_replicas: replicas differ\n" + "\n".join(problems))
 
