@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import threading
@@ -67,7 +68,8 @@ def parallelize(
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
     tensor = (tensor,) if isinstance(tensor, str) else tuple(tensor or ())
-    _agree_on(module, mesh, data, domain, tensor)
+    told = data, domain, tensor, new_tensors
+    units = _agree_on(module, mesh, told, units, options)
     core_mesh(mesh)
     samples = _without(mesh, tensor)
     if data != "ddp" or tensor:  # DDP broadcasts by itself, over its own ranks
@@ -75,31 +77,63 @@ def parallelize(
     _let_norms_meet(module, samples)
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
-    if new_tensors and data not in ("fsdp", "hsdp"):
+    if new_tensors and data not in _MESHES_OF_FSDP:
         modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
     _enter_around_forward(module, modes)
     if data == "ddp":
         return _Ddp(module, process_group=whole_group(samples), **options)
-    if data in ("fsdp", "hsdp"):
-        over = _flat(samples) if data == "fsdp" else _copies_by_shards(samples)
+    if data in _MESHES_OF_FSDP:
+        over = _MESHES_OF_FSDP[data](samples)
         _shard(module, over, units, options)
         if over != mesh[tuple(domain)]:
             _note_cut(module, over)
     return module
 
 
-def _agree_on(module, mesh, data, domain, tensor):
-    """All ranks get the same, or raise the same."""
+def _agree_on(module, mesh, told, units, options):
+    """The units. All ranks get the same, or raise the same."""
     error = None
+    data, domain, tensor, new_tensors = told
     try:
         _check_axes(mesh, data, domain, tensor)
         if data == "ddp" and tensor:
             _check_plain(module)
-    except ValueError as problem:
+        units = None if units is None else [*units]
+        told = data, tuple(domain), tensor, bool(new_tensors)
+        told = *told, _names_in(module, units), _texts_of(options)
+    except Exception as problem:  # noqa: BLE001  whatever it is, all must know
         error = problem
     state = [*module.named_parameters(), *module.named_buffers()]
-    told = [f"{name} {x.dtype} {[*x.shape]}" for name, x in state]
-    agree(mesh, error, (data, tuple(domain), tensor, told))
+    state = [f"{name} {x.dtype} {[*x.shape]}" for name, x in state]
+    agree(mesh, error, (told, state), "parallelize: ")
+    return units
+
+
+_OF_ONE_RANK = ("device_ids", "output_device")  # of DDP: each rank's own
+
+
+def _names_in(module, units):
+    if units is None:
+        return None
+    names = {part: name for name, part in module.named_modules()}
+    if strangers := [unit for unit in units if unit not in names]:
+        raise ValueError(
+            f"units: expected modules of {type(module).__name__}, got {strangers[0]}"
+        )
+    return [names[unit] for unit in units]
+
+
+def _texts_of(options):
+    """The same on ranks that have the same; of objects, which are a rank's own, the
+    kinds."""
+    plain = type(None), bool, int, float, str
+    return {
+        key: repr(value)
+        if isinstance(value, plain) or dataclasses.is_dataclass(value)
+        else type(value).__name__
+        for key, value in sorted(options.items())
+        if key not in _OF_ONE_RANK
+    }
 
 
 def _check_axes(mesh, data, domain, tensor):
@@ -111,7 +145,7 @@ def _check_axes(mesh, data, domain, tensor):
         raise ValueError(f"domain: expected axes of {names}, got {tuple(domain)}")
     if both := [name for name in tensor if name in domain]:
         raise ValueError(f"tensor: the axes {both} are the domain's, expected others")
-    if data not in ("ddp", "fsdp", "hsdp", None):
+    if data not in ("ddp", *_MESHES_OF_FSDP, None):
         raise ValueError(f'data: expected "ddp", "fsdp", "hsdp" or None, got {data!r}')
     others = [
         n
@@ -120,7 +154,8 @@ def _check_axes(mesh, data, domain, tensor):
     ]
     if data is None and others:
         raise ValueError(
-            f'data: the axes {others} have other samples, expected "ddp" or "fsdp"'
+            f'data: the axes {others} have other samples, expected "ddp", "fsdp" or '
+            '"hsdp", got None'
         )
 
 
@@ -176,6 +211,10 @@ def _copies_by_shards(mesh):
     copies, *others = mesh.mesh_dim_names
     shards = mesh[tuple(others)]._flatten()
     return mesh._get_root_mesh()[(copies, *shards.mesh_dim_names)]
+
+
+# What fully_shard gets, of a mesh of all that have samples.
+_MESHES_OF_FSDP = {"fsdp": _flat, "hsdp": _copies_by_shards}
 
 
 def _shard(module, mesh, units, options):

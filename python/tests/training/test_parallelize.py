@@ -1,6 +1,7 @@
 """parallelize: data x domain is one device, step after step, and stays so."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from ranks import assert_close, ranks, shard
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import conv2d
 from torch.optim.swa_utils import AveragedModel
@@ -426,8 +427,12 @@ def test_axes_and_wrappers_that_are_not_there(mesh):
         ValueError, match='expected "ddp", "fsdp", "hsdp" or None, got \'zero\''
     ):
         parallelize(net(), mesh, "zero", ("domain_w",))
-    with pytest.raises(ValueError, match=r"the axes \['domain_h'\] have other samples"):
+    with pytest.raises(
+        ValueError, match=r"the axes \['domain_h'\] .* or \"hsdp\", got"
+    ):
         parallelize(net(), mesh, None, ("domain_w",))
+    with pytest.raises(ValueError, match=r"units: expected modules of Net.*got Linear"):
+        parallelize(net(), mesh, "fsdp", ("domain_w",), units=[nn.Linear(1, 1)])
 
 
 @ranks("2x2")
@@ -435,6 +440,9 @@ def test_what_one_rank_is_told_otherwise(mesh):
     last = dist.get_rank() == 3
     axes = ("domain_w",)
     other = nn.Linear(2, 3 if last else 2)
+    model = net()
+    policies = [MixedPrecisionPolicy(), MixedPrecisionPolicy(torch.bfloat16)]
+    fsdp = functools.partial(parallelize, model, mesh, "fsdp", axes)
     for call, text in (
         (
             lambda: parallelize(net(), mesh, "zero" if last else "ddp", axes),
@@ -453,6 +461,12 @@ def test_what_one_rank_is_told_otherwise(mesh):
             lambda: parallelize(other, mesh, "fsdp", axes),
             r"weight torch.float32 .3, 2.",
         ),
+        (lambda: fsdp(units=[] if last else None), "ranks .3.:"),
+        (lambda: fsdp(units=[model.last] if last else [model.first]), "'last'"),
+        (lambda: fsdp(new_tensors=last), "ranks .3.:"),
+        (lambda: fsdp(reshard_after_forward=last), "'reshard_after_forward': 'True'"),
+        (lambda: fsdp(mp_policy=policies[last]), "torch.bfloat16"),
+        (lambda: fsdp(**{"mp_policy": policies[0]} if last else {}), "'mp_policy'"),
     ):
         with pytest.raises(ValueError, match=text):
             call()
