@@ -32,7 +32,7 @@ def parallelize(
     domain: Sequence[str] = ("domain",),
     *,
     tensor: str | Sequence[str] | None = None,
-    new_tensors: bool = True,
+    new_tensors: bool | None = None,
     units: Sequence[nn.Module] | None = None,
     **options,
 ) -> nn.Module:
@@ -62,12 +62,17 @@ def parallelize(
     Parameters and buffers get the values of the mesh's first rank, DTensors along
     `tensor` those of the first ranks that hold the same piece. Forward runs
     under the gradient policy "deferred", or "coalesced" without a wrapper, and with
-    `new_tensors` within new_tensors_on, which FSDP's buffers do not bear; backward
-    and what checkpoints recompute go by the same. Other modules go by their own.
+    `new_tensors` within new_tensors_on, so that tensors which the model makes to fill
+    them (a Fourier layer's modes) stay cut; backward and what checkpoints recompute go
+    by the same. Other modules go by their own. By default so, but not with FSDP, whose
+    hooks cut a compiled forward into parts that the compiler cannot trace there: say
+    new_tensors=True where the model is not compiled.
 
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
     tensor = (tensor,) if isinstance(tensor, str) else tuple(tensor or ())
+    if new_tensors is None:
+        new_tensors = data not in _MESHES_OF_FSDP
     told = data, domain, tensor, new_tensors
     units = _agree_on(module, mesh, told, units, options)
     core_mesh(mesh)
@@ -77,7 +82,7 @@ def parallelize(
     _let_norms_meet(module, samples)
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
-    if new_tensors and data not in _MESHES_OF_FSDP:
+    if new_tensors:
         modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
     _enter_around_forward(module, modes)
     if data == "ddp":
@@ -220,9 +225,28 @@ _MESHES_OF_FSDP = {"fsdp": _flat, "hsdp": _copies_by_shards}
 def _shard(module, mesh, units, options):
     from torch.distributed.fsdp import fully_shard
 
+    _let_fsdp_make_plain_tensors()
     for unit in _closed(_children(module) if units is None else units, module):
         fully_shard(unit, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
+
+
+@functools.cache
+def _let_fsdp_make_plain_tensors():
+    """Its buffers, in the middle of a forward that makes others."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    def outside_of_modes(method):
+        @functools.wraps(method)
+        def run(*args, **kwargs):
+            with torch._C.DisableTorchFunction():
+                return method(*args, **kwargs)
+
+        return run
+
+    for name in ("unshard", "wait_for_unshard"):
+        method = getattr(FSDPParamGroup, name)
+        setattr(FSDPParamGroup, name, outside_of_modes(method))
 
 
 def _closed(units, module):

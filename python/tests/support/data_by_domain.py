@@ -1,5 +1,6 @@
 """Samples on some axes of a mesh, each cut over the others."""
 
+import rig
 import torch.distributed as dist
 from oracle import shard, uneven
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,13 +17,14 @@ MESHES = {  # of four ranks
 }
 FEWER = {
     "1x2": ((1, 2), ("data", "domain")),
+    "2x1": ((2, 1), ("data", "domain")),
     "1x3": ((1, 3), ("data", "domain")),
 }
 
 
 def make(name):
     shape, names = (MESHES | FEWER)[name]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = init_device_mesh(rig.DEVICE, shape, mesh_dim_names=names)
     return mesh, names[1:], mesh[names[1:]]
 
 

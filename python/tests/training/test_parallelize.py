@@ -82,11 +82,23 @@ def assert_same(model, reference, tolerance=1e-9):
 )
 @pytest.mark.parametrize("name", MESHES)
 def test_steps_are_those_of_one_device(mesh, name, data, accumulate):
+    check_steps(name, data, accumulate)
+
+
+@ranks(2)
+@pytest.mark.parametrize("name", ["1x2", "2x1"])
+def test_steps_of_two_ranks(mesh, name):
+    """On a device, too."""
+    for data in ("ddp", "fsdp"):
+        check_steps(name, data, accumulate=2)
+
+
+def check_steps(name, data, accumulate):
     mesh, axes, domain = make(name)
     reference, model = net(), net()
     if dist.get_rank() != 0:
         nn.init.zeros_(model.first.weight)  # parallelize makes it equal
-    model = parallelize(model, mesh, data, axes)
+    model = parallelize(model, mesh, data, axes, new_tensors=True)
     batches = [torch.randn(4, 2, 9, 6).double() for _ in range(10 * accumulate)]
     optimizers = [torch.optim.AdamW(m.parameters(), 0.05) for m in (reference, model)]
     steps(reference, batches, optimizers[0], mean_square, accumulate)
@@ -172,11 +184,16 @@ def test_new_tensors_follow_the_mesh_in_forward_only(mesh):
                 raise KeyError("fails")
             return x * self.weight
 
-    model = parallelize(Making(), mesh)
-    assert shardtensor.get_gradient_policy() == "coalesced"  # the default
-    model(shard(torch.ones(4, 3), mesh, [Shard(0)]))
-    assert shardtensor.is_shard_tensor(made["inside"])
-    for each in (model, copy.deepcopy(model.module)):
+    for data in ("ddp", "fsdp", None):
+        for new_tensors in (True, False, None):
+            model = nn.Sequential(Making(), nn.Sequential(Making()))
+            model = parallelize(model, mesh, data, new_tensors=new_tensors)
+            assert shardtensor.get_gradient_policy() == "coalesced"  # the default
+            model(shard(torch.ones(4, 3), mesh, [Shard(0)])).sum().backward()
+            expected = data != "fsdp" if new_tensors is None else new_tensors
+            assert shardtensor.is_shard_tensor(made["inside"]) == expected
+    models = [parallelize(Making(), mesh, d, new_tensors=True) for d in ("ddp", "fsdp")]
+    for each in (*models, copy.deepcopy(models[0].module)):
         with pytest.raises(KeyError):
             each(None)
         assert not shardtensor.is_shard_tensor(torch.zeros(3))
