@@ -119,7 +119,7 @@ class DistributedManager:
         Without local_rank it is the rank, modulo the number of GPUs if there are
         any; without backend, the best there is."""
         if local_rank is None:
-            local_rank = rank % (torch.cuda.device_count() or world_size)
+            local_rank = _local_rank(rank, world_size)
         launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
         _join(launch, backend, pg_options)
         cls._create(launch, backend)
@@ -494,9 +494,15 @@ def _setup_as(method, addr=None, port=None):
 
 def _adopt():
     """The launch of a process group that the program made itself."""
-    rank = dist.get_rank()
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return _C.Launch(rank, dist.get_world_size(), local_rank, "", 0, "existing")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    told = os.environ.get("LOCAL_RANK")
+    local_rank = int(told) if told else _local_rank(rank, world_size)
+    return _C.Launch(rank, world_size, local_rank, "", 0, "existing")
+
+
+def _local_rank(rank, world_size):
+    """Where nobody tells it."""
+    return rank % (torch.cuda.device_count() or world_size)
 
 
 def _join(launch, backend=None, pg_options=None):

@@ -578,6 +578,23 @@ def test_without_a_local_rank_there_is_one():
     assert values(run_isolated(2, set_up, free_port())) == [0, 1]
 
 
+@ranks(4)
+def test_an_adopted_group_has_the_gpus_of_each_node(mesh):
+    """Also of several ranks on each, where nobody tells the local rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LOCAL_RANK")
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(dist, "is_nccl_available", lambda: True)
+        manager = adopted()
+        assert manager.local_rank == manager.rank % 2
+        assert manager.device == torch.device("cuda", manager.rank % 2)
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+        assert adopted().local_rank == manager.rank
+        patch.setenv("LOCAL_RANK", "1")
+        assert adopted().local_rank == 1
+
+
 @ranks(1)
 def test_settings_for_data_parallel(mesh):
     manager = adopted()
