@@ -14,12 +14,11 @@ from shardtensor.distributed.autograd import (
 )
 from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
 from shardtensor.distributed.fused_all_reduce import fused_all_reduce
+from shardtensor.distributed.groups import GroupError, UndefinedGroupError
 from shardtensor.distributed.manager import (
     DistributedManager,
-    GroupError,
     PhysicsNeMoUndefinedGroupError,
     PhysicsNeMoUninitializedDistributedManagerWarning,
-    UndefinedGroupError,
     UninitializedManagerError,
 )
 from shardtensor.distributed.utils import (

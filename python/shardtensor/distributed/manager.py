@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _C
 from shardtensor.device_mesh import forget_groups, whole_group
-from shardtensor.distributed import mpi
-from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
+from shardtensor.distributed import joining
+from shardtensor.distributed.groups import NamedGroups, UndefinedGroupError
 
 
 class UninitializedManagerError(RuntimeError, Warning):
@@ -28,28 +28,11 @@ class UninitializedManagerError(RuntimeError, Warning):
         )
 
 
-class UndefinedGroupError(KeyError, ValueError):
-    """A group or mesh axis that nobody has created."""
-
-    def __init__(self, kind: str, name: str, known: Sequence[str]):
-        super().__init__(name)
-        known = ", ".join(known) or "none"
-        self.message = f"no {kind} named {name!r}; there are: {known}"
-
-    def __str__(self):
-        return self.message
-
-
-class GroupError(ValueError, RuntimeError, AssertionError):
-    """A group that cannot be made. Of the kinds that this is: PhysicsNeMo's are
-    AssertionErrors and ValueErrors."""
-
-
 PhysicsNeMoUninitializedDistributedManagerWarning = UninitializedManagerError
 PhysicsNeMoUndefinedGroupError = UndefinedGroupError
 
 
-class DistributedManager:
+class DistributedManager(NamedGroups):
     """The job of this process. `initialize()` joins it, once; afterwards every
     `DistributedManager()` is the same object.
 
@@ -96,11 +79,11 @@ class DistributedManager:
             )
             return
         if dist.is_initialized():
-            launch = _adopt()
+            launch = joining.adopted()
         else:
             launch = _C.detect_launch()
             if launch.method != "single":
-                _join(launch, pg_options=pg_options)
+                joining.join(launch, pg_options=pg_options)
         cls._create(launch)
 
     @classmethod
@@ -119,9 +102,9 @@ class DistributedManager:
         Without local_rank it is the rank, modulo the number of GPUs if there are
         any; without backend, the best there is."""
         if local_rank is None:
-            local_rank = _local_rank(rank, world_size)
+            local_rank = joining.local_rank_of(rank, world_size)
         launch = _C.Launch(rank, world_size, local_rank, addr, int(port), method)
-        _join(launch, backend, pg_options)
+        joining.join(launch, backend, pg_options)
         cls._create(launch, backend)
 
     @staticmethod
@@ -143,9 +126,8 @@ class DistributedManager:
     def _create(cls, launch, backend=None):
         manager = object.__new__(cls)
         manager._launch = launch
-        manager._device = _device(launch, backend)
-        manager._groups = {}
-        manager._group_ranks = {}
+        manager._drop_groups()
+        manager._device = joining.device_of(launch, backend)
         manager._global_mesh = None
         manager._meshes = []
         manager._broadcast_buffers = False
@@ -166,7 +148,7 @@ class DistributedManager:
         atexit.unregister(cls._leave_quietly)
         if barrier and dist.is_initialized():
             dist.barrier()
-        manager._groups.clear()
+        manager._drop_groups()
         forget_groups(manager._meshes)
         if dist.is_initialized():
             print(end="", flush=True)  # nothing is, where the process ends here
@@ -228,7 +210,7 @@ class DistributedManager:
     def get_available_backend() -> str:
         """What a program without a launcher gets: nccl, gloo, or what
         SHARDTENSOR_DISTRIBUTED_BACKEND says."""
-        return _backend(_C.Launch())
+        return joining.backend_of(_C.Launch())
 
     # ---- settings that programs hand to DistributedDataParallel -------------
 
@@ -279,7 +261,7 @@ class DistributedManager:
         shape = _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
         if not dist.is_initialized():
             dist.init_process_group(
-                _name_in_torch(self.get_available_backend()),
+                joining.name_in_torch(self.get_available_backend()),
                 store=dist.HashStore(),
                 rank=0,
                 world_size=1,
@@ -327,141 +309,6 @@ class DistributedManager:
         first call, by the ranks of that mesh, then kept."""
         return whole_group(mesh)
 
-    # ---- named groups -------------------------------------------------------
-
-    @property
-    def group_names(self) -> list[str]:
-        return list(self._groups)
-
-    def group(self, name: str | None = None) -> dist.ProcessGroup | None:
-        """The named group, or this rank's group along the mesh axis of that
-        name; None (torch's default group) for None."""
-        if name is None:
-            return None
-        if name in self._groups:
-            return self._groups[name]
-        if name in self.mesh_dims:
-            return self.global_mesh.get_group(name)
-        raise UndefinedGroupError("group", name, [*self._groups, *self.mesh_dims])
-
-    def group_size(self, name: str | None = None) -> int:
-        if name is None:
-            return self.world_size
-        return dist.get_world_size(self.group(name))
-
-    def group_rank(self, name: str | None = None) -> int:
-        if name is None:
-            return self.rank
-        return dist.get_rank(self.group(name))
-
-    def group_name(self, group: dist.ProcessGroup | None = None) -> str | None:
-        """The name under which a group was created; None for the default."""
-        if group is None:
-            return None
-        for name in [*self._groups, *self.mesh_dims]:
-            if self.group(name) is group:
-                return name
-        raise UndefinedGroupError("group", str(group), self.group_names)
-
-    @classmethod
-    def create_process_subgroup(
-        cls,
-        name: str,
-        size: int,
-        group_name: str | None = None,
-        verbose: bool = False,
-        *,
-        backend: str | None = None,
-        pg_options=None,
-    ) -> None:
-        """Cuts the ranks (or each group called `group_name`) into groups of
-        `size` consecutive ranks; `name` is then the one of this rank. `backend` and
-        `pg_options` are new_group's."""
-        manager = cls()
-        parents = [list(range(manager.world_size))]
-        if group_name is not None:
-            parents = manager._ranks_of(group_name)
-        if size < 1 or any(len(parent) % size for parent in parents):
-            raise GroupError(
-                f"create_process_subgroup: groups of {size} do not divide the "
-                f"{len(parents[0])} ranks of {group_name or 'the job'}"
-            )
-        ranks = [
-            parent[begin : begin + size]
-            for parent in parents
-            for begin in range(0, len(parent), size)
-        ]
-        manager._create_groups(name, ranks, verbose, backend, pg_options)
-
-    @classmethod
-    def create_orthogonal_process_group(
-        cls,
-        orthogonal_group_name: str,
-        group_name: str,
-        verbose: bool = False,
-        *,
-        backend: str | None = None,
-        pg_options=None,
-    ) -> None:
-        """Groups that take one rank of each `group_name`: with groups [0, 1]
-        and [2, 3] these are [0, 2] and [1, 3]. `backend` and `pg_options` are
-        new_group's."""
-        manager = cls()
-        ranks = [
-            list(column) for column in zip(*manager._ranks_of(group_name), strict=True)
-        ]
-        manager._create_groups(
-            orthogonal_group_name, ranks, verbose, backend, pg_options
-        )
-
-    @classmethod
-    def create_group_from_node(
-        cls, node: ProcessGroupNode, parent: str | None = None, verbose: bool = False
-    ) -> str:
-        """The groups of a node of a ProcessGroupConfig, `node.size` ranks each
-        within every group called `parent`, and those orthogonal to them, whose
-        name is returned."""
-        if node.size is None:
-            raise GroupError(f"create_group_from_node: {node.name!r} has no size")
-        cls.create_process_subgroup(node.name, node.size, parent, verbose)
-        orthogonal = f"__orthogonal_to_{node.name}"
-        cls.create_orthogonal_process_group(orthogonal, node.name, verbose)
-        return orthogonal
-
-    @classmethod
-    def create_groups_from_config(
-        cls, config: ProcessGroupConfig, verbose: bool = False
-    ) -> None:
-        """The groups of every node of a tree, see ProcessGroupConfig. A mesh of
-        several axes says the same in one call: initialize_mesh((-1, 2), ("data",
-        "model"))."""
-        cls.create_group_from_node(config.root, verbose=verbose)
-        for node in config.breadth_first():
-            parent = node.name
-            for child in config.children(node.name):
-                # Siblings are orthogonal: each cuts what the one before left.
-                parent = cls.create_group_from_node(child, parent, verbose)
-
-    def _ranks_of(self, name):
-        if name not in self._group_ranks:
-            raise UndefinedGroupError("group", name, list(self._group_ranks))
-        return self._group_ranks[name]
-
-    def _create_groups(self, name, ranks, verbose, backend, pg_options):
-        if name in self._groups:
-            raise GroupError(f"there is a group named {name!r} already")
-        if not self.distributed:
-            raise GroupError(
-                f"group {name!r}: this process was started without a launcher"
-            )
-        for members in ranks:
-            group = dist.new_group(members, backend=backend, pg_options=pg_options)
-            if self.rank in members:
-                self._groups[name] = group
-        self._group_ranks[name] = ranks
-        if verbose and self.rank == 0:
-            print(f"group {name!r}: {ranks}")
-
     def __repr__(self):
         return (
             f"DistributedManager(rank {self.rank} of {self.world_size}, "
@@ -490,72 +337,3 @@ def _setup_as(method, addr=None, port=None):
         port=launch.port if port is None else port,
         method=launch.method,
     )
-
-
-def _adopt():
-    """The launch of a process group that the program made itself."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    told = os.environ.get("LOCAL_RANK")
-    local_rank = int(told) if told else _local_rank(rank, world_size)
-    return _C.Launch(rank, world_size, local_rank, "", 0, "existing")
-
-
-def _local_rank(rank, world_size):
-    """Where nobody tells it."""
-    return rank % (torch.cuda.device_count() or world_size)
-
-
-def _join(launch, backend=None, pg_options=None):
-    if dist.is_initialized():
-        raise RuntimeError("DistributedManager: there is a process group already")
-    device = _device(launch, backend)
-    backend = backend or _backend(launch)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # c10d asks for the current one here and there
-    dist.init_process_group(
-        _name_in_torch(backend),
-        **_meeting(launch),
-        rank=launch.rank,
-        world_size=launch.world_size,
-        timeout=_C.time_limit(),
-        pg_options=pg_options or _default_options(backend),
-        device_id=device if device.type == "cuda" else None,
-    )
-
-
-def _default_options(backend):
-    if backend != "nccl":
-        return None
-    if not dist.is_nccl_available():
-        raise ValueError(
-            "backend: nccl, which this PyTorch was built without; expected gloo or mpi"
-        )
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = _C.time_limit()
-    return options
-
-
-def _meeting(launch):
-    """Where the ranks meet: init_process_group's arguments."""
-    address, limit = _C.address_of_rank_0(launch), _C.time_limit()
-    # A launcher's store that has seen ranks before these.
-    name = _C.name_in_launchers_store(launch, limit)
-    if not name:
-        return {"init_method": f"tcp://{address}:{launch.port}"}
-    store = dist.TCPStore(address, launch.port, is_master=False, timeout=limit)
-    return {"store": dist.PrefixStore(name, store)}
-
-
-def _name_in_torch(backend):
-    # With NCCL both, so that host tensors can be reduced next to device tensors.
-    names = {"nccl": "cpu:gloo,cuda:nccl", "mpi": mpi.BACKEND}
-    return names.get(backend, backend)
-
-
-def _device(launch, backend=None):
-    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    return _C.choose_device(launch, gpus, backend or "")
-
-
-def _backend(launch):
-    return _C.choose_backend("", launch, _device(launch), _C.has_mpi())

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 from shardtensor import checkpoint
-from shardtensor.distributed import manager
+from shardtensor.distributed import joining
 from shardtensor.nn.functional import (
     grid_subsample,
     partition_points,
@@ -507,7 +507,7 @@ def test_many_boxes_take_one_kernel(mesh):
 def test_the_readme_program_brings_its_model_to_the_device(mesh):
     source = blocks(ROOT / "README.md", "python")[0].replace("721, 1440", "21, 40")
     device = rig.device_of(mesh.get_rank())
-    chosen = mock.patch.object(manager, "_device", lambda *_: device)
+    chosen = mock.patch.object(joining, "device_of", lambda *_: device)
     names = {}
     with torch.device("cpu"), chosen:
         exec(compile(source, "README.md", "exec"), names)
