@@ -4,6 +4,14 @@ Points (N, D), D up to 3, and cells (C, corners) of one kind, rows of the points
 the order of VTK and meshio: "line", "triangle", "quad", "tetra" or "hexahedron". A
 mesh of several kinds has a call for each, or gives a dict from kind to cells. Plain
 tensors or ShardTensors in any layout. See docs/mesh.md.
+
+Points are of floating point and values of their dtype, cells of int64. On all ranks
+alike, another dtype is a TypeError (of cells in a dict, and of corners, a ValueError),
+a wrong size, kind or method a ValueError, a row that no point has an IndexError. Where
+a coordinate is NaN, so is what is made of it, and nothing else: check_cells finds it.
+
+Communication, where nothing else is said: the corners that other ranks have, each once,
+and terms of results at points; planned once for `cells`.
 """
 
 from collections.abc import Mapping
@@ -109,7 +117,8 @@ def apply_stiffness(
 
 def cell_edges(cells: Mapping[str, torch.Tensor], points: int) -> torch.Tensor:
     """The edges of all cells, each once and in ascending order: (2, E), cut along E
-    by all axes if the cells are cut. No rank holds all. `points` is their number."""
+    by all axes if the cells are cut. No rank holds all. `points` is their number. Not
+    differentiable. Communication: each edge to the rank that its corners name."""
     return _ops.cell_edges(list(cells.values()), list(cells), points)
 
 
@@ -118,13 +127,16 @@ def cell_faces(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What bounds the cells, each once: the corners (F, corners), -1 behind those of
     faces with fewer, seen from outside the first cell, and the cells on either side
-    (F, 2), -1 where there is no second. Cells are numbered kind after kind."""
+    (F, 2), -1 where there is no second. Cells are numbered kind after kind. Cut,
+    differentiable and communicated as edges are."""
     return _ops.cell_faces(list(cells.values()), list(cells), points)
 
 
 def merge_corners(corners: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A mesh from cells that each have corners of their own, (C, corners, D), as STL
-    files say: (points, cells). Equal corners become one point; points stand in the
-    order in which they come first. Cut corners give both cut by all axes, and no rank
-    holds all. Not differentiable."""
+    files say: (points, cells). Equal corners become one point, NaN being equal to NaN;
+    points stand in the order in which they come first. Cut corners give both cut by all
+    axes, and no rank holds all. float32 or float64 on CPUs, not differentiable.
+    Communication: each different corner to the rank that numbers it, and back; each
+    point once to where it ends up."""
     return _ops.merge_corners(corners)

@@ -413,6 +413,15 @@ def test_a_nan_reaches_its_neighbours_alone():
     for method in ("green_gauss", "least_squares"):
         found = cm.cell_centered_gradients(points, parts, faces, values, method)
         assert found.isnan().any(1).nonzero()[:, 0].tolist() == touched.tolist()
+    cells = parts["quad"]
+    of_point = (cells == 7).any(1)
+    points[7, 0] = float("nan")
+    for call in (cm.cell_measures, cm.cell_centers):
+        found = call(points, cells, "quad")
+        assert torch.equal(found.reshape(len(cells), -1).isnan().any(1), of_point)
+    merged, rows = cm.merge_corners(points[cells])
+    assert merged.isnan().any(1).sum() == 1 and len(merged) == len(points)
+    torch.testing.assert_close(merged[rows], points[cells], equal_nan=True)
 
 
 def centered(kinds, points, faces, sides, values, around, *cells):
