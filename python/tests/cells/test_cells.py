@@ -184,10 +184,12 @@ def test_hexahedra_in_pieces(mesh):
     points, cells = block("hexahedron", bend=0.05)
     points.requires_grad_()
     values = torch.randn(len(points), 2, dtype=torch.float64, requires_grad=True)
-    rows = placements_of(mesh, 0)
+    rows, size = placements_of(mesh, 0), mesh.size()
     check_op(
         everything("hexahedron", 3),
-        *(sharded(x, rows) for x in (points, cells, values)),
+        sharded(points, rows, {0: uneven_rows(len(points), size)}),
+        sharded(cells, rows, {0: [0] * (size - 2) + [1, len(cells) - 1]}),
+        sharded(values, rows),
         torch.rand(len(cells), dtype=torch.float64),
         mesh=mesh,
         second_order=True,
