@@ -155,7 +155,7 @@ def test_radius_search(mesh, max_points):
     def search(p, q):
         return radius_search(p, q, 0.4, max_points, True, True, return_counts=True)
 
-    for transport in TRANSPORTS if max_points is None else ["auto"]:
+    for transport in TRANSPORTS:
         with shardtensor.point_transport(transport):
             for at, of in pairs(mesh, points, queries):
                 parts = sharded(points, *at), sharded(queries, *of)
