@@ -40,8 +40,21 @@ CONVOLUTIONS = {
     "SAG": lambda g: g.SAGPooling(CHANNELS),
 }
 
+
+class OfNodes(nn.Module):
+    """A layer that wants no index."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, _):
+        return self.layer(x)
+
+
 # Of the nodes of four graphs in one batch.
 OF_BATCHES = {
+    "BatchNorm": lambda g: OfNodes(g.BatchNorm(CHANNELS)),
     "GraphNorm": lambda g: g.GraphNorm(CHANNELS),
     "LayerNorm": lambda g: g.LayerNorm(CHANNELS),
     "InstanceNorm": lambda g: g.InstanceNorm(CHANNELS),
