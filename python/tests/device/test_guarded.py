@@ -1,5 +1,6 @@
 """What a device sees that the CPU forgives: `make test-device`, and DEVICE=cuda."""
 
+import re
 import signal
 import time
 from unittest import mock
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from programs import ROOT, blocks
 from ranks import assert_close, ranks, run_isolated, shard
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
@@ -193,6 +194,35 @@ def test_indices_out_of_range(mesh):
             s[torch.tensor([0, 5])].to_local().cpu()
 
 
+@guarded_only
+@ranks(2)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_out_of_range(mesh, dim):
+    """Written or read, the same error on all ranks."""
+    x, bad = torch.rand(5, 3), torch.tensor([0, 5])
+    rows, wide = torch.rand(2, 3), bad[:, None].expand(2, 3)
+    for name, call in {
+        "index_put_": lambda s: s.index_put_((bad,), torch.tensor(1.0)),
+        "index_put_ of rows": lambda s: s.index_put_((bad,), rows, accumulate=True),
+        "index_fill_": lambda s: s.index_fill_(0, bad, 2.0),
+        "index_copy": lambda s: s.index_copy(0, bad, rows),
+        "index_add": lambda s: s.index_add(0, bad, rows),
+        "scatter": lambda s: s.scatter(0, wide, rows),
+        "scatter_add": lambda s: s.scatter_add(0, wide, rows),
+        "gather": lambda s: s.gather(0, wide),
+        "index_select": lambda s: s.index_select(0, bad),
+    }.items():
+        s, said = shard(x.clone(), mesh, [Shard(dim)]), None
+        try:
+            call(s).to_local().cpu()
+        except (IndexError, RuntimeError) as error:
+            said = type(error).__name__, str(error)
+        everyone = [None, None]
+        dist.all_gather_object(everyone, said)
+        assert said and everyone[0] == everyone[1], (name, everyone)
+        assert re.search("out of (bounds|range)", said[1]), (name, said)
+
+
 # ---- indices on the host ----------------------------------------------------
 
 
@@ -214,6 +244,17 @@ def test_indices_on_the_host(mesh, dim):
 
 
 # ---- streams and pinned memory ----------------------------------------------
+
+
+@ranks(2)
+def test_pieces_in_pinned_memory(mesh):
+    piece = torch.rand(6, device="cpu")[: 4 - 2 * mesh.get_local_rank()]
+    on_host = init_device_mesh("cpu", (2,))
+    s = shardtensor.ShardTensor.from_local(piece, on_host, [Shard(0)])
+    pinned = s.pin_memory()
+    assert pinned.is_pinned() and pinned.to_local().is_pinned() and not s.is_pinned()
+    assert pinned.shape == (6,) and pinned._spec == s._spec
+    assert torch.equal(pinned.to_local(), piece)
 
 
 @guarded_only
