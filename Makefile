@@ -134,9 +134,11 @@ TEST_FILES = $(addsuffix .py,$(addprefix $(1)/test_,$(2)))
 DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/view \
   $(call TEST_FILES,distributed,agreement collectives_sweep manager sync) \
   $(call TEST_FILES,rules/index,indexing) \
-  $(call TEST_FILES,rules/ops,activations matmul pointwise) \
+  $(call TEST_FILES,rules/attention,scaled_dot_product) \
+  $(call TEST_FILES,rules/ops,activations matmul optimizer pointwise) \
   $(call TEST_FILES,rules/ops,random random_counter random_layouts) \
   $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling) \
+  $(call TEST_FILES,rules/spectra,fft) \
   $(call TEST_FILES,rules/stencil,conv interpolate pad pooling) \
   $(call TEST_FILES,training,parallelize)
 DEVICE_TAIL ?= rules/index rules/norm rules/reduce rules/stencil \

@@ -54,9 +54,12 @@ def pytest_collection_finish(session):
 
 
 # Their subject is the CPU's: its errors (a device asserts), its autocast, what its
-# kernels make of two dtypes, and queries that travel (on a device points do).
+# kernels make of two dtypes, what those of attention take and how their results lie,
+# and queries that travel (on a device points do).
 OF_THE_CPU = {
+    "test_a_mask_beside_is_causal",
     "test_a_target_out_of_bounds_is_the_same_error_everywhere",
+    "test_autocast",
     "test_autocast_casts_before_rows_travel",
     "test_every_rank_raises",
     "test_gradients_at_a_large_mean_are_closer_than_pytorchs",
@@ -65,17 +68,23 @@ OF_THE_CPU = {
     "test_ordered_points_hardly_travel",
     "test_pieces_of_one_column_in_half_precision",
     "test_queries_travel_only_where_a_nearer_point_may_be",
+    "test_strides_are_those_of_one_device",
     "test_types_of_native_statistics",
     "test_under_autocast",
     "test_wrong_indices_raise",
 }
 
 
+# Half a minute for each case on the guarded device.
+LONG_WHEN_GUARDED = {"test_long_sequences_that_divide_by_nothing"}
+
+
 def _keep_two_ranks(items):
     """Two ranks show whether a rule takes a device's memory for the host's."""
     items[:] = [item for item in items if "inductor" not in item.name]
     for item in items:
-        if _mesh(item) != "2" and "device" not in item.path.parts:
+        is_other = _mesh(item) != "2" and "device" not in item.path.parts
+        if is_other or _test(item)[1] in LONG_WHEN_GUARDED:
             item.add_marker(pytest.mark.tail)
 
 

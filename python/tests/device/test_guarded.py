@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 from shardtensor import checkpoint
-from shardtensor.distributed import joining
+from shardtensor.distributed import DistributedManager, joining
 from shardtensor.nn.functional import (
     grid_subsample,
     partition_points,
@@ -553,6 +553,24 @@ def test_the_readme_program_brings_its_model_to_the_device(mesh):
     with torch.device("cpu"), chosen:
         exec(compile(source, "README.md", "exec"), names)
     assert {names[name].device.type for name in "xy"} == {rig.DEVICE}
+
+
+@ranks(2)
+def test_a_manager_whose_ranks_have_devices(mesh):
+    device = rig.device_of(mesh.get_rank())
+    with mock.patch.object(joining, "device_of", lambda *_: device):
+        DistributedManager.initialize()
+    manager = DistributedManager()
+    grid = manager.initialize_mesh((-1,), ("domain",))
+    assert manager.device == device and grid.device_type == rig.DEVICE
+    s = shardtensor.ones(6, placements=[Shard(0)])  # on the manager's mesh
+    assert s.device_mesh == grid and s.to_local().device.type == rig.DEVICE
+    assert_close(s.cumsum(0), torch.arange(1.0, 7.0))
+    DistributedManager.create_process_subgroup("pair", 2)
+    for where in (rig.DEVICE, "cpu"):
+        ones = torch.ones(2, device=where)
+        dist.all_reduce(ones, group=manager.group("pair"))
+        assert ones.tolist() == [2.0, 2.0]
 
 
 # ---- sources that one device cannot hold ------------------------------------

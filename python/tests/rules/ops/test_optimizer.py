@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import rig
 import torch
 from layouts import ALL, sweep
 from ranks import assert_close, ranks, shard
@@ -86,7 +87,7 @@ def test_a_scaler_sees_what_any_rank_has(mesh):
             for weight in (
                 torch.ones(5, 4), shard(torch.ones(5, 4), mesh, [Shard(0)] * mesh.ndim)
             ):  # fmt: skip
-                scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+                scaler = torch.amp.GradScaler(rig.DEVICE, init_scale=8.0)
                 parameters = [weight.requires_grad_(), torch.ones(3).requires_grad_()]
                 optimizer = torch.optim.SGD(parameters, 0.1)
                 loss = sum((p * g).sum() for p, g in zip(parameters, gradients))
