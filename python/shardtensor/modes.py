@@ -124,8 +124,8 @@ def attention_transport(transport: str):
     """set_attention_transport within a with-block: "ring" passes blocks of keys
     and values around while ranks compute, "all_gather" gathers them first,
     "all_to_all" cuts heads in the place of the sequence, "grid" does so along
-    the last mesh axis and passes blocks along the others; "auto" chooses by
-    sizes and mesh."""
+    the last of two mesh axes and passes blocks along the other ("ring" where three
+    cut the sequence); "auto" chooses by sizes and mesh."""
     with _restored(_C.attention_transport, _C.set_attention_transport, transport):
         yield
 

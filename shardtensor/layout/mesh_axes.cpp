@@ -76,4 +76,16 @@ SpecPtr on_mesh(const SpecPtr& spec, const MeshPtr& mesh) {
       mesh, spec->sizes(), std::move(placements), spec->partitions());
 }
 
+std::optional<std::string> detail::group_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes) {
+  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
+    return mesh.group();
+  }
+  if (axes.size() == 1) {
+    return mesh.group(axes.front());
+  }
+  return {};
+}
+
 } // namespace shardtensor

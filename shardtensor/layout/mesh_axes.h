@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "shardtensor/layout/mesh.h"
@@ -22,5 +23,15 @@ std::optional<std::vector<int64_t>> axes_in(
 /// The same pieces, seen from a mesh of which the spec's own has some axes:
 /// Replicate along the others. Raises when it has not.
 SpecPtr on_mesh(const SpecPtr& spec, const MeshPtr& mesh);
+
+namespace detail {
+
+/// The process group of the ranks that `axes` join, in the order of the pieces
+/// that these cut: one axis, or all of them; others have none.
+std::optional<std::string> group_of(
+    const Mesh& mesh,
+    const std::vector<int64_t>& axes);
+
+} // namespace detail
 
 } // namespace shardtensor

@@ -60,5 +60,18 @@ TEST(OnMesh, IsReplicateAlongTheOtherAxes) {
   EXPECT_THROW(on_mesh(seen, part), c10::ValueError);
 }
 
+TEST(GroupOf, IsThatOfOneAxisOrOfAll) {
+  Mesh::Options options;
+  options.shape = {2, 1, 2};
+  options.ranks = {0, 1, 2, 3};
+  options.axis_groups = {"first", "second", "third"};
+  options.group = "all";
+  options.position = 0;
+  const auto mesh = make_mesh(std::move(options));
+  EXPECT_EQ(detail::group_of(*mesh, {2}), "third");
+  EXPECT_EQ(detail::group_of(*mesh, {0, 1, 2}), "all");
+  EXPECT_EQ(detail::group_of(*mesh, {0, 2}), std::nullopt);
+}
+
 } // namespace
 } // namespace shardtensor

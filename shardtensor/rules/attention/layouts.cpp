@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/attention/cost.h"
 
@@ -86,6 +87,9 @@ class Planner {
       int64_t bytes) {
     if (transport_ == AttentionTransport::Auto) {
       transport_ = cheapest(*value, mask, bytes);
+    }
+    if (transport_ == AttentionTransport::Grid && ring_.size() > 2) {
+      transport_ = AttentionTransport::Ring; // no group joins all axes but one
     }
     cut_heads();
     AttentionLayouts result;
@@ -183,7 +187,7 @@ class Planner {
     for (const int64_t axis : ring_) {
       sizes.ranks *= mesh_.ranks(axis);
     }
-    sizes.last_ranks = ring_.size() > 1 ? mesh_.ranks(ring_.back()) : 1;
+    sizes.last_ranks = ring_.size() == 2 ? mesh_.ranks(ring_.back()) : 1;
     for (int64_t dim = 0; dim < rows_; ++dim) {
       auto& count = dim == heads_ ? sizes.heads : sizes.batch;
       count *= most(*query, dim);
@@ -318,24 +322,36 @@ class Planner {
       work.keys = {{{0, key.local_sizes()[rows_]}}};
       return work;
     }
-    const bool all = ring_.size() > 1 || mesh_.axes() == 1;
-    const int64_t axis = ring_.back();
-    const int64_t ranks = all ? mesh_.ranks() : mesh_.ranks(axis);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const int64_t position =
-          all ? rank : mesh_.with_coordinate(mesh_.position(), axis, rank);
+    for (const int64_t position : positions_in_ring()) {
       work.queries.push_back({rows_of(query, position)});
       work.keys.push_back({rows_of(key, position)});
     }
-    work.rank = all ? mesh_.position() : mesh_.coordinate(axis);
-    work.group = all ? mesh_.group() : mesh_.group(axis);
+    work.rank = mesh_.piece(mesh_.position(), ring_);
+    work.group = group_of(mesh_, ring_).value();
     work.meeting = merges_                            ? Meeting::Merge
         : transport_ == AttentionTransport::AllGather ? Meeting::AllGather
                                                       : Meeting::Ring;
-    work.balanced = causal_ && !merges_ && ranks > 1 &&
+    work.balanced = causal_ && !merges_ && work.keys.size() > 1 &&
         query.axes(rows_) == key.axes(rows_) &&
         query.size(rows_) == key.size(rows_);
     return work;
+  }
+  /// Of the ranks that differ from this one along the ring alone, in its order.
+  std::vector<int64_t> positions_in_ring() const {
+    Axes others;
+    for (int64_t axis = 0; axis < mesh_.axes(); ++axis) {
+      if (std::find(ring_.begin(), ring_.end(), axis) == ring_.end()) {
+        others.push_back(axis);
+      }
+    }
+    const auto place = mesh_.piece(mesh_.position(), others);
+    std::vector<int64_t> positions;
+    for (int64_t position = 0; position < mesh_.ranks(); ++position) {
+      if (mesh_.piece(position, others) == place) {
+        positions.push_back(position);
+      }
+    }
+    return positions;
   }
   Interval rows_of(const ShardSpec& spec, int64_t position) const {
     return spec.is_sharded(rows_) ? spec.interval(rows_, position)

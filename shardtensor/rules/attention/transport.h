@@ -10,7 +10,8 @@ namespace shardtensor {
 /// - AllGather: every rank gets all keys and values first.
 /// - AllToAll: heads are cut in the place of the sequence, and back.
 /// - Grid: the last mesh axis that cuts the sequence cuts heads in its place,
-///   along the others blocks pass as in the ring.
+///   along the other one blocks pass as in the ring. Where more than two axes
+///   cut it: as Ring.
 enum class AttentionTransport { Auto, Ring, AllGather, AllToAll, Grid };
 
 /// For all calls of the process from now on, the same on all ranks.

@@ -12,6 +12,7 @@
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/rules/index/owners_order.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"

@@ -27,6 +27,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/rules/index/rows.h"
 
 namespace shardtensor::detail {
@@ -135,18 +136,6 @@ void reduce_into(
   ones[dim] = -1;
   rows.scatter_reduce_(
       dim, places.view(ones).expand_as(source), source, reduce);
-}
-
-std::optional<std::string> group_of(
-    const Mesh& mesh,
-    const std::vector<int64_t>& axes) {
-  if (axes.size() == 1) {
-    return mesh.group(axes.front());
-  }
-  if (static_cast<int64_t>(axes.size()) == mesh.axes()) {
-    return mesh.group();
-  }
-  return {};
 }
 
 RowExchange::RowExchange(

@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -135,12 +134,6 @@ class RowExchange {
   mutable at::Tensor last_elements_;
   bool silent_ = false; // no rank names rows of others
 };
-
-/// The process group in which ranks are ordered as the pieces that `axes` cut;
-/// none for some of several axes.
-std::optional<std::string> group_of(
-    const Mesh& mesh,
-    const std::vector<int64_t>& axes);
 
 /// The one for `index` along dim `dim` of tensors laid out as `spec`; null
 /// where another way is needed: the index isn't cut by all axes that cut the

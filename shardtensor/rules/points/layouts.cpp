@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shardtensor/layout/mesh_axes.h"
+
 namespace shardtensor::detail {
 namespace {
 
@@ -116,10 +118,8 @@ class Planner {
       cloud.rows = {{0, points.size(rows_)}};
       return cloud;
     }
-    const bool all = static_cast<int64_t>(axes.size()) == mesh_.axes();
-    const int64_t axis = axes.back();
-    cloud.group = all ? mesh_.group() : mesh_.group(axis);
-    cloud.rank = all ? mesh_.position() : mesh_.coordinate(axis);
+    cloud.group = group_of(mesh_, axes).value();
+    cloud.rank = mesh_.piece(mesh_.position(), axes);
     for (int64_t piece = 0; piece < points.partition(rows_).pieces(); ++piece) {
       cloud.rows.push_back(points.partition(rows_).interval(piece));
     }

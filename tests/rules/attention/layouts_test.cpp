@@ -1,18 +1,20 @@
 #include "shardtensor/rules/attention/layouts.h"
 
+#include <numeric>
+
+#include <c10/util/accumulate.h>
 #include <gtest/gtest.h>
 
 namespace shardtensor::detail {
 namespace {
 
-MeshPtr grid_of(int64_t first, int64_t last) {
+MeshPtr grid_of(std::vector<int64_t> shape, std::vector<std::string> groups) {
   Mesh::Options options;
-  options.shape = {first, last};
-  for (int64_t rank = 0; rank < first * last; ++rank) {
-    options.ranks.push_back(rank);
-  }
+  options.shape = std::move(shape);
+  options.ranks.resize(c10::multiply_integers(options.shape));
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
   options.group = "all";
-  options.axis_groups = {"first", "last"};
+  options.axis_groups = std::move(groups);
   options.position = 5;
   return make_mesh(std::move(options));
 }
@@ -20,7 +22,7 @@ MeshPtr grid_of(int64_t first, int64_t last) {
 // 65,536 rows and 4 heads on 4 x 4 ranks.
 TEST(PlanAttention, ChoosesHeadsAlongTheLastAxisAndARingAlongTheOther) {
   const auto rows = make_spec(
-      grid_of(4, 4),
+      grid_of({4, 4}, {"first", "last"}),
       {1, 4, 65536, 64},
       {Placement::shard(2), Placement::shard(2)});
   const auto plan = [&](const SpecPtr& mask) {
@@ -39,6 +41,23 @@ TEST(PlanAttention, ChoosesHeadsAlongTheLastAxisAndARingAlongTheOther) {
   // Rows of a mask would be gathered.
   const auto mask = with_sizes(rows, {1, 1, 65536, 65536});
   EXPECT_EQ(plan(mask).query->placements(), rows->placements());
+}
+
+TEST(PlanAttention, HasNoGridOfThreeAxes) {
+  const auto rows = make_spec(
+      grid_of({4, 2, 2}, {"first", "middle", "last"}),
+      {1, 4, 65536, 64},
+      std::vector<Placement>(3, Placement::shard(2)));
+  for (const auto transport :
+       {AttentionTransport::Grid, AttentionTransport::Auto}) {
+    const auto layouts =
+        plan_attention(rows, rows, rows, nullptr, false, 4, transport);
+    EXPECT_EQ(layouts.query, rows);
+    EXPECT_EQ(layouts.work.meeting, Meeting::Ring);
+    EXPECT_EQ(layouts.work.group, "all");
+    EXPECT_EQ(layouts.work.rank, 5);
+    EXPECT_EQ(layouts.work.keys.size(), 16);
+  }
 }
 
 } // namespace

@@ -85,6 +85,15 @@ def test_transports(mesh, transport):
             check(mesh, attend, sharded(q, placements_of(mesh, 2)), *keys)
 
 
+@ranks("2x2x2")
+def test_transports_on_three_axes(mesh):
+    for cuts in ([Shard(2)] * 3, [Shard(2), Shard(0), Shard(2)]):
+        x = [sharded(t, cuts) for t in operands(16)]
+        for transport in ("ring", "all_to_all", "grid", "auto"):
+            with shardtensor.attention_transport(transport):
+                check(mesh, attend, *x)
+
+
 @ranks(1, 2, 3, 4, "2x2")
 @pytest.mark.parametrize("transport", ["ring", "all_gather", "all_to_all", "grid"])
 def test_causal(mesh, transport):
