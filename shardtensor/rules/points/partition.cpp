@@ -137,23 +137,33 @@ class Partitioner {
     const auto on_mesh = owners.defined()
         ? owners.ge(0).logical_and(owners.lt(mesh_->ranks())).all()
         : at::ones({}, at::kBool);
-    const auto wrong = at::stack({finite, weighs, on_mesh}).logical_not();
-    const auto all = all_reduce(wrong.to(at::kInt), Reduce::Max, *mesh_, axes_);
-    const auto is_right = [&](int64_t i) {
-      return all.select(0, i).item<int64_t>() == 0;
+    const auto found = at::stack(
+        {finite.logical_not(),
+         weighs.logical_not(),
+         on_mesh.logical_not(),
+         weights.gt(0).any()});
+    const auto all = all_reduce(found.to(at::kInt), Reduce::Max, *mesh_, axes_);
+    const auto is_found = [&](int64_t i) {
+      return all.select(0, i).item<int64_t>() != 0;
     };
     TORCH_CHECK_VALUE(
-        is_right(0),
+        !is_found(0),
         "partition_points: expected finite coordinates, got NaN or infinite "
         "ones");
     TORCH_CHECK_VALUE(
-        is_right(1),
+        !is_found(1),
         "partition_points: expected finite weights >= 0, got others");
     TORCH_CHECK_VALUE(
-        is_right(2),
+        !is_found(2),
         "partition_points: expected owners in [0, ",
         mesh_->ranks(),
         "), the positions in the mesh, got others");
+    const auto count = layout_->size(0);
+    TORCH_CHECK_VALUE(
+        is_found(3) || count == 0 || owners.defined(),
+        "partition_points: expected a weight > 0, got ",
+        count,
+        " of 0");
   }
 
   Tensor hilbert_codes_of_all() const {

@@ -17,10 +17,10 @@ namespace shardtensor {
 /// - "hilbert": in the order of a Hilbert curve;
 /// - "given": `owners` (N), int64, names the position in the mesh.
 ///
-/// The first two give each rank the same sum of `weights` (N; none: the same
-/// number of points), up to two points. A rank's points stand along the curve,
-/// given ones as they stood. Points are a ShardTensor in any layout, float or
-/// double, on CPUs; they are differentiable to any order.
+/// The first two give each rank the same sum of `weights` (N, >= 0 and not all
+/// 0; none: the same number of points), up to two points. A rank's points stand
+/// along the curve, given ones as they stood. Points are a ShardTensor in any
+/// layout, float or double, on CPUs; they are differentiable to any order.
 /// Communication: each point once, and for each halving of the ranks some
 /// hundred small all-reduces. Thread safety / ordering: as in collectives.h.
 ///

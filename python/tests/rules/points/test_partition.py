@@ -109,6 +109,10 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         partition_points(part, mesh, "given", owners=torch.arange(6))
     with pytest.raises(ValueError, match="expected finite weights >= 0"):
         partition_points(part, mesh, weights=torch.arange(6.0) - 1)
+    for method in ("rcb", "hilbert"):
+        with pytest.raises(ValueError, match="expected a weight > 0, got 6 of 0"):
+            partition_points(part, mesh, method, weights=torch.zeros(6))
+    partition_points(part[:0], mesh, weights=torch.zeros(0))
     bad = shard(torch.full((6, 2), float("inf")), mesh, [Shard(0)])
     with pytest.raises(ValueError, match="expected finite coordinates"):
         partition_points(bad, mesh)
