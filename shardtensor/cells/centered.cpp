@@ -64,6 +64,15 @@ int64_t check_blocks(const CenteredCall& call) {
   return count;
 }
 
+void check_dtype(const Tensor& points) {
+  const auto dtype = points.scalar_type();
+  TORCH_CHECK_TYPE(
+      dtype == at::kFloat || dtype == at::kDouble,
+      kCentered,
+      ": expected points of float32 or float64, got ",
+      dtype);
+}
+
 void check_faces(const CenteredCall& call) {
   const auto dims = call.points.size(1);
   const bool fits = call.faces.dim() == 2 && call.sides.dim() == 2 &&
@@ -345,6 +354,7 @@ Tensor cell_centered_gradients(
   const CommScope scope("shardtensor::cell_centered_gradients");
   const CenteredCall call{points, cells, kinds, faces, sides, boundary_values};
   const auto count = check_blocks(call);
+  check_dtype(points);
   check_faces(call);
   check_centered_values(call, values, count);
   TORCH_CHECK_VALUE(

@@ -83,11 +83,13 @@ const CellKind& check_arguments(
       name,
       "', got ",
       points.sizes());
+  const auto dtype = points.scalar_type();
   TORCH_CHECK_TYPE(
-      points.is_floating_point() && cells.scalar_type() == at::kLong,
+      (dtype == at::kFloat || dtype == at::kDouble) &&
+          cells.scalar_type() == at::kLong,
       op,
-      ": expected points of floating point and cells of int64, got ",
-      points.scalar_type(),
+      ": expected points of float32 or float64 and cells of int64, got ",
+      dtype,
       " and ",
       cells.scalar_type());
   TORCH_CHECK_VALUE(

@@ -499,6 +499,8 @@ def test_errors_of_values_of_cells(mesh):
         call(values=values[:3])
     with pytest.raises(TypeError, match="values of the points' dtype"):
         call(values=values.float())
+    with pytest.raises(TypeError, match="points of float32 or float64, got BFloat16"):
+        call(points=points.bfloat16(), values=values.bfloat16())
     with pytest.raises(ValueError, match=r"expected boundary_values \[17\]"):
         call(boundary_values=around[:3])
     with pytest.raises(TypeError, match="boundary_values of the values' dtype"):
@@ -523,6 +525,9 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         cm.cell_measures(points[:, :1], cut, "triangle")
     with pytest.raises(TypeError, match="cells of int64"):
         cm.cell_measures(points, cut.int(), "triangle")
+    told = "expected points of float32 or float64 .* got Half and Long"
+    with pytest.raises(TypeError, match=told):
+        cm.cell_measures(points.half(), cut, "triangle")
     with pytest.raises(ValueError, match=r"or 'line' of points \(N, 2\), got 't"):
         cm.cell_normals(points, cut, "triangle")
     with pytest.raises(ValueError, match=r"values \(N\) or \(N, channels\)"):
