@@ -2,10 +2,11 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
 
+#include "shardtensor/layout/global_rows.h"
 #include "shardtensor/rules/attention/merge.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -18,8 +19,8 @@ Tensor in_sum_type(const Tensor& x) {
   return x.to(at::toOpMathType(x.scalar_type()));
 }
 
-/// Heads of the key for each of the query's.
-int64_t group_of(const Tensor& query, const Tensor& key) {
+/// Heads of the query for each of the key's.
+int64_t heads_per_key(const Tensor& query, const Tensor& key) {
   return query.dim() < 3 || key.size(-3) == 0 ? 1
                                               : query.size(-3) / key.size(-3);
 }
@@ -31,6 +32,24 @@ Tensor for_query_heads(const Tensor& key, int64_t group) {
   auto sizes = key.sizes().vec();
   sizes.insert(sizes.end() - 2, group);
   return key.unsqueeze(-3).expand(sizes).flatten(-4, -3);
+}
+
+/// (queries, keys), true where the key comes after the query: cut as the scores
+/// are, so that no rank makes the others' part.
+Tensor later_keys(const Tensor& scores) {
+  const auto dims = scores.dim();
+  const auto layout = with_dims(
+      without_partial(spec(scores)),
+      {scores.size(dims - 2), scores.size(dims - 1)},
+      {dims - 2, dims - 1});
+  const auto own = layout->local_sizes();
+  const auto rows = [&](int64_t dim) {
+    const auto local = at::arange(own[dim], scores.options().dtype(at::kLong));
+    return own[dim] == 0
+        ? local
+        : global_rows(local, *layout, dim, layout->mesh()->position());
+  };
+  return from_local(rows(1).gt(rows(0).unsqueeze(1)), layout);
 }
 
 Tensor of_key_heads(const Tensor& grad, int64_t group) {
@@ -54,13 +73,7 @@ Tensor attention_weights(
         : scores + mask;
   }
   if (causal) {
-    const auto sees =
-        at::ones(
-            {query.size(-2), key.size(-2)},
-            at::TensorOptions().device(query.device()).dtype(at::kBool))
-            .tril();
-    scores = scores.masked_fill(
-        promote(sees.logical_not(), spec(scores)->mesh()), kUnseen);
+    scores = scores.masked_fill(later_keys(scores), kUnseen);
   }
   const auto sees_nothing = scores.detach().isneginf().all(-1, true);
   // Before, too: no NaN, which 0 times a gradient would stay.
@@ -73,7 +86,7 @@ Tensor attention_by_scores(
     bool causal,
     double scale,
     const AttentionDropout& dropout) {
-  const auto group = group_of(operands.query, operands.key);
+  const auto group = heads_per_key(operands.query, operands.key);
   const auto weights = attention_weights(
       in_sum_type(operands.query),
       in_sum_type(for_query_heads(operands.key, group)),
@@ -93,7 +106,7 @@ AttentionOperands attention_gradients_by_scores(
     bool causal,
     double scale,
     const AttentionDropout& dropout) {
-  const auto group = group_of(operands.query, operands.key);
+  const auto group = heads_per_key(operands.query, operands.key);
   const auto query = in_sum_type(operands.query);
   const auto key = in_sum_type(for_query_heads(operands.key, group));
   const auto value = in_sum_type(for_query_heads(operands.value, group));
