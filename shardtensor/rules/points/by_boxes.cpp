@@ -11,6 +11,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/rules/points/query_set.h"
 
@@ -31,6 +32,10 @@ Tensor box_of(const Tensor& points) {
 }
 
 // ---- whether it pays --------------------------------------------------------
+
+// Of all other pieces, which a ring searches: to send a query and its answer
+// costs about as much as to search.
+constexpr double kWorthSending = 0.5;
 
 /// Which share of the queries in a box is within `reach` of another box.
 double share_near(
@@ -274,19 +279,18 @@ bool are_apart(
   const int64_t dims = points.size(2);
   const double reach = typical_reach(points, wanted, cloud.points());
   const auto* const to = points.const_data_ptr<double>();
-  const auto* const from = queries.const_data_ptr<double>();
+  const auto* const own =
+      queries.const_data_ptr<double>() + cloud.rank * 2 * dims;
   double leaving = 0;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    for (int64_t other = 0; other < ranks; ++other) {
-      if (rank != other) {
-        leaving += share_near(
-            from + rank * 2 * dims, to + other * 2 * dims, dims, reach);
-      }
+  for (int64_t other = 0; other < ranks; ++other) {
+    if (other != cloud.rank) {
+      leaving += share_near(own, to + other * 2 * dims, dims, reach);
     }
   }
-  // A ring searches all other pieces. To send a query and its answer costs
-  // about as much as to search.
-  return leaving < 0.5 * static_cast<double>(ranks * (ranks - 1));
+  const auto of_all =
+      all_reduce(at::full({}, leaving, at::kDouble), Reduce::Sum, cloud.group);
+  return of_all.item<double>() <
+      kWorthSending * static_cast<double>(ranks * (ranks - 1));
 }
 
 Neighbours find_by_boxes(

@@ -18,6 +18,7 @@ RankBoxes gather_boxes(
 
 /// Whether most queries find their neighbours in few pieces, so that it is
 /// cheaper to send queries than to search all pieces. The same on all ranks.
+/// Communication: one all-reduce of a number.
 bool are_apart(
     const RankBoxes& boxes,
     const Wanted& wanted,
