@@ -154,7 +154,7 @@ class FarthestPoints {
   }
 
   /// The ranks' best proposals; pieces stand in the order of rows, so the first
-  /// of equal ones is the first row.
+  /// of equal ones, which argmax finds, is the first row.
   Tensor agreed(const Tensor& proposal) const {
     if (cloud_.group.empty()) {
       return proposal;
@@ -162,13 +162,8 @@ class FarthestPoints {
     const auto ranks = static_cast<int64_t>(cloud_.rows.size());
     const auto all = all_gather_rows(
         proposal.unsqueeze(0), 0, std::vector<int64_t>(ranks, 1), cloud_.group);
-    auto best = all.select(0, 0);
-    for (int64_t rank = 1; rank < ranks; ++rank) {
-      const auto other = all.select(0, rank);
-      best = at::where(
-          other.narrow(1, 0, 1).gt(best.narrow(1, 0, 1)), other, best);
-    }
-    return best;
+    const auto best = all.narrow(2, 0, 1).argmax(0, /*keepdim=*/true);
+    return all.gather(0, best.expand({1, -1, all.size(2)})).squeeze(0);
   }
 
   CloudPieces cloud_;
