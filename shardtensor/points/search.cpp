@@ -29,7 +29,6 @@ namespace shardtensor::detail {
 namespace {
 
 constexpr int64_t kGrain = 256; // queries per task
-constexpr int64_t kLeafSlots = 32; // at most
 constexpr int64_t kMostBranches = 96; // 11 levels of at most 8
 
 /// A tree as the loops see it.
@@ -126,7 +125,7 @@ SHARDTENSOR_INLINE void scan(
     int64_t leaf,
     const T* query,
     Found& found) {
-  alignas(32) std::array<T, kLeafSlots> squares;
+  alignas(32) std::array<T, PointTree::kLeafPoints> squares;
   squares_of<T, D>(tree, leaf, query, squares.data());
   const int64_t depth = tree.depths[tree.levels - 1];
   const int64_t begin = PointTree::begin_of(tree.points, depth, leaf);

@@ -15,7 +15,6 @@
 namespace shardtensor::detail {
 namespace {
 
-constexpr int64_t kLeafPoints = 32; // at most
 constexpr int64_t kLevelDepth = 3; // a search sees every third depth
 // Nodes down to this depth are sorted one depth after the other, since few
 // threads could work on the first ones; below, each with all that it contains.
@@ -23,7 +22,7 @@ constexpr int64_t kBroadDepth = 6;
 
 int64_t depth_of(int64_t points) {
   int64_t depth = 0;
-  while (((points - 1) >> depth) + 1 > kLeafPoints) {
+  while (((points - 1) >> depth) + 1 > PointTree::kLeafPoints) {
     ++depth;
   }
   return depth;

@@ -33,6 +33,7 @@ struct PointTree {
   explicit PointTree(const OrderedPoints& ordered, int64_t first_row = 0);
 
   static constexpr int64_t kLanes = 8;
+  static constexpr int64_t kLeafPoints = 32; // at most; a multiple of kLanes
 
   int64_t points = 0;
   int64_t dims = 0;
