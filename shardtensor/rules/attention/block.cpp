@@ -23,6 +23,12 @@ namespace {
 
 using at::Tensor;
 
+/// Rows of a mask and hidden rows are those of all queries, of which a causal
+/// product has some.
+void check_mask(const BlockOptions& options) {
+  TORCH_INTERNAL_ASSERT(!options.causal || !options.mask.defined());
+}
+
 /// A bool mask as one to add.
 Tensor added_mask(const Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined() || mask.scalar_type() != at::kBool) {
@@ -305,6 +311,7 @@ Attended attend(
     const Tensor& key,
     const Tensor& value,
     const BlockOptions& options) {
+  check_mask(options);
   const auto with_hidden = [&](Attended by_kernel) {
     return with_hidden_rows(std::move(by_kernel), query, key, value, options);
   };
@@ -330,6 +337,7 @@ BlockGradients attend_backward(
     const Attended& all,
     bool wants_mask,
     const BlockOptions& options) {
+  check_mask(options);
   const auto with_hidden = [&](BlockGradients by_kernel) {
     return with_hidden_rows(
         std::move(by_kernel), grad, query, key, value, all, options);

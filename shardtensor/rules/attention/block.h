@@ -22,7 +22,8 @@ struct BlockDropout {
 };
 
 struct BlockOptions {
-  bool causal = false; // the i-th query sees the first i + 1 keys
+  /// The i-th query sees the first i + 1 keys. Never beside a mask.
+  bool causal = false;
   double scale = 1;
   /// Added to the scores, or bool, true where a query sees a key; broadcasts
   /// to (batch, heads, queries, keys). May be undefined.
