@@ -15,6 +15,7 @@ namespace shardtensor {
 /// differentiable. Communication: each different corner to the rank that
 /// numbers it and back, a number for each coordinate; each point once to where
 /// it ends up. Thread safety / ordering: as in collectives.h.
+/// Raises on all ranks: for another shape, dtype or device.
 ///
 /// Example: two triangles in one dim, {{5, 0, 1}, {1, 0, 7}}: points {5, 0, 1,
 /// 7}, cells {{0, 1, 2}, {2, 1, 3}}.

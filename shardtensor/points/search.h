@@ -35,7 +35,7 @@ struct OrderedQueries {
 };
 
 /// Takes the tree's points into `best` that are nearer than what it has, of
-/// those no further away than the query's limit. A cloud has fewer than 2^32
+/// those no further away than the query's limit. A cloud has fewer than 2^31
 /// points. PyTorch's threads share the queries.
 void search_nearest(
     const PointTree& tree,

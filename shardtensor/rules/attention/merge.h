@@ -21,6 +21,8 @@ struct Attended {
 /// `into` becomes the attention to its keys and to those of `part`, in place,
 /// in the type of `into`: fp32 for half precision. A query that sees no key at
 /// all stays 0.
+/// Source: Milakov and Gimelshein 2018, Online normalizer calculation for
+/// softmax.
 ///
 /// Example: means 1 and 3 with log_sums log(1) and log(3) make 2.5 and log(4).
 void merge(const Attended& into, const Attended& part);

@@ -7,9 +7,10 @@
 
 namespace shardtensor::detail {
 
-// The same by NATTEN's kernels, which the Python package registers for the
-// device where they are installed (python/shardtensor/nn/natten.py). Nothing
-// where they are not, or cannot take a piece: attend_windows does.
+// What neighborhood_kernel.h does by NATTEN's kernels, which the Python package
+// registers for the device where they are installed
+// (python/shardtensor/nn/natten.py). Nothing where they are not, or cannot take
+// a piece: attend_windows does.
 
 std::optional<NeighborhoodOutput> attend_by_natten(
     const at::Tensor& query,

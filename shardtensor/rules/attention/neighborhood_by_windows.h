@@ -4,8 +4,9 @@
 
 namespace shardtensor::detail {
 
-// The same by PyTorch's operators, on any device and differentiable to any
-// order: the keys of each query's window are copied side by side.
+// What neighborhood_kernel.h does by PyTorch's operators, on any device and
+// differentiable to any order: the keys of each query's window are copied side
+// by side.
 
 /// `in_parts`: some of the queries at a time, so that the copies stay small
 /// where nothing is recorded.

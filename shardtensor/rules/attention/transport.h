@@ -7,6 +7,7 @@ namespace shardtensor {
 /// How queries meet the keys of other ranks where both are cut along the
 /// sequence. Auto chooses by sizes and mesh.
 /// - Ring: blocks of keys and values pass all ranks, while those compute.
+///   Source: Liu et al. 2023, Ring Attention with Blockwise Transformers.
 /// - AllGather: every rank gets all keys and values first.
 /// - AllToAll: heads are cut in the place of the sequence, and back.
 /// - Grid: the last mesh axis that cuts the sequence cuts heads in its place,

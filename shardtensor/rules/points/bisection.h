@@ -18,8 +18,10 @@ struct Bisected {
 
 /// The position in the mesh that gets each point: (n), int64. Ranks are halved
 /// again and again, and with them the points, by weight. Does not depend on
-/// where the points are now. Communication: some hundred all-reduces of a
-/// number for each part, for each time that the ranks are halved.
+/// where the points are now, but for the rounding of sums of weights.
+/// Communication: some hundred all-reduces of a number for each part, for each
+/// time that the ranks are halved.
+/// Source: Berger and Bokhari 1987, recursive coordinate bisection.
 at::Tensor bisect(const Bisected& given, const Mesh& mesh);
 
 } // namespace shardtensor::detail

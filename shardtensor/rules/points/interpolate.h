@@ -11,6 +11,10 @@ namespace shardtensor {
 /// Points, queries, layouts and communication as in points.h; values are of the
 /// points' dtype, ShardTensors in any layout or plain. ([B,] M, C), as the
 /// queries lie. Differentiable to any order in all three.
+/// Raises: as knn, for values that don't lie beside the points, and unless
+/// power > 0.
+/// Source: Shepard 1968, A two-dimensional interpolation function for
+/// irregularly-spaced data.
 ///
 /// Example: points 0 and 3 on a line with values 1 and 4, query 1, k = 2, power
 /// = 1: weights 1 and 1/2, hence 2.

@@ -27,8 +27,10 @@ struct Neighbours {
 /// Of this rank's points (B, N, D) and queries (B, M, D), contiguous, on one
 /// device. Seen neither by autograd nor by a compiler. Communication: none
 /// where one rank has all points; Ring, and on devices always: one message each
-/// way per other rank of the cloud's group; Boxes: two small all-gathers, then
-/// queries and answers between ranks whose points are near the other's queries.
+/// way per other rank of the cloud's group; Boxes: an all-gather of boxes, a
+/// few numbers for each pair of ranks, then queries and answers between ranks
+/// whose points are near the other's queries; Auto: the all-gather, a reduction
+/// of a number, and one of these.
 Neighbours find_neighbours(
     const at::Tensor& points,
     const at::Tensor& queries,

@@ -17,10 +17,12 @@ namespace shardtensor {
 // zero is zero). Coordinates must be finite. Communication: see PointTransport,
 // and one number to agree that all coordinates are finite; where something is
 // differentiated or points are returned, also the neighbours' coordinates.
+// Raises on all ranks: for shapes, dtypes or meshes that don't fit, for
+// coordinates that are not finite, and for 2^31 points and more.
 // Thread safety / ordering: as in collectives.h.
 
 /// The k nearest points of each query: indices ([B,] M, k), int64, and
-/// distances. Raises unless 1 <= k <= N.
+/// distances. Raises: also unless 1 <= k <= N.
 ///
 /// Example: points 0, 1 and 4 on a line, query 2: k = 2 finds the indices 1 and
 /// 0 (both other points are 2 away), distances 1 and 2.
@@ -38,7 +40,8 @@ std::tuple<at::Tensor, at::Tensor> knn(
 /// - without, all pairs, query by query: indices (2, pairs), of the query and
 ///   of the point, or (3, pairs) with the batch entry before them.
 ///
-/// Indices and numbers are of `index_dtype`, int64 or int32.
+/// Indices and numbers are of `index_dtype`, int64 or int32. Raises: also for
+/// another, for a radius that is not finite and >= 0, and for max_points < 1.
 ///
 /// Example: points 0, 1 and 4 on a line, queries 2 and 4, radius 1: all pairs
 /// are (0, 1) and (1, 2); with max_points = 2 indices are {1, 0} and {2, 0}.

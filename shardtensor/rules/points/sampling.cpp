@@ -95,7 +95,8 @@ class FarthestPoints {
     return proposal;
   }
 
-  /// By operators, in the order of the loops below: the same bits.
+  /// By operators, in the order of the loops below: the same rows, but where a
+  /// compiler fuses these loops' products and sums.
   Tensor farthest_on_device(const Tensor& chosen) {
     if (points_.size(1) == 0) {
       return no_proposal();

@@ -21,6 +21,10 @@ namespace shardtensor {
 /// Communication: the gather, one number to agree that all coordinates are
 /// finite; backward one sum of the vertices' gradients.
 /// Thread safety / ordering: as in collectives.h.
+/// Raises on all ranks: for shapes and dtypes that don't fit, corners out of
+/// range, coordinates that are not finite, and max_dist < 0.
+/// Source: Baerentzen and Aanaes 2005 (signs by normals); Barill et al. 2018
+/// (winding numbers).
 ///
 /// Example: a cube from 0 to 1, the point (0.5, 0.5, 0.75): -0.25, and (0.5,
 /// 0.5, 1).
