@@ -28,6 +28,18 @@ Kind kind_of(const c10::Error& error) {
                                                           : Kind::Other;
 }
 
+/// How much of a text travels: whole characters of UTF-8.
+int64_t bytes_that_travel(const std::string& text) {
+  auto length = static_cast<int64_t>(text.size());
+  if (length <= kTextBytes) {
+    return length;
+  }
+  const auto continues = [&](int64_t at) { return (text[at] & 0xc0) == 0x80; };
+  for (length = kTextBytes; length > 0 && continues(length); --length) {
+  }
+  return length;
+}
+
 std::atomic<ForeignErrorReader> foreign_error_reader{nullptr};
 
 ForeignError foreign_error(const std::exception_ptr& error) {
@@ -70,8 +82,7 @@ at::Tensor bytes_of(const std::optional<KnownError>& error) {
   if (error) {
     auto* const own = bytes.mutable_data_ptr<uint8_t>();
     own[0] = static_cast<uint8_t>(error->kind);
-    const auto length = std::min<int64_t>(error->text.size(), kTextBytes);
-    std::copy_n(error->text.begin(), length, own + 1);
+    std::copy_n(error->text.begin(), bytes_that_travel(error->text), own + 1);
   }
   return bytes;
 }

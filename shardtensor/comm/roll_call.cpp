@@ -80,13 +80,26 @@ std::future<Ranks> ask(
 
 } // namespace
 
+namespace {
+
+/// Null where it was destroyed.
+c10::intrusive_ptr<c10d::ProcessGroup> group_named(const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+} // namespace
+
 std::string who_is_missing(const std::string& group) {
-  const auto process_group = c10d::resolve_process_group(group);
-  const auto store = process_group->getStore();
-  const int64_t ranks = process_group->getSize();
+  const auto process_group = group_named(group);
+  const auto store = process_group ? process_group->getStore() : nullptr;
   if (!store || !store->hasExtendedApi()) {
     return "";
   }
+  const int64_t ranks = process_group->getSize();
   try {
     auto found = ask(store, process_group->getRank(), ranks);
     const auto status = found.wait_for(kPatience + std::chrono::seconds(1));
