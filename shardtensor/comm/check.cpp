@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/known_error.h"
 #include "shardtensor/comm/scope.h"
@@ -31,6 +32,12 @@ Collective on_device_of(const at::Tensor& x, Collective call) {
   if (x.defined() && !x.is_cpu()) {
     call.text += c10::str(" on ", c10::DeviceTypeName(x.device().type(), true));
   }
+  return call;
+}
+
+/// A rank without a node would stay away from backward's messages.
+Collective recorded_with(const at::Tensor& x, Collective call) {
+  call.text += needs_node(x) ? ", which requires grad" : "";
   return call;
 }
 
@@ -217,7 +224,8 @@ void detail::agree_on_call(
     return;
   }
   std::optional<Collective> call;
-  const auto error = error_of([&] { call = on_device_of(x, prepare()); });
+  const auto error =
+      error_of([&] { call = recorded_with(x, on_device_of(x, prepare())); });
   compare(group, call, error);
 }
 

@@ -23,13 +23,13 @@ struct Collective {
 /// x has no values, and a graph no place for messages that compare calls.
 bool is_tracing(const at::Tensor& x);
 
-/// Compares this call, and on what kind of device x is, with those of the other
-/// ranks, and what each rank sends with what its peer expects. Where they
-/// differ every rank raises a ValueError that lists all calls; where `prepare`,
-/// which looks at this rank's arguments, raises on some ranks, every rank
-/// raises the first one's error. Nothing is compared while a compiler traces x,
-/// or on one rank. Communication: one all-gather of three integers, one more
-/// where something is wrong.
+/// Compares this call, on what kind of device x is and whether it requires
+/// grad, with those of the other ranks, and what each rank sends with what its
+/// peer expects. Where they differ every rank raises a ValueError that lists
+/// all calls; where `prepare`, which looks at this rank's arguments, raises on
+/// some ranks, every rank raises the first one's error. Nothing is compared
+/// while a compiler traces x, or on one rank. Communication: one all-gather of
+/// three integers, one more where something is wrong.
 void agree_on_call(
     const Group& group,
     const at::Tensor& x,

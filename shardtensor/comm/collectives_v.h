@@ -12,9 +12,10 @@ namespace shardtensor {
 // work on local tensors. Each is an exchange, hence differentiable to any
 // order. Sums of fp16 and bf16, in backward, too, are made in fp32. Arguments
 // that do not fit on one rank, or to those of the other ranks, are one error on
-// all of them, before anything is sent. Communication: an exchange, and before
-// it three integers from each rank to each. Thread safety / ordering: as in
-// collectives.h.
+// all of them, before anything is sent, and so is an x that requires grad on
+// some ranks only: backward would wait for the others. Communication: an
+// exchange, and before it three integers from each rank to each. Thread safety
+// / ordering: as in collectives.h.
 
 /// Every rank's x, side by side along dim, on every rank. sizes[r] is the
 /// extent of rank r's x in that dim. The adjoint is reduce_scatter_v.
@@ -65,8 +66,8 @@ at::Tensor gather_v(
     const std::string& group);
 
 /// The sizes[r] rows of src's x along dim that are rank r's, in rank order. Of
-/// the others' x only the other dims' sizes, dtype and device count; their
-/// gradient is zero, src's is joined from all.
+/// the others' x only the other dims' sizes, dtype, device and whether it
+/// requires grad count; their gradient is zero, src's is joined from all.
 ///
 /// Example: rank 0 holds {1, 2, 3}: with sizes {2, 1} and src 0, rank 0 gets
 /// {1, 2} and rank 1 {3}.
@@ -90,8 +91,9 @@ at::Tensor indexed_all_to_all_v(
     c10::IntArrayRef out_splits,
     const std::string& group);
 
-/// src's x on every rank. Of the others' x only sizes, dtype and device count;
-/// their gradient is zero, src's is the sum of all.
+/// src's x on every rank. Of the others' x only sizes, dtype, device and
+/// whether it requires grad count; their gradient is zero, src's is the sum of
+/// all.
 at::Tensor broadcast(
     const at::Tensor& x,
     int64_t src,

@@ -150,7 +150,7 @@ void agree_on_tensor(
   agree_on_call(Group(group), x, [&]() -> Collective {
     const auto text =
         c10::str(op, " of a ", x.scalar_type(), " tensor ", x.sizes());
-    return {text + (needs_node(x) ? " that requires grad" : ""), "", {}, {}};
+    return {text, "", {}, {}};
   });
 }
 

@@ -12,7 +12,8 @@ namespace shardtensor {
 // tensors. The backward of each is another one's forward, which is the
 // derivative where all ranks compute the same loss; differentiable to any
 // order. Sums of fp16 and bf16 are made in fp32. Arguments that do not fit on
-// one rank, or to those of the other ranks, are one error on all of them.
+// one rank, or to those of the other ranks, are one error on all of them, and
+// so is an x that requires grad on some ranks only.
 // Communication: what is said below, and in forward three integers from each
 // rank to each. Thread safety / ordering: as in collectives.h.
 

@@ -65,8 +65,9 @@ def distributed_transpose(
             f"divide by {ranks} ranks"
         )
     told += f", dims {dim0} and {dim1}"
+    tensor = tensor.detach()
     agree_on_call(group or dist.group.WORLD, told, problem, tensor)
-    sent = torch.stack(tensor.detach().chunk(ranks, dim0))
+    sent = torch.stack(tensor.chunk(ranks, dim0))
     received = torch.empty_like(sent)
     work = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
     return list(received.unbind(0)), work

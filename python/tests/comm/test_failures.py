@@ -10,7 +10,10 @@ from ranks import ranks, run_isolated, shard
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
-from shardtensor import ShardTensor
+from shardtensor import _C, ShardTensor
+from shardtensor.agree import agree_on_call
+
+ops = torch.ops.shardtensor
 
 
 def mesh_of_all():
@@ -98,3 +101,58 @@ def test_local_pieces_must_have_the_promised_shape(mesh):
     spec = shardtensor.make_spec(mesh, (4, 3), [Shard(0)], [1, 3])
     with pytest.raises(ValueError, match=r"sizes \[9, 3\] but"):
         ShardTensor.from_spec(torch.zeros(9, 3), spec)
+
+
+# ---- what is recorded -------------------------------------------------------
+
+
+def recorded(x, sizes, name):
+    """Collectives that have a derivative, of a row on each rank."""
+    ones, every = [1] * len(sizes), x.expand(len(sizes), -1)
+    index = [torch.tensor([0])] * len(sizes)
+    yield ops.all_gather_v, (x, 0, ones, name)
+    yield ops.reduce_scatter_v, (every, 0, ones, name)
+    yield ops.all_to_all_v, (every, 0, ones, ones, name)
+    yield ops.gather_v, (x, 0, ones, 0, name)
+    yield ops.scatter_v, (every, 0, ones, 0, name)
+    yield ops.indexed_all_to_all_v, (x, 0, index, ones, name)
+    yield ops.broadcast, (x, 0, name)
+    yield ops.ring_step, (x, 1, [1, 2], name)
+    yield ops.halo_padding, (x, 0, 1, 0, name)
+    yield ops.copy_to_parallel_region, (x, name)
+    yield ops.reduce_from_parallel_region, (x, name)
+    yield ops.scatter_to_parallel_region, (every, 0, ones, name)
+    yield ops.gather_from_parallel_region, (x, 0, ones, name)
+
+
+@ranks(2, 3)
+def test_ranks_record_a_collective_together(mesh):
+    name, sizes = dist.group.WORLD.group_name, [1] * mesh.size()
+    for bad in (0, 1):
+        x = torch.ones(1, 2, requires_grad=dist.get_rank() == bad)
+        for call, arguments in recorded(x, sizes, name):
+            with pytest.raises(ValueError) as caught:
+                call(*arguments)
+            lines = str(caught.value).splitlines()[1:]
+            found = [", which requires grad" in line for line in lines]
+            assert found == [rank == bad for rank in range(mesh.size())], lines
+    with torch.no_grad():
+        for call, arguments in recorded(x, sizes, name):
+            call(*arguments)
+
+
+# ---- what is said -----------------------------------------------------------
+
+
+@ranks(2)
+def test_a_long_error_ends_with_a_whole_character(mesh):
+    for before in range(3):
+        text = "x" * before + "\u20ac" * 300
+        error = ValueError(text) if dist.get_rank() == 0 else None
+        with pytest.raises(ValueError, match="^x*\u20ac{169,170} "):
+            agree_on_call(dist.group.WORLD, "", error)
+
+
+@ranks(2)
+def test_nobody_is_missing_in_a_group_that_there_is_not(mesh):
+    assert _C.who_is_missing("gone") == ""
