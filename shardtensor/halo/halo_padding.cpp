@@ -21,7 +21,8 @@ void check_width(
     const at::Tensor& x,
     int64_t dim,
     int64_t width,
-    int64_t edge_padding) {
+    int64_t edge_padding,
+    int64_t ranks) {
   TORCH_CHECK_VALUE(
       width >= 0 && edge_padding >= 0,
       "halo_padding: width ",
@@ -30,7 +31,7 @@ void check_width(
       edge_padding,
       ", expected no negative number");
   TORCH_CHECK_VALUE(
-      x.size(dim) >= width,
+      x.size(dim) >= width || ranks == 1,
       "halo_padding: x has sizes ",
       x.sizes(),
       ", expected at least ",
@@ -51,7 +52,7 @@ at::Tensor halo_padding(
   const Group group(group_name);
   agree_on_call(group, x, [&]() -> Collective {
     dim = c10::maybe_wrap_dim(dim, x.dim());
-    check_width(x, dim, width, edge_padding);
+    check_width(x, dim, width, edge_padding, group.ranks());
     const auto padding =
         c10::str(", width ", width, ", edge_padding ", edge_padding);
     return {text_of_rows("halo_padding", x, dim) + padding, "", {}, {}};

@@ -10,11 +10,12 @@ namespace shardtensor {
 /// x between the neighbours' rows along dim: the last `width` rows of the rank
 /// before, x, the first `width` rows of the rank after; at the ends of the
 /// group `edge_padding` rows of zeros instead. For local tensors of which each
-/// rank knows its own size only: x must have `width` rows on every rank, or
-/// every rank raises (see halo_exchange.h for ShardTensors, which need not).
-/// Differentiable to any order: a neighbour's row hands its gradient back.
-/// Communication: one message to each neighbour, and before it three integers
-/// from each rank to each. Thread safety / ordering: as in collectives.h.
+/// rank knows its own size only: x must have `width` rows on every rank, unless
+/// there is one alone, and require grad on all or on none, or every rank raises
+/// (see halo_exchange.h for ShardTensors, which need not). Differentiable to
+/// any order: a neighbour's row hands its gradient back. Communication: one
+/// message to each neighbour, and before it three integers from each rank to
+/// each. Thread safety / ordering: as in collectives.h.
 ///
 /// Example: ranks 0 and 1 hold {1, 2} and {3, 4}: with width 1 and edge_padding
 /// 1 they get {0, 1, 2, 3} and {2, 3, 4, 0}.

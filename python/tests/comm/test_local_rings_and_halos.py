@@ -236,6 +236,12 @@ def test_a_halo_wider_than_a_neighbours_piece_is_an_error_on_all_ranks(mesh):
         halo_padding(x, mesh, HaloConfig(0, 0, 2))
 
 
+@ranks(1)
+def test_a_rank_without_neighbours_sends_no_rows(mesh):
+    padded = halo_padding(torch.ones(1), mesh, HaloConfig(0, 0, 2, edge_padding_size=3))
+    assert padded.tolist() == [0.0] * 3 + [1.0] + [0.0] * 3
+
+
 def test_halo_configurations_are_checked():
     with pytest.raises(ValueError, match="expected 'a2a' or 'p2p', got 'x'"):
         HaloConfig(0, 0, 1, communication_method="x")
