@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <torch/csrc/autograd/function.h>
@@ -21,13 +22,19 @@ class CompletingNode : public torch::autograd::Node {
     return policy_ == GradientPolicy::Coalesced;
   }
 
+  /// Its place in the forward, in whichever threads that was recorded: larger
+  /// than those of nodes recorded before.
+  uint64_t order() const {
+    return order_;
+  }
+
  protected:
   /// From the gradients to those of the next edges, by complete().
   virtual torch::autograd::variable_list complete_from(
       torch::autograd::variable_list&& grads) = 0;
 
   /// The complete gradients from this rank's terms, by this node's policy,
-  /// inside a backward whose current node's i-th edge leads to the parameter of
+  /// inside a backward; this node's i-th edge leads to the parameter of
   /// terms[i]. Undefined where the policy sums later.
   std::vector<at::Tensor> complete(
       const std::vector<at::Tensor>& terms,
@@ -35,7 +42,10 @@ class CompletingNode : public torch::autograd::Node {
       const std::vector<int64_t>& axes) const;
 
  private:
+  static uint64_t next_order();
+
   GradientPolicy policy_ = gradient_policy();
+  uint64_t order_ = next_order();
 };
 
 } // namespace shardtensor::detail

@@ -38,7 +38,7 @@ constexpr const char* kScope = "gradients of parameters";
 class Term {
  public:
   explicit Term(at::Tensor tensor) : tensor_(std::move(tensor)) {
-    if (!tensor_.is_cpu()) {
+    if (!tensor_.is_cpu() && !is_traced(tensor_)) {
       ready_ = std::make_unique<c10::Event>(tensor_.device().type());
       ready_->record(current_stream(tensor_));
     }
@@ -169,14 +169,14 @@ class Bucket {
 /// What one call of backward owes, see Note [Gradient buckets].
 class Owed {
  public:
-  void add(const Node& from, Entry entry) {
+  void add(const CompletingNode& from, Entry entry) {
     if (!planned_) {
       plan();
     }
     if (Step* step = find(from)) {
       step->entries.push_back(std::move(entry));
     } else {
-      unannounced_.push_back({&from, from.sequence_nr(), true, {}});
+      unannounced_.push_back({&from, from.order(), true, {}});
       unannounced_.back().entries.push_back(std::move(entry));
     }
   }
@@ -188,10 +188,6 @@ class Owed {
     }
     if (Step* step = find(node)) {
       step->came = true;
-      // Nodes of several threads may have one number.
-      if (step->order == steps_[next_].order) {
-        std::swap(*step, steps_[next_]);
-      }
     }
     while (next_ < steps_.size() && steps_[next_].came) {
       fill_from(steps_[next_++]);
@@ -223,7 +219,7 @@ class Owed {
   /// A node, and what it has brought.
   struct Step {
     const Node* node;
-    uint64_t order; // of the forward, the same on all ranks
+    uint64_t order; // CompletingNode::order()
     bool came;
     std::vector<Entry> entries;
   };
@@ -246,7 +242,7 @@ class Owed {
       const auto begin = before_plan_.begin();
       const auto end = before_plan_.end();
       const bool came = std::find(begin, end, node) != end;
-      steps_.push_back({node, node->sequence_nr(), came, {}});
+      steps_.push_back({node, completing->order(), came, {}});
     }
     std::sort(steps_.begin(), steps_.end(), [](auto& a, auto& b) {
       return a.order > b.order;
@@ -327,7 +323,7 @@ std::shared_ptr<Owed> owed_by_this_backward() {
 } // namespace
 
 void sum_later(
-    const Node& from,
+    const CompletingNode& from,
     const NodePtr& accumulate,
     const at::Tensor& term,
     const MeshPtr& mesh,

@@ -17,15 +17,17 @@ namespace shardtensor::detail {
 // all buckets. All ranks must fill and start the same buckets in the same
 // order, but nodes may become ready in another order on each: it is enough that
 // one of them computes a part of its forward in a thread. So the order is that
-// of the forward, backwards. Which nodes will come, the engine knows (its graph
-// has none for unused parameters); a node that comes early waits for those
-// before it. Terms of nodes that nobody knows of are summed at the end.
+// of the forward, backwards; what two threads record at the same time has none
+// that ranks could share, so a program has one wait for the other. Which nodes
+// will come, the engine knows (its graph has none for unused parameters); a
+// node that comes early waits for those before it. Terms of nodes that nobody
+// knows of are summed at the end.
 
 /// The term of the parameter that `accumulate`, an AccumulateGrad, belongs to,
 /// from the backward node `from`: it shall be summed over `axes`, and given to
 /// `accumulate` at the end of this backward. See may_wait.
 void sum_later(
-    const torch::autograd::Node& from,
+    const CompletingNode& from,
     const NodePtr& accumulate,
     const at::Tensor& term,
     const MeshPtr& mesh,

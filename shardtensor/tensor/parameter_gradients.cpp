@@ -175,7 +175,7 @@ bool may_wait(Node* next) {
 
 /// Terms whose average over all ranks, the reader's, is the sum over `axes`.
 std::vector<at::Tensor> leave_to_reader(
-    const Node& from,
+    const CompletingNode& from,
     const std::vector<at::Tensor>& terms,
     const Mesh& mesh,
     const std::vector<int64_t>& axes) {
@@ -187,6 +187,7 @@ std::vector<at::Tensor> leave_to_reader(
   for (size_t i = 0; i < terms.size(); ++i) {
     if (terms[i].defined()) {
       check_averages_over(from.next_edge(i).function.get(), mesh, axes);
+    const CompletingNode& node,
       result[i] = at::mul(terms[i], at::Scalar(ranks));
     }
   }
@@ -204,16 +205,15 @@ std::vector<at::Tensor> complete_by(
   if (policy != GradientPolicy::Immediate) {
     learn_readers();
   }
-  const auto node = torch::autograd::get_current_node();
   if (policy == GradientPolicy::Deferred) {
-    return leave_to_reader(*node, terms, *mesh, axes);
+    return leave_to_reader(node, terms, *mesh, axes);
   }
   auto now = terms;
   if (policy == GradientPolicy::Coalesced) {
     for (size_t i = 0; i < terms.size(); ++i) {
-      const auto& next = node->next_edge(i).function;
+      const auto& next = node.next_edge(i).function;
       if (terms[i].defined() && next && may_wait(next.get())) {
-        sum_later(*node, next, terms[i], mesh, axes);
+        sum_later(node, next, terms[i], mesh, axes);
         now[i] = at::Tensor();
       }
     }
@@ -325,7 +325,13 @@ std::vector<at::Tensor> CompletingNode::complete(
     const std::vector<at::Tensor>& terms,
     const MeshPtr& mesh,
     const std::vector<int64_t>& axes) const {
-  return complete_by(policy_, terms, mesh, axes);
+  return complete_by(policy_, *this, terms, mesh, axes);
+}
+
+uint64_t CompletingNode::next_order() {
+  // Not sequence_nr(): each thread counts its own.
+  static std::atomic<uint64_t> next{0};
+  return next++;
 }
 
 } // namespace shardtensor

@@ -179,7 +179,8 @@ def test_backward_of_chosen_inputs_sums_theirs_alone(mesh):
 
 
 @ranks(2, 3)
-def test_ranks_may_go_through_backward_in_another_order(mesh):
+@pytest.mark.parametrize("in_thread", ["layer", "product"])
+def test_ranks_may_go_through_backward_in_another_order(mesh, in_thread):
     """A thread numbers what it records from 0: its nodes come last in backward."""
     model, reference = pair()
     orders = []
@@ -188,19 +189,22 @@ def test_ranks_may_go_through_backward_in_another_order(mesh):
             lambda layer, _, y: y.register_hook(lambda _: orders.append(layer)) and None
         )
 
-    def forward(model, x, in_thread):
-        first, second = model[0](x), model[2](x)
+    def forward(model, x, threaded):
+        first = model[0](x)
+        steps = {"layer": model[2], "product": lambda y: y * 2}
+        second = x
+        for name, step in steps.items():
 
-        def double():
-            nonlocal second
-            second = second * 2
+            def run(step=step):
+                nonlocal second
+                second = step(second)
 
-        if in_thread:
-            thread = threading.Thread(target=double)
-            thread.start()
-            thread.join()
-        else:
-            double()
+            if threaded and name == in_thread:
+                thread = threading.Thread(target=run)
+                thread.start()
+                thread.join()
+            else:
+                run()
         return first.sum() + second.square().sum()
 
     network()(rows_on(mesh, data()))  # this thread is beyond 0
