@@ -101,6 +101,8 @@ class RuleKernel : public c10::OperatorKernel {
 /// Everything that we registered operator by operator, kept for the life of
 /// the process.
 class Registry {
+  using Lock = std::lock_guard<std::mutex>;
+
  public:
   static Registry& instance() {
     static auto* registry = new Registry();
@@ -109,6 +111,7 @@ class Registry {
 
   void add_rule(const std::string& op, Rule rule) {
     const auto name = parse_operator_name(op);
+    const Lock lock(mutex_);
     TORCH_CHECK_VALUE(
         c10::Dispatcher::singleton().findSchema(name),
         "register_rule: there is no operator ",
@@ -136,6 +139,7 @@ class Registry {
   }
 
   void add_unboxed(const UnboxedOperator& unboxed) {
+    const Lock lock(mutex_);
     function_level_.emplace_back(
         registered(unboxed.name, kFunctionKey, unboxed.function_level()));
     unboxed_.emplace(unboxed.name, unboxed);
@@ -145,10 +149,12 @@ class Registry {
   }
 
   bool has_unboxed(const OperatorName& name) const {
+    const Lock lock(mutex_);
     return unboxed_.count(name) > 0;
   }
 
   bool is_gathered(const OperatorName& name) const {
+    const Lock lock(mutex_);
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     const auto has = [&](DispatchKey key) {
       return op->hasKernelForDispatchKey(key);
@@ -162,6 +168,7 @@ class Registry {
   /// fallback. Where it is implicit we must not register: its decomposition is
   /// what reaches us.
   void add_fallback_if_hidden(const OperatorName& name) {
+    const Lock lock(mutex_);
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     const auto has = [&](DispatchKey key) {
       return op->hasKernelForDispatchKey(key);
@@ -207,6 +214,7 @@ class Registry {
         name, key, std::move(kernel), std::nullopt, nullptr, "shardtensor");
   }
 
+  mutable std::mutex mutex_; // rules come at any time
   std::unordered_map<OperatorName, Rule> rules_;
   std::set<std::string> absent_;
   std::unordered_map<OperatorName, UnboxedOperator> unboxed_;
@@ -229,15 +237,21 @@ class LateOperators : public c10::OpRegistrationListener {
 };
 
 void register_pending() {
+  // Other calls wait here until all are registered. Not for pending_mutex: the
+  // dispatcher tells of new operators under its own lock, which registering
+  // takes.
+  static std::mutex registering;
+  const std::lock_guard<std::mutex> others_wait(registering);
   std::vector<OperatorName> names;
   {
-    std::lock_guard<std::mutex> lock(pending_mutex);
+    const std::lock_guard<std::mutex> lock(pending_mutex);
     names.swap(pending_names);
-    has_pending = false;
   }
   for (const auto& name : names) {
     Registry::instance().add_fallback_if_hidden(name);
   }
+  const std::lock_guard<std::mutex> lock(pending_mutex);
+  has_pending = !pending_names.empty();
 }
 
 // Existing operators are told to the listener at once; they are registered at
