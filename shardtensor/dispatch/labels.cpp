@@ -197,12 +197,7 @@ std::vector<Placement> output_placements(
 /// What an operand is on axes that do not cut it.
 std::vector<Placement> input_placements(
     const Assignment& assignment,
-    const Operand& operand,
-    bool is_addend,
-    const std::vector<Placement>& output) {
-  if (is_addend) {
-    return output;
-  }
+    const Operand& operand) {
   std::vector<Placement> placements(assignment.placements.size());
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     const auto own = operand.spec->placement(static_cast<int64_t>(axis));
@@ -220,24 +215,23 @@ bool is_out_argument(const Call& call, const Operand& operand) {
       call.op().schema().arguments()[operand.argument].kwarg_only();
 }
 
-Decision rule_by_labels(
+namespace {
+
+/// Which axis cuts which label, and where terms stay.
+Assignment assign_axes(
     Call& call,
     const Labels& labels,
     Linearity linearity,
     std::optional<size_t> addend) {
-  const auto& mesh = call.mesh();
-  Assignment assignment(mesh->axes());
-  for (const size_t i : by_weight(call)) {
-    if (i != addend) {
-      adopt(assignment, *call.operand(i).spec, labels.operands[i]);
-    }
-  }
-  if (auto sizes = sizes_by_labels(call, labels)) {
-    call.set_output_sizes(*std::move(sizes));
+  Assignment assignment(call.mesh()->axes());
+  auto order = by_weight(call);
+  std::erase_if(order, [&](size_t i) { return i == addend; });
+  for (const size_t i : order) {
+    adopt(assignment, *call.operand(i).spec, labels.operands[i]);
   }
   const auto& sizes = call.output_sizes();
-  for (const size_t i : by_weight(call)) {
-    if (i != addend && !sizes.empty()) {
+  for (const size_t i : order) {
+    if (!sizes.empty()) {
       spread(
           assignment,
           *call.operand(i).spec,
@@ -246,43 +240,75 @@ Decision rule_by_labels(
           sizes[0]);
     }
   }
-  for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
+  for (int64_t axis = 0; axis < call.mesh()->axes(); ++axis) {
     if (assignment.label[axis] == kPrivate) {
       if (auto reduce = kept_partial(call, axis, linearity)) {
         assignment.placements[axis] = Placement::partial(*reduce);
       }
     }
   }
-  Decision decision;
+  return assignment;
+}
+
+std::vector<SpecPtr> output_layouts(
+    Call& call,
+    const Labels& labels,
+    const Assignment& assignment) {
+  std::vector<SpecPtr> layouts;
+  const auto& sizes = call.output_sizes();
   for (size_t i = 0; i < sizes.size(); ++i) {
-    decision.outputs.push_back(laid_out(
+    layouts.push_back(laid_out(
         assignment,
-        mesh,
+        call.mesh(),
         sizes[i],
         labels.outputs[i],
         output_placements(assignment, labels.outputs[i])));
   }
+  return layouts;
+}
+
+std::vector<SpecPtr> input_layouts(
+    const Call& call,
+    const Labels& labels,
+    std::optional<size_t> addend,
+    const Assignment& assignment,
+    const std::vector<SpecPtr>& outputs) {
+  std::vector<SpecPtr> layouts;
   size_t out = 0;
   for (size_t i = 0; i < call.operands().size(); ++i) {
     const auto& operand = call.operand(i);
     if (is_out_argument(call, operand)) {
-      decision.inputs.push_back(decision.outputs.at(out++));
-      continue;
+      layouts.push_back(outputs.at(out++));
+    } else if (!operand.spec) {
+      layouts.push_back(nullptr);
+    } else {
+      layouts.push_back(laid_out(
+          assignment,
+          call.mesh(),
+          operand.spec->sizes(),
+          labels.operands[i],
+          i == addend ? output_placements(assignment, labels.outputs.at(0))
+                      : input_placements(assignment, operand)));
     }
-    decision.inputs.push_back(
-        operand.spec
-            ? laid_out(
-                  assignment,
-                  mesh,
-                  operand.spec->sizes(),
-                  labels.operands[i],
-                  input_placements(
-                      assignment,
-                      operand,
-                      i == addend,
-                      output_placements(assignment, labels.outputs[0])))
-            : nullptr);
   }
+  return layouts;
+}
+
+} // namespace
+
+Decision rule_by_labels(
+    Call& call,
+    const Labels& labels,
+    Linearity linearity,
+    std::optional<size_t> addend) {
+  if (auto sizes = sizes_by_labels(call, labels)) {
+    call.set_output_sizes(*std::move(sizes));
+  }
+  const auto assignment = assign_axes(call, labels, linearity, addend);
+  Decision decision;
+  decision.outputs = output_layouts(call, labels, assignment);
+  decision.inputs =
+      input_layouts(call, labels, addend, assignment, decision.outputs);
   return decision;
 }
 

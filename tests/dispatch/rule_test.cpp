@@ -1,7 +1,9 @@
 #include "shardtensor/dispatch/rule.h"
 
+#include <atomic>
 #include <set>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -52,17 +54,28 @@ at::Tensor shifted_function(const at::Tensor& x) {
   return from_local(to_local(x) + 100, spec(x));
 }
 
+void scale_kernel(at::Tensor& x, double factor) {
+  x.mul_(factor);
+}
+void add_kernel(at::Tensor& x, const at::Tensor& y) {
+  x.add_(y);
+}
+
 TORCH_LIBRARY(rule_test, m) {
   m.def("twice(Tensor x) -> Tensor");
   m.def("shifted(Tensor x) -> Tensor");
   m.def("lonely(Tensor x) -> Tensor");
   m.def("by_dtype(Tensor x) -> Tensor");
+  m.def("scale_(Tensor(a!) x, float factor) -> ()");
+  m.def("add_(Tensor(a!) x, Tensor y) -> ()");
 }
 TORCH_LIBRARY_IMPL(rule_test, CPU, m) {
   m.impl("twice", twice_kernel);
   m.impl("shifted", shifted_kernel);
   m.impl("lonely", twice_kernel);
   m.impl("by_dtype", twice_kernel);
+  m.impl("scale_", scale_kernel);
+  m.impl("add_", add_kernel);
 }
 TORCH_LIBRARY_IMPL(rule_test, Meta, m) {
   m.impl("twice", twice_kernel);
@@ -84,6 +97,64 @@ TEST(Rule, AForeignOperatorJoinsAFamily) {
   const auto result = call("rule_test::twice", rank_zero(local, 0, {3, 1}));
   EXPECT_EQ(result.sizes(), at::IntArrayRef({4, 2}));
   EXPECT_TRUE(to_local(result).equal(local * 2));
+}
+
+TEST(Rule, AnOperatorThatReturnsNothingJoinsAFamily) {
+  register_rule("rule_test::scale_", pointwise_rule);
+  register_rule("rule_test::add_", pointwise_rule);
+  const auto find = [](const char* op) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
+  };
+  const auto local = at::rand({3, 2});
+  auto x = rank_zero(local.clone(), 0, {3, 1});
+  const auto layout = spec(x);
+  find("rule_test::scale_").typed<void(at::Tensor&, double)>().call(x, 3.0);
+  EXPECT_TRUE(to_local(x).equal(local * 3));
+  const auto row = laid_out(at::rand({1, 2}), Placement::replicate());
+  find("rule_test::add_")
+      .typed<void(at::Tensor&, const at::Tensor&)>()
+      .call(x, row);
+  EXPECT_TRUE(to_local(x).equal(local * 3 + to_local(row)));
+  EXPECT_EQ(spec(x), layout);
+}
+
+// ---- operators that come late
+// ------------------------------------------------
+
+std::atomic<int> calls_with_shards{0};
+
+at::Tensor late_kernel(const at::Tensor& x) {
+  calls_with_shards += is_shard_tensor(x) ? 1 : 0;
+  return x * 2;
+}
+
+TEST(Rule, ACallWaitsUntilLateOperatorsAreKnown) {
+  constexpr int kOperators = 300;
+  const auto x = laid_out(at::ones({4}), Placement::replicate());
+  call("rule_test::twice", x); // what came before is known
+  torch::Library library(
+      torch::Library::DEF, "rule_test_late", std::nullopt, __FILE__, __LINE__);
+  for (int i = 0; i < kOperators; ++i) {
+    const auto name = "late" + std::to_string(i);
+    library.def((name + "(Tensor x) -> Tensor").c_str());
+    library.impl(
+        name.c_str(),
+        torch::dispatch(
+            c10::DispatchKey::CompositeExplicitAutograd, late_kernel));
+  }
+  const auto last = "rule_test_late::late" + std::to_string(kOperators - 1);
+  std::atomic<int> waiting{2};
+  const auto run = [&] {
+    for (--waiting; waiting > 0;) {
+    }
+    for (int i = 0; i < 20; ++i) {
+      call(last.c_str(), x);
+    }
+  };
+  std::thread other(run);
+  run();
+  other.join();
+  EXPECT_EQ(calls_with_shards, 0);
 }
 
 TEST(Rule, AForeignOperatorHasAFunctionLevelRule) {
