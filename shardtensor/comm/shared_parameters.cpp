@@ -33,6 +33,7 @@ class SharedParameters {
         parameter.unsafeGetTensorImpl(),
         Shared{Weak(parameter.getIntrusivePtr()), hook});
   }
+  /// Of one that there is.
   void remove(const at::Tensor& parameter) {
     const auto found = shared_.find(parameter.unsafeGetTensorImpl());
     parameter.remove_hook(found->second.hook);
@@ -82,6 +83,9 @@ void share_gradients(
   const std::lock_guard<std::mutex> lock(all.mutex);
   check_none("mark_module_as_shared", "already shared", parameters, true);
   for (const auto& [name, parameter] : parameters) {
+    if (all.has(parameter)) {
+      continue; // under another name
+    }
     const bool wide = use_fp32_reduction &&
         at::isReducedFloatingType(parameter.scalar_type());
     all.add(parameter, parameter.register_hook([=](const at::Tensor& grad) {
@@ -96,7 +100,9 @@ void unshare_gradients(const NamedParameters& parameters) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   check_none("unmark_module_as_shared", "not shared", parameters, false);
   for (const auto& [name, parameter] : parameters) {
-    all.remove(parameter);
+    if (all.has(parameter)) {
+      all.remove(parameter);
+    }
   }
 }
 

@@ -30,8 +30,7 @@ void unmark_module_as_shared(
     const torch::nn::Module& module,
     bool recurse = true);
 
-// ---- for the Python package, whose modules are others
-// -------------------------
+// ---- for the Python package, whose modules are others ---
 
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 

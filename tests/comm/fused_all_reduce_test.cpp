@@ -86,5 +86,21 @@ TEST_P(FusedAllReduce, GradientsOfASharedModuleAreSums) {
   });
 }
 
+TEST_P(FusedAllReduce, AParameterOfTwoNamesIsSharedOnce) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    torch::nn::Linear layer(2, 1);
+    layer->register_parameter("tied", layer->weight);
+    const auto gradient = [&] {
+      layer->zero_grad();
+      layer->weight.sum().backward();
+      return layer->weight.grad();
+    };
+    mark_module_as_shared(*layer, mesh->group());
+    EXPECT_TRUE(at::equal(gradient(), at::full({1, 2}, 2.0)));
+    unmark_module_as_shared(*layer);
+    EXPECT_TRUE(at::equal(gradient(), at::ones({1, 2})));
+  });
+}
+
 } // namespace
 } // namespace shardtensor
