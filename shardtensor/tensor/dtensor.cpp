@@ -5,10 +5,10 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/layout/mesh_axes.h"
+#include "shardtensor/tensor/equal_on_ranks.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -111,7 +111,6 @@ void check_equal_along_new_axes(
   if (!check_mode()) {
     return;
   }
-  const at::NoGradGuard no_grad;
   const auto known = *axes_in(own, mesh);
   std::vector<int64_t> axes;
   for (int64_t axis = 0; axis < mesh.axes(); ++axis) {
@@ -119,13 +118,8 @@ void check_equal_along_new_axes(
       axes.push_back(axis);
     }
   }
-  const auto value = local.to(at::kDouble);
-  const auto highest = all_reduce(value, Reduce::Max, mesh, axes);
-  const auto lowest = all_reduce(value, Reduce::Min, mesh, axes);
-  auto differ = highest.ne(lowest).any().to(at::kDouble);
-  differ = all_reduce(differ, Reduce::Max, mesh.group());
   TORCH_CHECK_VALUE(
-      differ.item<double>() == 0,
+      !differs_along(local, mesh, axes),
       "a ShardTensor on ",
       own,
       " meets a tensor on ",

@@ -1,17 +1,18 @@
 #include "shardtensor/tensor/shard_tensor.h"
 
 #include <algorithm>
+#include <numeric>
 #include <typeinfo>
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/sub.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/dtensor.h"
+#include "shardtensor/tensor/equal_on_ranks.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -166,11 +167,6 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-// Note [Equal on devices]
-// What all ranks compute alike has the same bits on CPUs. Kernels of devices
-// add in any order, and are chosen by each rank for itself: parameters whose
-// gradients are computed, not sent, come apart by rounding errors, which
-// sync_module_over_mesh takes back.
 /// Strides of a copy that lies as the tensor does; none: contiguous.
 std::vector<int64_t> order_in_memory(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) {
@@ -179,11 +175,6 @@ std::vector<int64_t> order_in_memory(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense()
       ? tensor.strides().vec()
       : at::infer_dense_strides(tensor.sizes(), tensor.strides());
-}
-
-bool same_on_all_ranks(const at::Tensor& highest, const at::Tensor& lowest) {
-  return highest.is_cpu() ? highest.equal(lowest)
-                          : highest.allclose(lowest, 1e-3, 1e-6);
 }
 
 } // namespace
@@ -308,18 +299,14 @@ void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
   if (!check_mode() || !mesh.contains_this_rank()) {
     return;
   }
-  at::NoGradGuard no_grad;
-  const auto value = tensor.detach().to(at::kDouble);
-  const auto highest = all_reduce(value, Reduce::Max, mesh.group());
-  const auto lowest = all_reduce(value, Reduce::Min, mesh.group());
+  std::vector<int64_t> axes(mesh.axes());
+  std::iota(axes.begin(), axes.end(), 0);
   TORCH_CHECK_VALUE(
-      same_on_all_ranks(highest, lowest),
+      !differs_along(tensor, mesh, axes),
       "a plain tensor of sizes ",
       tensor.sizes(),
-      " meets a ShardTensor, so it must be equal on all ranks, but it differs "
-      "by up to ",
-      at::sub(highest, lowest).max().item<double>(),
-      "; broadcast it first, or make it a ShardTensor with from_local()");
+      " meets a ShardTensor, so it must be equal on all ranks, but it differs; "
+      "broadcast it first, or make it a ShardTensor with from_local()");
 }
 
 at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
@@ -339,11 +326,11 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
       tensor.layout(),
       " beside a ShardTensor, whose pieces are strided; use to_dense(), or "
       "full_tensor() or to_local() of the ShardTensor");
-  check_equal_on_all_ranks(tensor, *mesh);
   // Forward mode's zeros have no memory, which a wrapper doesn't show.
   const auto local = tensor._is_zerotensor()
       ? at::zeros(tensor.sizes(), tensor.options())
       : tensor.detach();
+  check_equal_on_all_ranks(local, *mesh);
   auto result = wrap(local, make_replicated(mesh, tensor.sizes().vec()));
   check_no_tangent("a plain tensor beside ShardTensors", tensor);
   connect<PromoteBackward>(result, tensor, mesh);

@@ -1,5 +1,6 @@
 """Python functions in the place of operators."""
 
+import math
 import time
 import warnings
 
@@ -319,6 +320,18 @@ def test_what_is_sharded_already_needs_no_promotion(mesh):
     assert_close(loss, F.cross_entropy(x, target))
 
 
+def plain_values(i):
+    """Values that may be the same on all ranks; those of another i differ."""
+    nan, inf = math.nan, math.inf
+    yield torch.tensor([[nan, 1.0], [nan, 2.0]][i])
+    yield torch.tensor([[1.0, nan], [1.0, inf]][i])
+    yield torch.tensor([[inf, -inf], [-inf, inf]][i]).half()
+    yield torch.tensor([2**53, 2**53 + i])
+    yield torch.tensor([1 + 2j, 1 + (2 + i) * 1j])
+    yield torch.tensor([True, i == 0])
+    yield torch.tensor([1.0, 1.0 + i * 2.0**-7], dtype=torch.bfloat16)
+
+
 @ranks(2, 3)
 def test_check_mode_finds_promoted_tensors_that_differ(mesh):
     import shardtensor
@@ -328,6 +341,12 @@ def test_check_mode_finds_promoted_tensors_that_differ(mesh):
         s * torch.ones(2)
         with pytest.raises(ValueError, match="must be equal on all ranks"):
             s * torch.full((2,), float(dist.get_rank()))
+        for same in plain_values(0):
+            s == same  # noqa: B015
+        first = dist.get_rank() == 0
+        for one, other in zip(plain_values(0), plain_values(1), strict=True):
+            with pytest.raises(ValueError, match="must be equal on all ranks"):
+                s == (one if first else other)  # noqa: B015
     assert not shardtensor.get_check_mode()
 
 

@@ -1,5 +1,7 @@
 """DTensors on another mesh than the ShardTensors they meet."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +113,17 @@ def test_check_mode_compares_along_other_axes(mesh):
         pytest.raises(ValueError, match="must be equal along all other axes"),
     ):
         part * given
+    same = torch.tensor([math.nan, 1.0, 2.0, 3.0])
+    with shardtensor.check_mode():
+        shard(same, domain, [Shard(0)]) * given
+    other = torch.tensor([0, 2**53 + mesh.get_local_rank(0)])
+    with (
+        shardtensor.check_mode(),
+        pytest.raises(ValueError, match="must be equal along all other axes"),
+    ):
+        shard(other, domain, [Shard(0)]) * distributed(
+            torch.ones(2), data, [Replicate()]
+        )
 
 
 @ranks(2, "2x2")
