@@ -154,6 +154,7 @@ Tensor halo_exchange_on_sphere(const Tensor& x, const SphereHalo& halo) {
 }
 
 Tensor halo_trim_on_sphere(
+  TORCH_CHECK_VALUE(like, "halo_trim: no spec, expected one");
     const Tensor& local,
     const SpecPtr& like,
     const SphereHalo& halo) {

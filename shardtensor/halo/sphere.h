@@ -42,7 +42,8 @@ at::Tensor pad_sphere(const at::Tensor& x, const SphereHalo& halo);
 at::Tensor halo_exchange_on_sphere(const at::Tensor& x, const SphereHalo& halo);
 
 /// The inverse: drops the ghost cells of `local` and returns the ShardTensor,
-/// laid out as `like`, whose shards are left. No communication.
+/// laid out as halo_trim says of `like`, whose shards are left. No
+/// communication.
 at::Tensor halo_trim_on_sphere(
     const at::Tensor& local,
     const SpecPtr& like,

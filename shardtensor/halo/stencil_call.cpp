@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 
 #include "shardtensor/layout/transfer.h"
+#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -45,10 +46,7 @@ SpecPtr stencil_layout(
     const bool fits = partition.is_contiguous() ||
         (contains(rowwise, dim) && !has_empty_pieces(partition));
     if (!fits) {
-      layout = with_partition(
-          layout,
-          dim,
-          Partition::chunked(partition.extent(), partition.pieces()));
+      layout = contiguous_dim(layout, dim);
     }
   }
   return layout;

@@ -30,7 +30,8 @@ struct StencilCall {
 
 /// The layout nearest to `spec` that a stencil can work on: no Partial, no
 /// repeated partition (see Note [Repeated partition]) but of `rowwise` dims
-/// with rows in every piece, and `whole` dims not sharded.
+/// with rows in every piece, else the rows of each rank side by side, and
+/// `whole` dims not sharded.
 SpecPtr stencil_layout(
     const SpecPtr& spec,
     const std::vector<int64_t>& whole,

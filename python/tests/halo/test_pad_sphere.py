@@ -3,7 +3,7 @@
 import pytest
 import torch
 from layouts import sweep
-from ranks import check_op, partitions, ranks, shard, sharded, uneven
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -92,6 +92,13 @@ def test_what_is_left_without_ghost_cells_is_the_sphere(mesh):
             cut = [Shard(dim) for dim in dims], {dims[0]: rows}
             y = check_op(there_and_back, sharded(x, *cut), mesh=mesh)
             assert y._spec == shard(x.detach(), mesh, *cut)._spec
+    y = x.detach()
+    repeated = shard(y, mesh, [Shard(1)] * mesh.ndim).flatten(0, 1)
+    flat = y.flatten(0, 1)
+    for boundary, widths in (("sphere", {-2: 2, -1: 1}), ("periodic", {0: 1})):
+        local = shardtensor.halo_exchange(repeated, widths, boundary=boundary)
+        back = shardtensor.halo_trim(local, repeated, widths, boundary=boundary)
+        assert_close(back, flat)
     part = shard(x.detach(), mesh, [Shard(1)] * mesh.ndim)
     local = part.to_local()
     with pytest.raises(ValueError, match=r"expected \d+ rows with ghost cells along"):
