@@ -11,11 +11,19 @@
 namespace shardtensor::detail {
 namespace {
 
+/// Axes that one call reduces where they are all of the mesh's.
+struct ReducedAxes {
+  Reduce reduce;
+  std::vector<int64_t> axes;
+};
+
 /// The steps of a redistribution, a function of the two specs alone:
 /// all-reduces, then one exchange, then terms made from whole values.
-struct Route {
+struct RedistributePlan {
   std::vector<int64_t> averaged; // Partial(avg) axes that the exchange sums
-  std::vector<std::pair<int64_t, Reduce>> reduced; // axes to all-reduce
+  std::vector<ReducedAxes> reduced;
+  SpecPtr moved_from; // between reductions and terms
+  SpecPtr moved_to;
   bool exchanges = false;
   bool only_cuts = false; // every rank keeps a part of what it has
   EncodedExchange exchange;
@@ -53,12 +61,20 @@ void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
       to_string(to));
 }
 
-Route plan_route(
+void add_reduced(RedistributePlan& plan, int64_t axis, Reduce reduce) {
+  auto& reduced = plan.reduced;
+  if (reduced.empty() || reduced.back().reduce != reduce) {
+    reduced.push_back({reduce, {}});
+  }
+  reduced.back().axes.push_back(axis);
+}
+
+RedistributePlan plan_steps(
     const SpecPtr& from,
     const SpecPtr& to,
     at::MemoryFormat format) {
   check_same_tensor(*from, *to);
-  Route route;
+  RedistributePlan plan;
   auto source = from->placements();
   auto target = to->placements();
   for (int64_t axis = 0; axis < from->mesh()->axes(); ++axis) {
@@ -74,10 +90,10 @@ Route plan_route(
       const bool by_exchange = after.is_shard() &&
           (before.reduce == Reduce::Sum || before.reduce == Reduce::Avg);
       if (!by_exchange) {
-        route.reduced.emplace_back(axis, before.reduce);
+        add_reduced(plan, axis, before.reduce);
         source[axis] = Placement::replicate();
       } else if (before.reduce == Reduce::Avg) {
-        route.averaged.push_back(axis);
+        plan.averaged.push_back(axis);
         source[axis] = Placement::partial();
       }
     }
@@ -90,39 +106,39 @@ Route plan_route(
           " into ",
           to_string(after),
           "; go through Replicate");
-      route.zeroed |= after.reduce == Reduce::Sum &&
+      plan.zeroed |= after.reduce == Reduce::Sum &&
           from->mesh()->contains_this_rank() &&
           from->mesh()->coordinate(axis) != 0;
       target[axis] = Placement::replicate();
     }
   }
-  const auto moved_from =
+  plan.moved_from =
       make_spec(from->mesh(), from->sizes(), source, from->partitions());
-  const auto moved_to =
-      make_spec(to->mesh(), to->sizes(), target, to->partitions());
-  if (moved_from != moved_to) {
-    route.only_cuts = cut_only(*moved_from, *moved_to);
-    route.exchanges = !route.only_cuts;
-    if (route.exchanges && from->mesh()->contains_this_rank()) {
-      route.exchange = in_format(
+  plan.moved_to = make_spec(to->mesh(), to->sizes(), target, to->partitions());
+  if (plan.moved_from != plan.moved_to) {
+    plan.only_cuts = cut_only(*plan.moved_from, *plan.moved_to);
+    plan.exchanges = !plan.only_cuts;
+    if (plan.exchanges && from->mesh()->contains_this_rank()) {
+      plan.exchange = in_format(
           encode(
-              plan_redistribute(moved_from, moved_to, from->mesh()->position()),
+              plan_redistribute(
+                  plan.moved_from, plan.moved_to, from->mesh()->position()),
               *from->mesh()),
           format);
     }
   }
-  return route;
+  return plan;
 }
 
-/// Routes are kept: the same redistribution comes back in every step.
-std::shared_ptr<const Route> find_route(
+/// Plans are kept: the same redistribution comes back in every step.
+std::shared_ptr<const RedistributePlan> find_plan(
     const SpecPtr& from,
     const SpecPtr& to,
     at::MemoryFormat format = at::MemoryFormat::Contiguous) {
-  static PlanCache<Route> routes;
+  static PlanCache<RedistributePlan> plans;
   PlanKey key;
   key.add(from).add(to).add(static_cast<int64_t>(format));
-  return routes.find(key, [&] { return plan_route(from, to, format); });
+  return plans.find(key, [&] { return plan_steps(from, to, format); });
 }
 
 at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {
@@ -145,38 +161,40 @@ at::Tensor redistribute_local(
   if (from == to) {
     return local;
   }
-  const auto route = find_route(from, to, format);
+  const auto plan = find_plan(from, to, format);
   const auto& mesh = *from->mesh();
   if (!mesh.contains_this_rank()) {
     return local;
   }
   RECORD_FUNCTION("shardtensor::redistribute", std::vector<c10::IValue>());
   at::Tensor result = local;
-  for (const auto& [axis, reduce] : route->reduced) {
-    result = all_reduce(result, reduce, mesh.group(axis));
+  for (const auto& [reduce, axes] : plan->reduced) {
+    result = all_reduce(result, reduce, mesh, axes);
   }
-  for (const int64_t axis : route->averaged) {
+  for (const int64_t axis : plan->averaged) {
     result = at::div(result, at::Scalar(mesh.ranks(axis)));
   }
-  if (route->exchanges) {
-    result = exchange(result, route->exchange);
-  } else if (route->only_cuts) {
+  if (plan->exchanges) {
+    result = exchange(result, plan->exchange);
+  } else if (plan->only_cuts) {
     result = cut(std::move(result), *from, *to);
   }
-  return route->zeroed ? at::zeros_like(result) : result;
+  return plan->zeroed ? at::zeros_like(result) : result;
 }
 
 int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
   if (from == to) {
     return 0;
   }
-  const auto route = find_route(from, to);
+  const auto plan = find_plan(from, to);
   int64_t cost = 0;
-  for (const auto& reduced : route->reduced) {
-    cost += 2 * from->numel() * (from->mesh()->ranks(reduced.first) - 1);
+  for (const auto& reduced : plan->reduced) {
+    for (const int64_t axis : reduced.axes) {
+      cost += 2 * from->numel() * (from->mesh()->ranks(axis) - 1);
+    }
   }
-  return route->exchanges
-      ? cost + moved_elements(without_partial(from), without_partial(to))
+  return plan->exchanges
+      ? cost + moved_elements(plan->moved_from, plan->moved_to)
       : cost;
 }
 

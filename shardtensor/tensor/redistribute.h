@@ -9,7 +9,8 @@ namespace shardtensor::detail {
 /// The local tensor of `from` turned into the one of `to`, without autograd
 /// history: same mesh, same global sizes. Communication: nothing when only
 /// Replicate axes are cut, an all-reduce per axis that goes from Partial to
-/// Replicate, and one exchange for everything else. Raises when the meshes or
+/// Replicate (one for all where those are the mesh's), and one exchange for
+/// everything else. Raises when the meshes or
 /// sizes differ, or when a Partial would have to be made from another
 /// reduction's Partial, or an average, a maximum or a minimum from a Shard.
 /// `format`: the one that the whole tensor shows, in which its boxes travel;

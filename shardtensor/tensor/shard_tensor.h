@@ -48,10 +48,10 @@ at::Tensor to_local(
 /// to any order: the gradient travels back the same way. Communication: none
 /// when the layouts are equal (then the tensor itself is returned) or only
 /// Replicate axes are cut; an all-reduce for each axis that goes from Partial
-/// to Replicate, or from a maximum, a minimum or a product to Shard; one
-/// exchange for everything else together. Raises when meshes or sizes differ,
-/// and for a Partial from another Partial, an average, a maximum or a minimum
-/// from a Shard, and a product: go through Replicate.
+/// to Replicate, or from a maximum, a minimum or a product to Shard (one where
+/// those are all axes); one exchange for everything else together. Raises when
+/// meshes or sizes differ, and for a Partial from another Partial, an average,
+/// a maximum or a minimum from a Shard, and a product: go through Replicate.
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
 /// To with_placements(spec(tensor), placements, partitions).
 at::Tensor redistribute(

@@ -414,6 +414,20 @@ def test_each_element_moves_at_most_once(mesh):
     assert stats.messages == (1 if mesh.get_rank() == 0 else 0)
 
 
+@ranks("2x2")
+def test_one_message_sums_over_all_axes(mesh):
+    x = numbered(8, 4)
+    for reduce in ("sum", "avg", "max"):
+        y = ShardTensor.from_local(x, mesh, [Partial(reduce)] * 2)
+        shardtensor.reset_comm_stats()
+        whole = y.redistribute(placements=[Replicate()] * 2)
+        assert shardtensor.comm_stats().all_reduces == 1
+        assert_close(whole, x * 4 if reduce == "sum" else x)
+        y.redistribute(placements=[Shard(0), Replicate()])
+    x = ShardTensor.from_local(x, mesh, [Partial("max"), Partial()])
+    assert_close(x.redistribute(placements=[Replicate()] * 2), numbered(8, 4) * 2)
+
+
 # ---- autograd ---------------------------------------------------------------
 
 
