@@ -26,14 +26,19 @@ Counts& counts() {
   return instance;
 }
 
-/// Counts; true when this operator and layout were not seen before.
-bool count(const std::string& op, const SpecPtr& spec, int64_t elements) {
+void count(const std::string& op, int64_t elements) {
   auto& state = counts();
   std::lock_guard<std::mutex> lock(state.mutex);
   auto& entry = state.by_op[op];
   entry.op = op;
   entry.calls += 1;
   entry.elements += elements;
+}
+
+/// True once for an operator and a layout.
+bool is_new(const std::string& op, const SpecPtr& spec) {
+  auto& state = counts();
+  std::lock_guard<std::mutex> lock(state.mutex);
   return state.said.insert(op + to_string(*spec)).second;
 }
 
@@ -101,7 +106,8 @@ void note_fallback(
       to_string(*spec),
       " and would gather it (fallback mode 'error')");
   const auto elements = redistribute_cost(spec, wanted);
-  if (count(op, spec, elements) && fallback_mode() == FallbackMode::Warn) {
+  count(op, elements);
+  if (fallback_mode() == FallbackMode::Warn && is_new(op, spec)) {
     TORCH_WARN(
         op,
         " has no rule for ",
