@@ -51,39 +51,53 @@ ShardTensorImpl::ShardTensorImpl(
     at::Tensor local,
     SpecPtr spec,
     at::IntArrayRef strides)
-    : TensorImpl(keys_of(local), local.dtype(), local.device()),
-      local_(std::move(local)),
-      spec_(std::move(spec)) {
-  if (!local_.is_cpu() && !is_traced(local_)) {
-    made_on_ = detail::current_stream(local_);
+    : TensorImpl(keys_of(local), local.dtype(), local.device()) {
+  take(made(std::move(local), std::move(spec)), strides);
+}
+
+ShardTensorImpl::Held ShardTensorImpl::made(at::Tensor local, SpecPtr spec) {
+  Held held;
+  held.local = std::move(local);
+  held.spec = std::move(spec);
+  if (!held.local.is_cpu() && !is_traced(held.local)) {
+    held.made_on = detail::current_stream(held.local);
   }
-  refresh(strides);
+  return held;
 }
 
 void ShardTensorImpl::keep_for_other_stream() const {
   const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
-  if (in_backward && detail::current_stream(local_) != *made_on_) {
-    local_.record_stream(detail::current_stream(local_));
+  const auto& local = held_.local;
+  if (in_backward && detail::current_stream(local) != *held_.made_on) {
+    local.record_stream(detail::current_stream(local));
   }
 }
 
-void ShardTensorImpl::refresh(at::IntArrayRef strides) {
+void ShardTensorImpl::take(Held held, at::IntArrayRef strides) {
+  held_ = std::move(held);
+  known_zeros_ = nullptr;
+  view_place_ = {};
+  show(strides);
+}
+
+/// Sizes and strides, and a storage of that size.
+void ShardTensorImpl::show(at::IntArrayRef strides) {
   set_allow_tensor_metadata_change(true);
   if (strides.empty()) {
-    set_sizes_contiguous(spec_->sizes());
+    set_sizes_contiguous(held_.spec->sizes());
   } else {
-    set_sizes_and_strides(spec_->sizes(), strides);
+    set_sizes_and_strides(held_.spec->sizes(), strides);
   }
-  const auto bytes = numel() * static_cast<int64_t>(local_.element_size());
+  const auto bytes = numel() * static_cast<int64_t>(held_.local.element_size());
   storage_ = c10::Storage(
       c10::Storage::use_byte_size_t{},
       bytes,
-      c10::DataPtr{nullptr, local_.device()},
+      c10::DataPtr{nullptr, held_.local.device()},
       nullptr,
       false);
   auto* nothing = storage_.unsafeGetStorageImpl();
   nothing->set_throw_on_mutable_data_ptr();
-  if (local_.is_cpu()) { // on devices the engine asks, see the note above
+  if (held_.local.is_cpu()) { // on devices the engine asks, see the note above
     nothing->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   }
   second_owner_ = storage_;
@@ -93,58 +107,57 @@ void ShardTensorImpl::set(
     at::Tensor local,
     SpecPtr spec,
     at::IntArrayRef strides) {
-  local_ = std::move(local);
-  spec_ = std::move(spec);
-  constant_view_ = nullptr;
-  known_zeros_ = nullptr;
-  view_place_ = {};
+  auto held = made(std::move(local), std::move(spec));
+  held.moved_view = held_.moved_view; // its base is told
+  held.shares_memory = held_.shares_memory;
   ++times_set_;
-  refresh(strides);
+  take(std::move(held), strides);
 }
 
 void ShardTensorImpl::take_written() {
-  const auto seen = std::exchange(constant_view_, nullptr);
+  const auto seen = std::exchange(held_.constant_view, nullptr);
   const auto& whole = seen->constant->written();
   const auto part = seen->view ? seen->view(whole) : whole;
   const auto* impl = impl_of(part);
-  set(impl->local(), impl->spec(), strides().vec());
-  moved_view_ = impl->moved_view_;
+  auto held = made(impl->local(), impl->spec());
+  held.moved_view = impl->held_.moved_view;
+  held.shares_memory = true;
+  ++times_set_;
+  take(std::move(held), strides().vec());
   set_known_zeros(impl_of(whole)->known_zeros_, seen->view != nullptr);
-  shares_memory_ = true;
 }
 
 void ShardTensorImpl::separate_elements() {
-  if (constant_view_) {
+  if (held_.constant_view) {
     begin_write(*this);
     return;
   }
-  if (local_.is_non_overlapping_and_dense() || shares_memory_ ||
-      at::has_internal_overlap(local_) != at::MemOverlap::Yes ||
+  auto& local = held_.local;
+  if (local.is_non_overlapping_and_dense() || held_.shares_memory ||
+      at::has_internal_overlap(local) != at::MemOverlap::Yes ||
       at::has_internal_overlap(this) == at::MemOverlap::Yes) {
     return;
   }
-  local_ = local_.clone(at::MemoryFormat::Contiguous);
+  local = local.clone(at::MemoryFormat::Contiguous);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter,
     bool allow_tensor_metadata_change) const {
   const SameInference same(*this);
-  auto impl = c10::make_intrusive<ShardTensorImpl>(local_, spec_, strides());
+  auto impl =
+      c10::make_intrusive<ShardTensorImpl>(held_.local, held_.spec, strides());
   if (version_counter.unique()) { // nobody else's
     note_other_version();
     impl->note_other_version();
-    shares_memory_ = true;
+    held_.shares_memory = true;
   }
   if (!impl->is_inference()) {
     impl->set_version_counter(version_counter);
   }
   impl->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   impl->set_python_dispatch(is_python_dispatch()); // the constructor drops it
-  impl->moved_view_ = moved_view_;
-  impl->constant_view_ = constant_view_;
-  impl->made_on_ = made_on_;
-  impl->shares_memory_ = shares_memory_;
+  impl->held_ = held_;
   born(at::Tensor(impl));
   return impl;
 }
@@ -165,16 +178,10 @@ void ShardTensorImpl::shallow_copy_from(
       "the data of a ShardTensor can only be set to a ShardTensor; make one "
       "with from_local(), or write into to_local()");
   TensorImpl::shallow_copy_from(impl);
-  local_ = other->local_;
-  spec_ = other->spec_;
-  moved_view_ = other->moved_view_;
-  constant_view_ = other->constant_view_;
-  known_zeros_ = nullptr;
-  view_place_ = {};
   ++times_set_;
+  take(other->held_, other->strides().vec());
   note_other_version();
   other->note_other_version();
-  shares_memory_ = other->shares_memory_;
 }
 
 void ShardTensorImpl::note_other_version() const {
@@ -182,8 +189,8 @@ void ShardTensorImpl::note_other_version() const {
   if (known_zeros_) {
     known_zeros_->version = -1;
   }
-  if (constant_view_) {
-    constant_view_->constant->forget_zero();
+  if (held_.constant_view) {
+    held_.constant_view->constant->forget_zero();
   }
   if (view_place_.base) { // and of all its views
     static_cast<const ShardTensorImpl*>(view_place_.base.get())

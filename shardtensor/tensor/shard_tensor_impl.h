@@ -50,16 +50,16 @@ class ShardTensorImpl final : public c10::TensorImpl {
 
   /// Communication: none, but for a moved view whose base was written.
   const at::Tensor& local() const {
-    if (moved_view_) {
-      moved_view_->pull();
+    if (held_.moved_view) {
+      held_.moved_view->pull();
     }
-    if (made_on_) {
+    if (held_.made_on) {
       keep_for_other_stream();
     }
-    return local_;
+    return held_.local;
   }
   const SpecPtr& spec() const {
-    return spec_;
+    return held_.spec;
   }
   /// New data under the same identity: what an in-place operator that changes
   /// sizes, `.data =` and a compiled graph do. Without strides: contiguous.
@@ -74,22 +74,22 @@ class ShardTensorImpl final : public c10::TensorImpl {
   /// Not null for views that had to be redistributed, and for views of those:
   /// see Note [Moved views].
   const std::shared_ptr<MovedView>& moved_view() const {
-    return moved_view_;
+    return held_.moved_view;
   }
   void set_moved_view(std::shared_ptr<MovedView> moved_view) {
-    moved_view_ = std::move(moved_view);
+    held_.moved_view = std::move(moved_view);
   }
   /// Not null for a constant that was not written, and for views of it: see
   /// Note [Constants].
   const std::shared_ptr<const ConstantView>& constant_view() const {
-    return constant_view_;
+    return held_.constant_view;
   }
   void set_constant_view(std::shared_ptr<const ConstantView> constant_view) {
-    constant_view_ = std::move(constant_view);
+    held_.constant_view = std::move(constant_view);
   }
   /// The constant was written since: this shows the elements that it has now.
   bool is_outdated() const {
-    return constant_view_ && constant_view_->constant->is_written();
+    return held_.constant_view && held_.constant_view->constant->is_written();
   }
   void take_written();
 
@@ -111,10 +111,10 @@ class ShardTensorImpl final : public c10::TensorImpl {
   /// True when a view operator made this tensor, or a view of it: it must keep
   /// its local tensor, others look at it.
   bool shares_memory() const {
-    return shares_memory_;
+    return held_.shares_memory;
   }
   void set_shares_memory() {
-    shares_memory_ = true;
+    held_.shares_memory = true;
   }
 
   /// How often it was given other data.
@@ -148,22 +148,31 @@ class ShardTensorImpl final : public c10::TensorImpl {
   }
 
  private:
-  void refresh(at::IntArrayRef strides);
+  /// What goes from tensor to tensor with the data.
+  struct Held {
+    at::Tensor local;
+    SpecPtr spec;
+    std::shared_ptr<MovedView> moved_view;
+    std::shared_ptr<const ConstantView> constant_view;
+    std::optional<c10::Stream> made_on; // Note [Gradients of another stream]
+    mutable bool shares_memory = false;
+  };
+
+  /// Made here and now.
+  static Held made(at::Tensor local, SpecPtr spec);
+  /// Instead of what there was. Without strides: contiguous.
+  void take(Held held, at::IntArrayRef strides);
+  void show(at::IntArrayRef strides);
   void keep_for_other_stream() const;
 
-  at::Tensor local_;
-  SpecPtr spec_;
+  Held held_;
   // Note [Shared memory]: a second owner, so that autograd never takes this
   // tensor's memory for its own alone.
   c10::Storage second_owner_;
-  std::shared_ptr<MovedView> moved_view_;
-  std::shared_ptr<const ConstantView> constant_view_;
   std::shared_ptr<KnownZeros> known_zeros_;
   ViewPlace view_place_;
-  std::optional<c10::Stream> made_on_; // Note [Gradients of another stream]
   int64_t times_set_ = 0;
   mutable bool has_other_versions_ = false;
-  mutable bool shares_memory_ = false;
   bool known_zeros_of_base_ = false;
 };
 

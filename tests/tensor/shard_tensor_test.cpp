@@ -12,6 +12,7 @@
 #include "../layout/support.h"
 #include "shardtensor/tensor/infer_spec.h"
 #include "shardtensor/tensor/random.h"
+#include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/scatter.h"
 
 namespace shardtensor {
@@ -127,6 +128,35 @@ TEST(ShardTensor, ToLocalSeesLaterChangesInPlace) {
 TEST(ShardTensor, DataOfAShardTensorCannotBecomePlain) {
   auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
   EXPECT_THROW(tensor.set_data(at::rand({4, 2})), c10::Error);
+}
+
+TEST(Redistribute, TermsThatAreAddedCostWhatMoves) {
+  const auto mesh = mesh_of({2, 2}, -1); // without groups
+  const auto on = [&](Placement first, Placement second) {
+    return make_spec(mesh, {8}, {first, second});
+  };
+  const auto terms = Placement::partial();
+  const auto rows = Placement::shard(0);
+  const auto whole = Placement();
+  const auto cost = [](const SpecPtr& from, const SpecPtr& to) {
+    return detail::redistribute_cost(from, to);
+  };
+  // Each of two pairs hands over half of 8 terms, in both directions.
+  EXPECT_EQ(cost(on(terms, whole), on(rows, whole)), 16);
+  EXPECT_EQ(cost(on(terms, whole), on(whole, whole)), 16);
+  EXPECT_EQ(cost(on(whole, whole), on(rows, whole)), 0);
+}
+
+// See Note [Shared memory].
+TEST(ShardTensor, DataOfAnotherTensorKeepsTwoOwners) {
+  auto tensor = shard_of(at::rand({4, 2}), 0, Partition({2, 2}));
+  auto other = shard_of(at::rand({6, 3}), 0, Partition({4, 2}));
+  tensor.set_data(other);
+  EXPECT_EQ(tensor.sizes(), at::IntArrayRef({6, 3}));
+  EXPECT_TRUE(to_local(tensor).is_alias_of(to_local(other)));
+  other.reset();
+  EXPECT_EQ(tensor.storage().use_count(), 2u);
+  EXPECT_EQ(tensor.storage().nbytes(), 72u);
 }
 
 // PyTorch writes what lies behind a storage without asking whether anything
