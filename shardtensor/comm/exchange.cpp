@@ -105,15 +105,16 @@ void check_exchange(
     return;
   }
   check_same_call(
+  const auto& largest = schedule.code.largest_message;
       group,
       x,
       {c10::str(
            "shardtensor::exchange of a ",
            x.scalar_type(),
-           " tensor, messages of at most ",
-           schedule.code.largest_message,
-           schedule.code.channels_last ? " elements, channels last"
-                                       : " elements"),
+           " tensor",
+           largest ? c10::str(", messages of at most ", *largest, " elements")
+                   : "",
+           schedule.code.channels_last ? ", channels last" : ""),
        c10::str(
            " (elements sent: ",
            to_string(schedule.sent),

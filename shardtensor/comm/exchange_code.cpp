@@ -15,6 +15,7 @@ namespace {
 // Rank, ranks, largest message, peers, channels last, gathers, source side's
 // length.
 constexpr int64_t kHeader = 7;
+constexpr int64_t kNotKnown = -1; // the largest message
 constexpr int64_t kChannelsLast = 4;
 constexpr int64_t kGathers = 5;
 constexpr int64_t kStartsAtZero = 1;
@@ -187,7 +188,9 @@ ExchangeCode decode(c10::IntArrayRef code) {
   ExchangeCode result;
   result.rank = reader.next();
   result.ranks = reader.next();
-  result.largest_message = reader.next();
+  const auto largest = reader.next();
+  result.largest_message =
+      largest == kNotKnown ? std::nullopt : std::optional(largest);
   result.peers = reader.next();
   result.channels_last = reader.next() != 0;
   result.gathers = reader.next() != 0;
@@ -250,7 +253,7 @@ std::vector<int64_t> encode(
   std::vector<int64_t> code{
       rank,
       *last + 1,
-      plan.largest_message,
+      plan.largest_message.value_or(kNotKnown),
       plan.peers,
       0,
       plan.gathers ? 1 : 0,
@@ -304,7 +307,9 @@ at::DimVector in_order_of_dims(c10::IntArrayRef sizes) {
 EncodedExchange encode(ExchangePlan plan, const Group& group) {
   std::vector<int64_t> ranks(group.ranks());
   std::iota(ranks.begin(), ranks.end(), 0);
-  plan.largest_message = ranks.size() > 1 ? plan.largest_message : 0;
+  if (ranks.size() == 1) {
+    plan.largest_message = 0;
+  }
   return {encode(plan, group.rank(), ranks), group.name()};
 }
 

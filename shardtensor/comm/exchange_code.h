@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <c10/core/MemoryFormat.h>
@@ -42,14 +43,14 @@ struct MessageSide {
 /// An ExchangePlan seen from a process group, as a view of the integers that
 /// carry it through the dispatcher. The adjoint swaps the two sides.
 ///
-/// Layout: rank, ranks of the group, largest message, peers, whether channels
-/// are last, whether it gathers, length of the source side; then per side its
-/// dim, flags, number of pieces, sizes, and per piece its peer, flag, begin,
-/// extent.
+/// Layout: rank, ranks of the group, largest message (-1: not known), peers,
+/// whether channels are last, whether it gathers, length of the source side;
+/// then per side its dim, flags, number of pieces, sizes, and per piece its
+/// peer, flag, begin, extent.
 struct ExchangeCode {
   int64_t rank = 0; // -1: none of the group
   int64_t ranks = 0;
-  int64_t largest_message = 0; // elements; see ExchangePlan
+  std::optional<int64_t> largest_message = 0; // elements; see ExchangePlan
   int64_t peers = -1; // see there
   bool channels_last = false; // see Note [Boxes with channels last]
   bool gathers = false; // see ExchangePlan

@@ -54,7 +54,7 @@ EncodedExchange encode_between(
     const std::vector<Box>& sends,
     const std::vector<Box>& receives,
     std::vector<int64_t> target_sizes,
-    int64_t largest_message,
+    std::optional<int64_t> largest_message,
     const Group& group) {
   ExchangePlan plan;
   plan.source_sizes = std::move(source_sizes);
@@ -122,13 +122,12 @@ at::Tensor all_to_all_rows(
     const std::string& group_name) {
   const Group group(group_name);
   dim = c10::maybe_wrap_dim(dim, x.dim());
-  // No rank knows the other ranks' splits: one round, whatever the size.
   const auto encoded = encode_between(
       x.sizes().vec(),
       pieces(x.sizes(), dim, in_splits).first,
       pieces(x.sizes(), dim, out_splits).first,
       with_extent(x.sizes(), dim, sum(out_splits)),
-      /*largest_message=*/1,
+      /*largest_message=*/std::nullopt, // nobody knows the others' splits
       group);
   return exchange(x, encoded);
 }

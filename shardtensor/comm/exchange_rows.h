@@ -58,7 +58,7 @@ EncodedExchange encode_between(
     const std::vector<Box>& sends,
     const std::vector<Box>& receives,
     std::vector<int64_t> target_sizes,
-    int64_t largest_message,
+    std::optional<int64_t> largest_message,
     const Group& group);
 
 /// Every rank's piece, of which `extents` are the extents along dim, to every

@@ -55,7 +55,10 @@ int64_t count_rounds(
   const int64_t others = std::max<int64_t>(code.ranks - 1, 1);
   const int64_t peers =
       code.peers < 0 ? others : std::clamp<int64_t>(code.peers - 1, 1, others);
-  const int64_t bytes = code.largest_message * peers * element_size;
+  if (!code.largest_message) {
+    return 1; // ranks cannot agree on more
+  }
+  const int64_t bytes = *code.largest_message * peers * element_size;
   // More rounds than peers would be empty ones.
   return std::clamp<int64_t>(
       bytes / bytes_per_round, 1, std::min(peers, kMostRounds));
@@ -166,7 +169,7 @@ ExchangeSchedule::ExchangeSchedule(
   }
   sent = totals(code.source, code);
   received = totals(code.target, code);
-  if (code.largest_message > 0) {
+  if (code.largest_message != 0) {
     rounds = rounds_of(
         code,
         element_size,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ std::vector<int64_t> of_every_rank(const Splits& splits, int64_t ranks);
 /// What all ranks of a group know of an exchange, the same on all of them. It
 /// decides how data travels.
 struct Traffic {
-  int64_t largest = 0; // elements between any two ranks, at most
+  std::optional<int64_t> largest = 0; // elements between two ranks, at most
   int64_t peers = -1; // that a rank sends to, on average; -1: not known
 };
 

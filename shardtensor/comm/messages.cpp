@@ -77,7 +77,8 @@ bool prefers_messages(
   const int64_t ranks = group.getSize();
   if (sends_over_gloo(group, x)) {
     const auto size = static_cast<int64_t>(x.element_size());
-    return traffic.largest * size <= kSmallBytes || ranks > kFewRanks;
+    return !traffic.largest || *traffic.largest * size <= kSmallBytes ||
+        ranks > kFewRanks;
   }
   if (is_queued(group, x)) {
     return traffic.peers >= 0 && traffic.peers < ranks;

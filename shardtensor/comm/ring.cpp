@@ -47,8 +47,9 @@ EncodedExchange plan_step(
   plan.sends.push_back({group.rank(), next, sent, sent});
   plan.receives.push_back({last, group.rank(), received, received});
   plan.covers = true;
-  // No rank knows the others' sizes: one round, whatever the size.
-  plan.largest_message = next == group.rank() ? 0 : 1;
+  if (next != group.rank()) {
+    plan.largest_message = std::nullopt; // nobody knows the others' sizes
+  }
   return encode(std::move(plan), group);
 }
 

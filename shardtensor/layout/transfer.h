@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "shardtensor/layout/interval.h"
@@ -36,12 +37,12 @@ struct ExchangePlan {
   // The next four are the same at every position, for they decide how data
   // travels: >= 0 when, at every position, all peers differ in this mesh axis
   // only; a bound of the elements in any one message between two different
-  // positions, 0 only when there is none at all; and how many positions one
-  // sends to, itself among them, on average, rounded up, or -1: not known; and
-  // whether every target is all sources, one behind the other in the order of
-  // the group's ranks.
+  // positions, 0 only when there is none at all, nothing where no position
+  // knows it of the others; and how many positions one sends to, itself among
+  // them, on average, rounded up, or -1: not known; and whether every target is
+  // all sources, one behind the other in the order of the group's ranks.
   int64_t axis = -1;
-  int64_t largest_message = 0;
+  std::optional<int64_t> largest_message = 0;
   int64_t peers = -1;
   bool gathers = false;
 

@@ -33,6 +33,7 @@ ExchangePlan plan_scatter(const ShardSpec& spec, int64_t source) {
       position == source ? spec.sizes() : std::vector<int64_t>{0};
   plan.target_sizes = spec.local_sizes();
   plan.covers = true;
+  int64_t largest = 0;
   for (int64_t dst = 0; dst < spec.mesh()->ranks(); ++dst) {
     const auto box = spec.box(dst);
     if (numel(box) == 0) {
@@ -46,9 +47,10 @@ ExchangePlan plan_scatter(const ShardSpec& spec, int64_t source) {
       plan.receives.push_back(transfer);
     }
     if (dst != source) {
-      plan.largest_message = std::max(plan.largest_message, numel(box));
+      largest = std::max(largest, numel(box));
     }
   }
+  plan.largest_message = largest;
   return plan;
 }
 
@@ -117,9 +119,9 @@ at::Tensor scatter(
     const SpecPtr& spec,
     at::MemoryFormat format) {
   TORCH_CHECK_VALUE(spec, "scatter: no spec, expected one");
+  const at::NoGradGuard no_grad;
   agree_on_scatter(tensor, source, *spec, format);
   const auto& mesh = *spec->mesh();
-  const at::NoGradGuard no_grad;
   const CommScope scope("scatter " + to_string(*spec));
   const auto whole = mesh.position() == source
       ? tensor.detach()

@@ -119,7 +119,10 @@ TEST_F(CheckMode, SeesThatAPeerExpectsAnotherNumberOfElements) {
         all_to_all_rows(at::ones({1}), 0, {1, 0}, {3, 0}, mesh->group());
       }
     });
-    expect_contains(text, "(elements sent: rank 1: 2; received: rank 1: 1)");
+    expect_contains(
+        text,
+        "rank 0: shardtensor::exchange of a Float tensor (elements sent: rank "
+        "1: 2; received: rank 1: 1)");
     expect_contains(text, "(elements sent: rank 0: 1; received: rank 0: 3)");
   });
 }

@@ -266,7 +266,7 @@ EncodedExchange RowExchange::encoded(const at::Tensor& x, int64_t dim) const {
   ExchangePlan plan;
   plan.source_sizes = plan.target_sizes = x.sizes().vec();
   plan.target_sizes[dim] = other_rows_;
-  plan.largest_message = 1;
+  plan.largest_message = std::nullopt;
   int64_t sent = 0;
   int64_t received = 0;
   for (int64_t rank = 0; rank < group.ranks(); ++rank) {
