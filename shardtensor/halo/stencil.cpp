@@ -32,6 +32,17 @@ int64_t outputs_before(const Stencil& stencil, int64_t row) {
   return low;
 }
 
+Window checked_window(const Window& window) {
+  TORCH_CHECK_VALUE(
+      window.stride > 0 && window.dilation > 0,
+      "Stencil: stride ",
+      window.stride,
+      " and dilation ",
+      window.dilation,
+      ", expected 1 or more");
+  return window;
+}
+
 } // namespace
 
 Stencil::Stencil(Kind kind, int64_t input, int64_t output)
@@ -39,19 +50,19 @@ Stencil::Stencil(Kind kind, int64_t input, int64_t output)
 
 Stencil Stencil::conv(Window window, int64_t input, int64_t output) {
   Stencil stencil(Kind::Conv, input, output);
-  stencil.window_ = window;
+  stencil.window_ = checked_window(window);
   return stencil;
 }
 
 Stencil Stencil::pool(Window window, int64_t input, int64_t output) {
   Stencil stencil(Kind::Pool, input, output);
-  stencil.window_ = window;
+  stencil.window_ = checked_window(window);
   return stencil;
 }
 
 Stencil Stencil::conv_transpose(Window window, int64_t input, int64_t output) {
   Stencil stencil(Kind::ConvTranspose, input, output);
-  stencil.window_ = window;
+  stencil.window_ = checked_window(window);
   return stencil;
 }
 

@@ -89,6 +89,7 @@ class Stencil {
  public:
   enum class Kind { Conv, Pool, ConvTranspose, Adaptive, Resample };
 
+  /// Raises for a stride or a dilation below 1, as the next two do.
   static Stencil conv(Window window, int64_t input, int64_t output);
   /// As conv, but rows outside the input are not there instead of zero.
   static Stencil pool(Window window, int64_t input, int64_t output);

@@ -30,6 +30,15 @@
 namespace shardtensor {
 namespace {
 
+TEST(Stencil, WindowsMoveOn) {
+  for (const Window& window : {Window{3, 0, 1, 1}, Window{3, 1, 1, 0}}) {
+    for (const auto make :
+         {Stencil::conv, Stencil::pool, Stencil::conv_transpose}) {
+      EXPECT_THROW(make(window, 5, 5), c10::ValueError);
+    }
+  }
+}
+
 using at::Tensor;
 using Local = std::function<Tensor(const Tensor&, const StencilPiece&)>;
 
