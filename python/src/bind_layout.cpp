@@ -1,3 +1,4 @@
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -189,7 +190,11 @@ void bind_spec(py::module_& module) {
       .def(
           "__eq__",
           [](const ShardSpec& a, const ShardSpec& b) { return &a == &b; })
-      .def("__hash__", &ShardSpec::hash)
+      .def(
+          "__hash__",
+          [](const ShardSpec& spec) {
+            return std::hash<const ShardSpec*>()(&spec);
+          })
       .def("__repr__", [](const ShardSpec& spec) { return to_string(spec); });
   module.def(
       "make_spec",

@@ -66,10 +66,7 @@ ShardSpec::Partitions with_ends(const ShardSpec& spec, const Side& side) {
   ShardSpec::Partitions partitions(spec.sizes().size());
   for (const int64_t dim : spec.sharded_dims()) {
     const auto& partition = spec.partition(dim);
-    std::vector<int64_t> rows;
-    for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-      rows.push_back(partition.local_extent(piece));
-    }
+    auto rows = partition.local_extents();
     if (dim == side.dim) {
       const auto has_rows = [](int64_t n) { return n > 0; };
       const auto first = std::find_if(rows.begin(), rows.end(), has_rows);
@@ -154,10 +151,10 @@ Tensor halo_exchange_on_sphere(const Tensor& x, const SphereHalo& halo) {
 }
 
 Tensor halo_trim_on_sphere(
-  TORCH_CHECK_VALUE(like, "halo_trim: no spec, expected one");
     const Tensor& local,
     const SpecPtr& like,
     const SphereHalo& halo) {
+  TORCH_CHECK_VALUE(like, "halo_trim: no spec, expected one");
   const auto shape = like->local_sizes();
   const auto [lat, lon] = sides_of(local.dim(), halo);
   auto trimmed = local;

@@ -40,10 +40,7 @@ std::optional<RowsOfDim> shown_rows(
 }
 
 bool is_balanced(const Partition& partition) {
-  int64_t largest = 0;
-  for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-    largest = std::max(largest, partition.local_extent(piece));
-  }
+  const int64_t largest = std::ranges::max(partition.local_extents());
   const auto even =
       (partition.extent() + partition.pieces() - 1) / partition.pieces();
   return 2 * largest <= 3 * even;
@@ -155,16 +152,15 @@ SpecPtr layout_of_written(
       placements[axis] = Placement::shard(rows->dim);
     }
   }
-  int64_t terms = 1;
   std::vector<int64_t> summed;
   for (const int64_t axis : value->partial_axes()) {
     if (value->placement(axis) == Placement::partial()) {
       summed.push_back(axis);
-      terms *= value->mesh()->ranks(axis);
     }
   }
-  const auto scattered =
-      summed.empty() ? -1 : scattered_dim(sizes, view, value, is_cut, terms);
+  const auto scattered = summed.empty()
+      ? -1
+      : scattered_dim(sizes, view, value, is_cut, value->mesh()->ranks(summed));
   for (const int64_t axis : summed) {
     if (scattered >= 0) {
       placements[axis] = Placement::shard(scattered);

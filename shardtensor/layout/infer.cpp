@@ -81,11 +81,7 @@ std::vector<int64_t> extents_of_pieces(
     const std::vector<int64_t>& axes,
     int64_t dim,
     const std::vector<int64_t>& extents) {
-  int64_t count = 1;
-  for (const int64_t axis : axes) {
-    count *= mesh.ranks(axis);
-  }
-  std::vector<std::optional<int64_t>> pieces(count);
+  std::vector<std::optional<int64_t>> pieces(mesh.ranks(axes));
   for (size_t position = 0; position < extents.size(); ++position) {
     auto& piece = pieces[mesh.piece(static_cast<int64_t>(position), axes)];
     TORCH_CHECK_VALUE(

@@ -192,7 +192,7 @@ std::vector<Link> gathered(
     int64_t dim,
     const std::function<RowSource(int64_t dim, int64_t position)>& rows) {
   std::vector<Link> links;
-  const int64_t pieces = pieces_of(*spec.mesh(), spec.axes(dim));
+  const int64_t pieces = spec.mesh()->ranks(spec.axes(dim));
   for (int64_t piece = 0; piece < pieces; ++piece) {
     const RowSource wanted = rows(dim, position_of_piece(spec, dim, piece));
     check_rows(wanted, spec, dim);
@@ -370,14 +370,6 @@ MeshLinks link_rows(
     links.dims.at(dim).links = gathered(spec, dim, rows);
   }
   return links;
-}
-
-int64_t pieces_of(const Mesh& mesh, const std::vector<int64_t>& axes) {
-  int64_t pieces = 1;
-  for (int64_t axis : axes) {
-    pieces *= mesh.ranks(axis);
-  }
-  return pieces;
 }
 
 std::vector<int64_t> crossed_axes(const MeshLinks& links) {

@@ -70,9 +70,6 @@ MeshLinks link_rows(
     const std::vector<int64_t>& dims,
     const std::function<RowSource(int64_t dim, int64_t position)>& rows);
 
-/// The number of pieces that these mesh axes cut a dim into.
-int64_t pieces_of(const Mesh& mesh, const std::vector<int64_t>& axes);
-
 /// The axes whose coordinates differ between the two ends of some message,
 /// anywhere in the mesh.
 std::vector<int64_t> crossed_axes(const MeshLinks& links);

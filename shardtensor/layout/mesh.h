@@ -46,6 +46,14 @@ class Mesh {
   int64_t ranks(int64_t axis) const {
     return options_.shape[detail::in_range("Mesh", "axis", axis, axes())];
   }
+  /// The number of ranks that differ along `axes` alone, this one among them.
+  int64_t ranks(const std::vector<int64_t>& axes) const {
+    int64_t ranks = 1;
+    for (const int64_t axis : axes) {
+      ranks *= this->ranks(axis);
+    }
+    return ranks;
+  }
   /// The number of ranks in the mesh.
   int64_t ranks() const {
     return static_cast<int64_t>(options_.ranks.size());

@@ -75,6 +75,14 @@ Partition Partition::chunked(int64_t extent, const std::vector<int64_t>& axes) {
   return Partition(sizes);
 }
 
+std::vector<int64_t> Partition::local_extents() const {
+  std::vector<int64_t> extents;
+  for (int64_t piece = 0; piece < pieces(); ++piece) {
+    extents.push_back(local_extent(piece));
+  }
+  return extents;
+}
+
 std::vector<int64_t> Partition::sizes() const {
   std::vector<int64_t> result;
   result.reserve(pieces());

@@ -62,6 +62,8 @@ class Partition {
   int64_t local_extent(int64_t piece) const {
     return repeat_ * interval(piece).extent();
   }
+  /// Of every piece.
+  std::vector<int64_t> local_extents() const;
   /// Piece sizes of one repetition.
   std::vector<int64_t> sizes() const;
   const std::vector<int64_t>& offsets() const {

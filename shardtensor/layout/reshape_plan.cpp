@@ -251,15 +251,9 @@ class Reshape {
 
   /// The most that one rank holds of the group now, in flattened rows.
   int64_t largest_piece(const std::vector<int64_t>& dims) const {
-    int64_t largest = std::numeric_limits<int64_t>::max();
-    if (dims.size() == 1) {
-      const auto& partition = wanted_->partition(dims[0]);
-      largest = 0;
-      for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-        largest = std::max(largest, partition.local_extent(piece));
-      }
-    }
-    return largest;
+    return dims.size() == 1
+        ? std::ranges::max(wanted_->partition(dims[0]).local_extents())
+        : std::numeric_limits<int64_t>::max();
   }
 
   SpecPtr with_cut(

@@ -211,8 +211,7 @@ ShardSpec::ShardSpec(
       placements_(std::move(placements)),
       partitions_(std::move(partitions)),
       axes_(sizes_.size()),
-      local_sizes_(sizes_.size(), 0),
-      hash_(hash_of(mesh_, sizes_, placements_, partitions_)) {
+      local_sizes_(sizes_.size(), 0) {
   for (int64_t axis = 0; axis < mesh_->axes(); ++axis) {
     const Placement& placement = placements_[axis];
     has_partial_ |= placement.is_partial();

@@ -102,10 +102,7 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
     return local_sizes_;
   }
 
-  size_t hash() const {
-    return hash_;
-  }
-  /// All parts but the hash; make_spec keeps the pointers of equal specs equal.
+  /// make_spec keeps the pointers of equal specs equal.
   bool operator==(const ShardSpec& other) const;
 
  private:
@@ -121,7 +118,6 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
   std::vector<int64_t> local_sizes_;
   bool is_sharded_ = false;
   bool has_partial_ = false;
-  size_t hash_ = 0;
 };
 
 /// Normalizes negative shard dims, gives each sharded dim without a partition

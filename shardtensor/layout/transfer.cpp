@@ -30,8 +30,7 @@ std::vector<RunsByPiece> runs_by_piece(
   std::vector<RunsByPiece> result;
   result.reserve(links.dims.size());
   for (const DimLinks& dim : links.dims) {
-    RunsByPiece& runs =
-        result.emplace_back(pieces_of(links.mesh, dim.*other.axes));
+    RunsByPiece& runs = result.emplace_back(links.mesh.ranks(dim.*other.axes));
     const int64_t piece = links.mesh.piece(position, dim.*own.axes);
     for (const Link& link : dim.links) {
       if (link.*own.piece == piece) {

@@ -89,20 +89,10 @@ std::vector<int64_t> differences(const std::vector<int64_t>& offsets) {
   return sizes;
 }
 
-/// The same axes cut a dim of another size.
-SpecPtr resized(const SpecPtr& spec, int64_t dim, const Partition& partition) {
-  auto sizes = spec->sizes();
-  sizes[dim] = partition.extent();
-  auto partitions = spec->partitions();
-  partitions[dim] = partition;
-  return make_spec(
-      spec->mesh(), sizes, spec->placements(), std::move(partitions));
-}
-
 SpecPtr resized(const SpecPtr& spec, int64_t dim, int64_t size) {
   auto sizes = spec->sizes();
   sizes[dim] = size;
-  return make_spec(spec->mesh(), sizes, spec->placements(), spec->partitions());
+  return with_sizes(spec, std::move(sizes));
 }
 
 /// Whole repetitions of a repeated partition: no piece is cut.
@@ -117,7 +107,7 @@ ViewPlan plan_repetitions(
   const auto once = Partition(partition.sizes());
   return {
       spec,
-      resized(spec, dim, once.repeated((end - start) / period)),
+      with_partition(spec, dim, once.repeated((end - start) / period)),
       {start / period * own, end / period * own}};
 }
 
@@ -127,12 +117,8 @@ SpecPtr contiguous_dim(const SpecPtr& spec, int64_t dim) {
   if (!spec->is_sharded(dim) || spec->partition(dim).is_contiguous()) {
     return spec;
   }
-  const auto& partition = spec->partition(dim);
-  std::vector<int64_t> sizes;
-  for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-    sizes.push_back(partition.local_extent(piece));
-  }
-  return with_partition(spec, dim, Partition(sizes));
+  return with_partition(
+      spec, dim, Partition(spec->partition(dim).local_extents()));
 }
 
 SpecPtr contiguous_dims(SpecPtr spec, const std::vector<int64_t>& dims) {
@@ -172,7 +158,7 @@ ViewPlan plan_slice(
   }
   return {
       spec,
-      resized(spec, dim, Partition(differences(offsets))),
+      with_partition(spec, dim, Partition(differences(offsets))),
       rows.within(spec->interval(dim))};
 }
 
@@ -232,10 +218,10 @@ ViewPlan plan_slice_backward(
   }
   if (rows.count() == 0) {
     const auto output =
-        resized(grad, dim, Partition::chunked(size, own.pieces()));
+        with_partition(grad, dim, Partition::chunked(size, own.pieces()));
     return {grad, output, {0, 0}};
   }
-  const auto output = resized(
+  const auto output = with_partition(
       grad,
       dim,
       Partition(differences(unsliced_offsets(own.offsets(), rows, size))));

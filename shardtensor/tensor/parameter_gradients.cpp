@@ -78,11 +78,6 @@ std::vector<at::Tensor> sum_together(
   return totals;
 }
 
-std::vector<at::Tensor> sum_terms(
-    const std::vector<at::Tensor>& terms,
-    const MeshPtr& mesh,
-    const std::vector<int64_t>& axes);
-
 /// Backward of the identity that a weight passes on its way into local work.
 struct SharedWeightsBackward : CompletingNode {
   SharedWeightsBackward(MeshPtr mesh, std::vector<int64_t> axes)
@@ -179,15 +174,11 @@ std::vector<at::Tensor> leave_to_reader(
     const std::vector<at::Tensor>& terms,
     const Mesh& mesh,
     const std::vector<int64_t>& axes) {
-  int64_t ranks = 1;
-  for (const int64_t axis : axes) {
-    ranks *= mesh.ranks(axis);
-  }
+  const auto ranks = mesh.ranks(axes);
   std::vector<at::Tensor> result(terms.size());
   for (size_t i = 0; i < terms.size(); ++i) {
     if (terms[i].defined()) {
       check_averages_over(from.next_edge(i).function.get(), mesh, axes);
-    const CompletingNode& node,
       result[i] = at::mul(terms[i], at::Scalar(ranks));
     }
   }
@@ -196,6 +187,7 @@ std::vector<at::Tensor> leave_to_reader(
 
 std::vector<at::Tensor> complete_by(
     GradientPolicy policy,
+    const CompletingNode& node,
     const std::vector<at::Tensor>& terms,
     const MeshPtr& mesh,
     const std::vector<int64_t>& axes) {

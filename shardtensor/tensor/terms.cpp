@@ -17,12 +17,8 @@ at::Tensor gather_terms(
     const at::Tensor& local,
     const SpecPtr& spec,
     const std::vector<int64_t>& axes) {
-  int64_t terms = 1;
-  for (const int64_t axis : axes) {
-    terms *= spec->mesh()->ranks(axis);
-  }
   auto sizes = spec->sizes();
-  sizes.insert(sizes.begin(), terms);
+  sizes.insert(sizes.begin(), spec->mesh()->ranks(axes));
   std::vector<int64_t> from(spec->dim() + 1);
   std::iota(from.begin(), from.end(), -1);
   const auto stacked = with_dims(spec, std::move(sizes), from);
@@ -49,11 +45,7 @@ struct Among {
   const std::vector<int64_t>& axes;
 
   int64_t pieces() const {
-    int64_t result = 1;
-    for (const int64_t axis : axes) {
-      result *= mesh.ranks(axis);
-    }
-    return result;
+    return mesh.ranks(axes);
   }
   /// The inverse of Mesh::piece, for positions that share this rank's terms.
   int64_t position_of(int64_t piece) const {
@@ -71,14 +63,9 @@ struct Among {
 int64_t largest_term(const ShardSpec& spec) {
   int64_t elements = 1;
   for (int64_t dim = 0; dim < spec.dim(); ++dim) {
-    int64_t most = spec.is_sharded(dim) ? 0 : spec.size(dim);
-    if (spec.is_sharded(dim)) {
-      const auto& partition = spec.partition(dim);
-      for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-        most = std::max(most, partition.local_extent(piece));
-      }
-    }
-    elements *= most;
+    elements *= spec.is_sharded(dim)
+        ? std::ranges::max(spec.partition(dim).local_extents())
+        : spec.size(dim);
   }
   return elements;
 }
