@@ -11,6 +11,7 @@
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 #include "shardtensor/comm/sum_in_place.h"
@@ -128,9 +129,8 @@ using AllReduceSignature =
     at::Tensor(const at::Tensor&, std::string, std::string);
 
 const auto& all_reduce_operator() {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("shardtensor::all_reduce", "")
-                             .typed<AllReduceSignature>();
+  static const auto op =
+      find_own_operator<AllReduceSignature>("shardtensor::all_reduce");
   return op;
 }
 

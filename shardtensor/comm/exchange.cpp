@@ -15,6 +15,7 @@
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_schedule.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
 
@@ -104,8 +105,8 @@ void check_exchange(
   if (!check_mode()) {
     return;
   }
-  check_same_call(
   const auto& largest = schedule.code.largest_message;
+  check_same_call(
       group,
       x,
       {c10::str(
@@ -306,9 +307,8 @@ using ExchangeSignature =
     at::Tensor(const at::Tensor&, c10::IntArrayRef, std::string);
 
 const auto& exchange_operator() {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("shardtensor::exchange", "")
-                             .typed<ExchangeSignature>();
+  static const auto op =
+      find_own_operator<ExchangeSignature>("shardtensor::exchange");
   return op;
 }
 

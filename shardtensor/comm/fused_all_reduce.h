@@ -40,8 +40,7 @@ at::Tensor reduce_loss(
     bool mean,
     const std::string& group);
 
-// ---- for the Python package, whose messages may be asynchronous
-// ----------------
+// ---- for the Python package, whose messages may be asynchronous ---
 
 /// The dtype that they travel in unless told otherwise.
 at::ScalarType fused_dtype(const std::vector<at::Tensor>& tensors);

@@ -63,8 +63,8 @@ class Started {
 
 /// A process group of PyTorch, found by its name. Does not keep it alive: a
 /// tensor that outlives its job must not keep the backend's threads running,
-/// and a call on a group that was destroyed is an error. Its .cpp and
-/// messages are the only files of this folder that include c10d.
+/// and a call on a group that was destroyed is an error. Its .cpp, messages and
+/// roll_call are the only files of this folder that include c10d.
 ///
 /// Every call below waits for its result, unless it says otherwise, and raises
 /// c10::DistBackendError that names operator, CommScope, rank and group when

@@ -33,8 +33,8 @@ int tag_of(const at::Tensor& message) {
       kFirst + static_cast<int64_t>(message.nbytes()) % kTags);
 }
 
-/// True from the second call on.
-bool has_met(c10d::ProcessGroup& group) {
+/// False where the group is new.
+bool note_meeting(c10d::ProcessGroup& group) {
   using Met = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
   static std::mutex mutex;
   static auto& met = *new std::unordered_map<c10d::ProcessGroup*, Met>();
@@ -55,7 +55,7 @@ bool has_met(c10d::ProcessGroup& group) {
 // must take part in; ranks without peers have no messages. So a number is
 // reduced first. An all-to-all would connect all pairs of ranks.
 void meet(c10d::ProcessGroup& group, const at::Tensor& x) {
-  if (has_met(group)) {
+  if (note_meeting(group)) {
     return;
   }
   std::vector<at::Tensor> number{at::zeros({1}, x.options().dtype(at::kFloat))};

@@ -75,37 +75,42 @@ void function_fallback(
   run_below_function_level(op, keys, stack);
 }
 
-} // namespace
+/// The mesh of the first ShardTensor among the arguments, or null.
+MeshPtr mesh_of_call(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  MeshPtr mesh;
+  for (const auto& value :
+       torch::jit::last(stack, op.schema().arguments().size())) {
+    mesh = mesh ? mesh : mesh_in(value);
+  }
+  return mesh;
+}
 
-void run_below_function_level(
+/// True where the call was run on plain tensors that it writes, or beside
+/// sparse ones.
+bool run_beside_others(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  register_late_operators();
-  const auto count = op.schema().arguments().size();
-  const auto base = stack->size() - count;
-  const bool transformed = keys.has_any(kTransformKeys);
-  if (!transformed && must_join(op, keys, *stack)) {
-    run_joined(op, stack);
-    return;
+  const bool writes = op.schema().is_mutable();
+  if ((writes && run_writing_plain(op, stack)) ||
+      run_accumulating_plain(op, stack)) {
+    return true;
   }
-  MeshPtr mesh;
-  for (size_t i = base; i < stack->size() && !mesh && !transformed; ++i) {
-    mesh = mesh_in((*stack)[i]);
-  }
-  if (mesh &&
-      ((op.schema().is_mutable() && run_writing_plain(op, stack)) ||
-       run_accumulating_plain(op, stack))) {
-    return;
-  }
-  if (mesh && op.schema().is_mutable()) {
+  if (writes) {
     check_written_once(op, *stack);
   }
-  if (mesh && has_sparse(keys) && run_with_sparse(op, keys, stack)) {
-    return;
-  }
-  for (size_t i = 0; i < count && mesh; ++i) {
-    auto& value = (*stack)[base + i];
+  return has_sparse(keys) && run_with_sparse(op, keys, stack);
+}
+
+void promote_arguments(
+    const c10::OperatorHandle& op,
+    const MeshPtr& mesh,
+    torch::jit::Stack* stack) {
+  const auto count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    auto& value = (*stack)[stack->size() - count + i];
     if (value.isTensor() && value.toTensor().defined() &&
         must_promote(value.toTensor())) {
       check_not_written(op, i);
@@ -115,11 +120,31 @@ void run_below_function_level(
       keep_gradient_layouts(value);
     }
   }
-  ViewReplay replay;
+}
+
+} // namespace
+
+void run_below_function_level(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  register_late_operators();
+  const bool transformed = keys.has_any(kTransformKeys);
+  if (!transformed && must_join(op, keys, *stack)) {
+    run_joined(op, stack);
+    return;
+  }
+  const auto mesh = transformed ? nullptr : mesh_of_call(op, *stack);
   if (!mesh) {
+    const ViewReplay replay;
     op.redispatchBoxed(below_function_level(keys), stack);
     return;
   }
+  if (run_beside_others(op, keys, stack)) {
+    return;
+  }
+  promote_arguments(op, mesh, stack);
+  const ViewReplay replay;
   const ConstantsOfCall constants(op, *stack);
   op.redispatchBoxed(below_function_level(keys), stack);
   constants.finish(*stack);

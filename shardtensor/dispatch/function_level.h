@@ -60,6 +60,15 @@ void run_below_function_level(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack);
 
+/// The same as boxed_call takes it.
+struct BelowFunctionLevel {
+  c10::DispatchKeySet keys;
+  void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+      const {
+    run_below_function_level(op, keys, stack);
+  }
+};
+
 /// Whether this is a tensor of a torch.func transform, which calls the operator
 /// again on what is inside: nothing for a function-level rule.
 inline bool is_transformed(const at::Tensor& tensor) {

@@ -70,16 +70,9 @@ struct WithoutRule;
 
 template <class Op, class Result, class... Args>
 struct WithoutRule<Op, Result(Args...)> {
-  struct Below {
-    c10::DispatchKeySet keys;
-    void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
-        const {
-      run_below_function_level(op, keys, stack);
-    }
-  };
   static Result call(c10::DispatchKeySet keys, Args... args) {
-    return boxed_call<Op, Result, Below, Args...>(
-        Below{keys}, std::forward<Args>(args)...);
+    return boxed_call<Op, Result, BelowFunctionLevel, Args...>(
+        BelowFunctionLevel{keys}, std::forward<Args>(args)...);
   }
 };
 

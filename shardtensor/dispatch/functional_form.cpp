@@ -118,15 +118,6 @@ std::optional<OperatorHandle> functional_form(const OperatorHandle& op) {
 
 // ---- its results ------------------------------------------------------------
 
-std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& value : values) {
-    visit_tensors(
-        value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
-  }
-  return tensors;
-}
-
 /// What the results are written into: the arguments themselves, in order.
 std::vector<c10::IValue> targets_of(
     const OperatorHandle& op,
@@ -183,7 +174,7 @@ void write_whole(const at::Tensor& plain, const at::Tensor& result) {
 /// A result that may be kept: an operator may return its input, or be a
 /// composite one that fills a plain tensor.
 at::Tensor own(const at::Tensor& result, const Stack& arguments) {
-  for (const auto& given : tensors_in(arguments)) {
+  for (const auto& given : all_tensors_in(arguments)) {
     if (!is_shard_tensor(given)) {
       continue;
     }
@@ -271,7 +262,7 @@ std::vector<at::Tensor> computed(
   auto call = functional_call(op, arguments);
   auto results = call;
   functional.callBoxed(&results);
-  auto values = tensors_in(results);
+  auto values = all_tensors_in(results);
   TORCH_CHECK_VALUE(
       values.size() == targets.size(),
       c10::toString(op.operator_name()),
@@ -282,7 +273,7 @@ std::vector<at::Tensor> computed(
   if (call.size() < arguments.size() && !values.empty() &&
       compute_in_type_of(targets[0], values[0], functional, call)) {
     functional.callBoxed(&call);
-    values = tensors_in(call);
+    values = all_tensors_in(call);
   }
   return values;
 }
@@ -294,7 +285,7 @@ void run(
   const auto arguments =
       torch::jit::pop(*stack, op.schema().arguments().size());
   auto returned = targets_of(op, arguments);
-  const auto targets = tensors_in(returned);
+  const auto targets = all_tensors_in(returned);
   const auto values = computed(op, functional, arguments, targets);
   for (size_t i = 0; i < values.size(); ++i) {
     if (!fits(values[i], targets[i])) {
@@ -333,7 +324,7 @@ bool run_functional_form_into_all(const OperatorHandle& op, Stack* stack) {
   }
   const auto given =
       at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments.size());
-  for (const auto& tensor : tensors_in(given)) {
+  for (const auto& tensor : all_tensors_in(given)) {
     if (at::GradMode::is_enabled() && tensor.requires_grad()) {
       return false; // PyTorch says so
     }

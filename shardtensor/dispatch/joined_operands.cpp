@@ -21,14 +21,6 @@ bool is_joined(const at::Tensor& tensor) {
   return is_shard_tensor(tensor) || is_dtensor(tensor);
 }
 
-/// The defined tensors of an argument.
-std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
-  std::vector<at::Tensor> tensors;
-  visit_tensors(
-      value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
-  return tensors;
-}
-
 MeshPtr mesh_of(const at::Tensor& tensor) {
   return is_shard_tensor(tensor) ? spec(tensor)->mesh()
                                  : dtensor_spec(tensor)->mesh();

@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/dispatch/raise_together.h"
 #include "shardtensor/dispatch/rule.h"
+#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
 
@@ -112,33 +113,15 @@ at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
   return operand.written && moved.is_alias_of(local) ? moved.clone() : moved;
 }
 
-/// Puts the local tensors in the place of the operands, list by list.
+/// Puts the local tensors in the place of the operands.
 void replace_operands(
     torch::jit::Stack& stack,
     size_t base,
-    const Call& call,
     const std::vector<at::Tensor>& locals) {
-  size_t next = 0;
-  for (size_t i = 0; i < call.arguments(); ++i) {
-    auto& value = stack[base + i];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) {
-        value = locals[next++];
-      }
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(tensor.defined() ? locals[next++] : tensor);
-      }
-      value = std::move(list);
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor> tensor :
-           value.toOptionalTensorList()) {
-        list.push_back(tensor && tensor->defined() ? locals[next++] : tensor);
-      }
-      value = std::move(list);
-    }
+  auto next = locals.begin();
+  for (size_t i = base; i < stack.size(); ++i) {
+    stack[i] =
+        with_tensors(stack[i], [&](const at::Tensor&) { return *next++; });
   }
 }
 
@@ -373,7 +356,7 @@ void run_rule(
     note_repairs(call, *decision);
   }
   const auto locals = local_operands(call, *decision);
-  replace_operands(*stack, base, call, locals.tensors);
+  replace_operands(*stack, base, locals.tensors);
   for (const auto& [index, value] : decision->arguments) {
     (*stack)[base + index] = value;
   }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -38,6 +40,25 @@ void visit_tensors(const c10::IValue& value, const Visit& visit) {
       }
     }
   }
+}
+
+/// Every defined tensor in an argument.
+inline std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  visit_tensors(
+      value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+/// The same of several.
+inline std::vector<at::Tensor> all_tensors_in(
+    at::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values) {
+    for (auto& tensor : tensors_in(value)) {
+      tensors.push_back(std::move(tensor));
+    }
+  }
+  return tensors;
 }
 
 /// The argument with every tensor replaced by make(tensor).

@@ -89,17 +89,9 @@ struct FunctionLevel<Op, Result(Args...)> {
       return Op::redispatch(
           below_function_level(keys), std::forward<Args>(args)...);
     }
-    return boxed_call<Op, Result, Boxed, Args...>(
-        Boxed{keys}, std::forward<Args>(args)...);
+    return boxed_call<Op, Result, BelowFunctionLevel, Args...>(
+        BelowFunctionLevel{keys}, std::forward<Args>(args)...);
   }
-
-  struct Boxed {
-    c10::DispatchKeySet keys;
-    void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack)
-        const {
-      run_below_function_level(op, keys, stack);
-    }
-  };
 };
 
 template <class Op>

@@ -64,7 +64,9 @@ at::Tensor redistribute(
 at::Tensor tangent_as(const at::Tensor& tangent, const SpecPtr& spec);
 
 /// The whole tensor, plain, on every rank: redistribute to Replicate, then
-/// to_local.
+/// to_local. Without `grad_spec` ranks use it alike, and its gradient is the
+/// same on all; under GradientPolicy::Deferred each has a term, and the average
+/// of them is the gradient. Communication: that of redistribute.
 at::Tensor full_tensor(
     const at::Tensor& tensor,
     const SpecPtr& grad_spec = nullptr);

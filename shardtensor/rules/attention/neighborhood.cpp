@@ -10,9 +10,9 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/own_operator.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"

@@ -5,7 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/comm/own_operator.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -7,7 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/rules/attention/neighborhood_by_natten.h"
 #include "shardtensor/rules/attention/neighborhood_by_windows.h"
 #include "shardtensor/rules/attention/neighborhood_kernel.h"

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {

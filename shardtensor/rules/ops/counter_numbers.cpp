@@ -10,8 +10,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/own_operator.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/rules/points/finite.h"
 
 namespace shardtensor::detail {

@@ -11,7 +11,7 @@
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/own_operator.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/rules/stencil/lone_column.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
