@@ -18,7 +18,11 @@ using namespace detail;
 
 namespace {
 
-constexpr double kDefaultLimit = 1800; // seconds
+// Of the time limit, in seconds: c10d counts milliseconds, and nanoseconds in
+// 64 bits.
+constexpr double kDefaultLimit = 1800;
+constexpr double kLeastLimit = 1e-3;
+constexpr double kLargestLimit = 1e9;
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -110,10 +114,10 @@ std::chrono::milliseconds time_limit() {
     char* end = nullptr;
     seconds = std::strtod(text.c_str(), &end);
     TORCH_CHECK_VALUE(
-        *end == '\0' && seconds > 0,
+        *end == '\0' && seconds >= kLeastLimit && seconds <= kLargestLimit,
         "SHARDTENSOR_DISTRIBUTED_TIMEOUT='",
         text,
-        "': expected a number of seconds");
+        "': expected a number of seconds, 0.001 to 1e9");
   }
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }

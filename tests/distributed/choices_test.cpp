@@ -79,11 +79,15 @@ TEST_F(Choices, ReadTheTimeLimit) {
   EXPECT_EQ(time_limit(), 30min);
   setenv(name, "0.5", 1);
   EXPECT_EQ(time_limit(), 500ms);
-  for (const auto* wrong : {"soon", "-1", "0", "5s"}) {
+  setenv(name, "0.001", 1);
+  EXPECT_EQ(time_limit(), 1ms);
+  for (const auto* wrong :
+       {"soon", "-1", "0", "5s", "0.0001", "inf", "nan", "1e10"}) {
     setenv(name, wrong, 1);
     EXPECT_EQ(
         error_of(time_limit),
-        std::string(name) + "='" + wrong + "': expected a number of seconds");
+        std::string(name) + "='" + wrong +
+            "': expected a number of seconds, 0.001 to 1e9");
   }
 }
 
