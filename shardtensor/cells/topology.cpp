@@ -5,13 +5,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include "shardtensor/cells/kinds.h"
@@ -201,28 +202,19 @@ Sides sides_of(const Tensor& rows, int64_t first, int64_t faces) {
   const auto by_cell = rows.select(1, 1).argsort(true, 0, false);
   const auto order = by_cell.index_select(
       0, rows.select(1, 0).index_select(0, by_cell).argsort(true, 0, false));
-  const auto dense = rows.index_select(0, order).contiguous();
-  const auto* const row = dense.const_data_ptr<int64_t>();
-  const int64_t width = rows.size(1);
-  Sides sides{
-      at::full({faces, width - 2}, -1, rows.options()),
-      at::full({faces, 2}, -1, rows.options())};
-  auto* const corners = sides.corners.mutable_data_ptr<int64_t>();
-  auto* const cells = sides.cells.mutable_data_ptr<int64_t>();
-  int64_t seen = 0; // of the face before
-  for (int64_t i = 0; i < rows.size(0); ++i) {
-    const auto* const now = row + i * width;
-    seen = i > 0 && now[-width] == now[0] ? seen + 1 : 1;
-    const int64_t face = now[0] - first;
-    if (seen == 1) {
-      std::copy(now + 2, now + width, corners + face * (width - 2));
-    }
-    if (seen <= 2) {
-      cells[face * 2 + seen - 1] = now[1];
-    }
-    sides.most = std::max(sides.most, seen);
-  }
-  return sides;
+  const auto ordered = rows.index_select(0, order);
+  const auto cells = ordered.select(1, 1);
+  // Each face stands in some row.
+  const auto counts = at::bincount(ordered.select(1, 0).sub(first), {}, faces);
+  const auto firsts = counts.cumsum(0).sub(counts);
+  const auto seconds = firsts.add(1).clamp_max(rows.size(0) - 1);
+  return {
+      ordered.narrow(1, 2, rows.size(1) - 2).index_select(0, firsts),
+      at::stack(
+          {cells.index_select(0, firsts),
+           at::where(counts.ge(2), cells.index_select(0, seconds), -1)},
+          1),
+      faces == 0 ? 0 : counts.max().item<int64_t>()};
 }
 
 void check_sides(const OwnCells& cells, int64_t own_most) {

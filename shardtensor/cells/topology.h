@@ -9,9 +9,9 @@
 namespace shardtensor {
 
 // What the cells of a mesh share. Cells come in blocks of one kind, (C,
-// corners), int64, on CPUs, as in elements.h: rows of `points` points; cells
-// are numbered block after block. Plain tensors or ShardTensors in any layout
-// on one mesh of ranks; no rank holds all: an edge or a face is worked on where
+// corners), int64, as in elements.h: rows of `points` points; cells are
+// numbered block after block. Plain tensors or ShardTensors in any layout on
+// one mesh of ranks; no rank holds all: an edge or a face is worked on where
 // its corners say. Results of cut cells are cut by all axes, in like numbers;
 // they are those of one device. Raises on all ranks for corners out of range.
 // Communication: each rank's different edges or faces once, a few numbers for

@@ -45,9 +45,9 @@ Tensor rows_by_owner(const Tensor& owners, const Numbers& counts) {
 Route::Route(const Tensor& owners, std::string group)
     : group_(std::move(group)) {
   const auto ranks = Group(group_).ranks();
-  const auto dense = owners.contiguous();
-  sent_ = count(dense, ranks);
-  order_ = rows_by_owner(dense, sent_);
+  const auto on_host = owners.cpu().contiguous();
+  sent_ = count(on_host, ranks);
+  order_ = rows_by_owner(on_host, sent_).to(owners.device());
   const Numbers one(ranks, 1);
   received_ = host_numbers(all_to_all_rows(
       at::tensor(sent_, owners.options()), 0, one, one, group_));

@@ -11,7 +11,8 @@
 namespace shardtensor::detail {
 
 /// Rows on their way to the ranks of a group, those for one rank in the order
-/// in which they stand here. For planning: tensors on the host.
+/// in which they stand here. Planned on the host; rows are where the owners
+/// are.
 ///
 /// Example: owners {1, 0, 1} here, {0, 0, 1} on rank 1: rank 0 gets this rank's
 /// row 1, then rank 1's rows 0 and 1; rank 1 gets this rank's rows 0 and 2.

@@ -632,6 +632,15 @@ def test_points_are_partitioned_by_way_of_the_host(mesh, method):
     assert_close(points.grad, x)
 
 
+@ranks(1, 2)
+def test_faces_of_cells_are_found_on_a_device(mesh):
+    find, cells = shardtensor.mesh.cell_faces, torch.tensor([[0, 1, 2], [2, 1, 3]])
+    cut = shard(cells, mesh, [Shard(0)])
+    found, expected = find({"triangle": cut}, 4), find({"triangle": cells.cpu()}, 4)
+    for x, there in zip(found, expected, strict=True):
+        assert x.full_tensor().equal(there.to(rig.DEVICE))
+
+
 @guarded_only
 @ranks(2)
 def test_what_works_on_the_host_alone_says_so(mesh):
