@@ -122,7 +122,7 @@ Collective tour_call(
     const Group& group,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
-    bool returns) {
+    const std::string& rest) {
   const auto count = static_cast<int64_t>(sizes.size());
   TORCH_CHECK_VALUE(
       count == group.ranks(),
@@ -145,12 +145,7 @@ Collective tour_call(
   }
   return {
       c10::str(
-          name,
-          " of ",
-          block.scalar_type(),
-          " blocks of sizes",
-          all,
-          returns ? ", with terms" : ""),
+          name, " of ", block.scalar_type(), " blocks of sizes", all, rest),
       "",
       {},
       {}};
@@ -160,14 +155,18 @@ Collective tour_call(
 /// terms are zero.
 class CheckedStops {
  public:
-  explicit CheckedStops(const RingStops& stops) : stops_(stops) {}
+  CheckedStops(const char* name, const RingStops& stops)
+      : name_(name), stops_(stops) {}
 
   RingStops checked() {
     RingStops result;
     result.own = [this] { run([&] { call(stops_.own); }); };
     result.other = [this](int64_t owner, const at::Tensor& block) {
       at::Tensor term;
-      run([&] { term = stops_.other(owner, block); });
+      run([&] {
+        term = stops_.other(owner, block);
+        check_term(term, block);
+      });
       return stops_.returned && (error_ || !term.defined())
           ? at::zeros_like(block)
           : term;
@@ -182,13 +181,13 @@ class CheckedStops {
   }
 
   /// Raises on every rank what a stop raised on one, there as it was.
-  void agree(const char* name, const Group& group, const at::Tensor& block) {
+  void agree(const Group& group, const at::Tensor& block) {
     try {
       agree_on_call(group, block, [&] {
         if (error_) {
           std::rethrow_exception(error_);
         }
-        return Collective{c10::str("the end of ", name), "", {}, {}};
+        return Collective{c10::str("the end of ", name_), "", {}, {}};
       });
     } catch (...) {
       std::rethrow_exception(error_ ? error_ : std::current_exception());
@@ -207,6 +206,31 @@ class CheckedStops {
       error_ = std::current_exception();
     }
   }
+  /// Its owner expects as many bytes as the block has.
+  void check_term(const at::Tensor& term, const at::Tensor& block) const {
+    if (!stops_.returned || !term.defined()) {
+      return;
+    }
+    TORCH_CHECK_VALUE(
+        term.sizes() == block.sizes() &&
+            term.scalar_type() == block.scalar_type() &&
+            term.device() == block.device(),
+        name_,
+        ": expected a term as its block, ",
+        block.sizes(),
+        " of ",
+        block.scalar_type(),
+        " on ",
+        block.device(),
+        ", got ",
+        term.sizes(),
+        " of ",
+        term.scalar_type(),
+        " on ",
+        term.device());
+  }
+
+  const char* name_;
   const RingStops& stops_;
   std::exception_ptr error_;
 };
@@ -250,15 +274,20 @@ void detail::ring_tour_as(
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group_name,
-    const RingStops& stops) {
+    const RingStops& stops,
+    const std::string& note) {
   const Group group(group_name);
   agree_on_call(group, block, [&] {
-    const bool returns = static_cast<bool>(stops.returned);
-    return tour_call(name, group, block, sizes, returns);
+    return tour_call(
+        name,
+        group,
+        block,
+        sizes,
+        (stops.returned ? ", with terms" : "") + note);
   });
-  CheckedStops own(stops);
+  CheckedStops own(name, stops);
   ring_tour_of_agreed(block, sizes, group_name, own.checked());
-  own.agree(name, group, block);
+  own.agree(group, block);
 }
 
 void ring_tour(

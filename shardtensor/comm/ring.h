@@ -34,7 +34,8 @@ struct RingStops {
   /// With the own block, while the first one of another rank is on its way.
   std::function<void()> own;
   /// With the block of another rank. Returns what its owner gets, of the
-  /// block's shape; ignored where nothing is `returned`.
+  /// block's sizes, dtype and device, or undefined for zeros; ignored where
+  /// nothing is `returned`.
   std::function<at::Tensor(int64_t owner, const at::Tensor& block)> other;
   /// Takes what another rank made for the own block. Without it nothing goes
   /// back.
@@ -68,7 +69,8 @@ using RingTerm = std::function<
 /// ring_tour. Differentiable once, also where the term is: backward is a tour
 /// on which it is computed again, and the gradient of each block travels to its
 /// owner. What else the term uses gets no gradient. Communication, ordering and
-/// errors: as ring_tour, in backward with terms.
+/// errors: as ring_tour, in backward with terms; a sum that autograd records on
+/// some ranks alone is an error, too.
 ///
 /// Example: forces between bodies that no rank holds all of,
 ///   ring_sum(attraction, bodies, {bodies}, sizes, mesh->group()).
@@ -89,13 +91,14 @@ void ring_tour_of_agreed(
     const std::string& group,
     const RingStops& stops);
 
-/// ring_tour by another name, for errors.
+/// ring_tour by another name, for errors; ranks compare the `note`, too.
 void ring_tour_as(
     const char* name,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group,
-    const RingStops& stops);
+    const RingStops& stops,
+    const std::string& note = "");
 
 } // namespace detail
 

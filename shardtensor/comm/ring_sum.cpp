@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,8 @@ struct Ring {
 at::Tensor sum_of_terms(
     const Ring& ring,
     const at::Tensor& block,
-    const std::vector<at::Tensor>& own) {
+    const std::vector<at::Tensor>& own,
+    bool is_recorded) {
   at::Tensor sum;
   const auto meet = [&](const at::Tensor& piece) {
     const auto term = ring.term(piece, own);
@@ -40,7 +42,13 @@ at::Tensor sum_of_terms(
     meet(piece);
     return at::Tensor();
   };
-  ring_tour_as(kName, block, ring.sizes, ring.group, stops);
+  ring_tour_as(
+      kName,
+      block,
+      ring.sizes,
+      ring.group,
+      stops,
+      is_recorded ? ", recorded for backward" : "");
   return sum;
 }
 
@@ -173,13 +181,15 @@ at::Tensor ring_sum(
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group) {
   Ring ring{term, sizes, group};
+  variable_list inputs{block};
+  inputs.insert(inputs.end(), own.begin(), own.end());
+  const bool is_recorded =
+      std::any_of(inputs.begin(), inputs.end(), needs_node);
   at::Tensor result;
   {
     const at::NoGradGuard no_grad;
-    result = sum_of_terms(ring, block, own);
+    result = sum_of_terms(ring, block, own, is_recorded);
   }
-  variable_list inputs{block};
-  inputs.insert(inputs.end(), own.begin(), own.end());
   connect<RingSumBackward>(result, inputs, std::move(ring), inputs);
   return result;
 }

@@ -139,6 +139,34 @@ TEST(RingTour, RaisesWhatIsNoErrorOfTorchEither) {
   });
 }
 
+TEST(RingTour, RaisesOnEveryRankATermThatIsNotAsItsBlock) {
+  const auto wrong = [](const at::Tensor& block, bool in_dtype) {
+    return in_dtype ? block.to(at::kFloat) : block.flatten();
+  };
+  for (const bool in_dtype : {false, true}) {
+    run_on_mesh({3}, [&](const MeshPtr& mesh) {
+      const int64_t rank = mesh->position();
+      RingStops stops;
+      stops.other = [&](int64_t, const at::Tensor& block) {
+        return rank == 1 ? wrong(block, in_dtype) : block;
+      };
+      stops.returned = [](const at::Tensor&) {};
+      try {
+        ring_tour(piece(rank), piece_sizes(3), mesh->group(), stops);
+        FAIL() << "no error";
+      } catch (const c10::ValueError& error) {
+        const std::string text = error.what_without_backtrace();
+        EXPECT_EQ(
+            text.find(
+                "ring_tour: expected a term as its block, [0, 2] of Double "
+                "on cpu, got "),
+            0)
+            << text;
+      }
+    });
+  }
+}
+
 TEST(RingTour, RefusesAnotherBlockThanPromised) {
   run_on_mesh({1}, [](const MeshPtr& mesh) {
     EXPECT_THROW(
@@ -180,6 +208,25 @@ TEST(RingSum, IsThatOfAllBlocksTogether) {
       EXPECT_THROW(grads[1].sum().backward(), c10::Error);
     });
   }
+}
+
+TEST(RingSum, RefusesAGradientThatOneRankAloneRecords) {
+  run_on_mesh({2}, [](const MeshPtr& mesh) {
+    const auto own = at::ones({1, 2}, at::kDouble);
+    const auto rows = own.clone().set_requires_grad(mesh->position() == 0);
+    const auto sum = [&](const at::Tensor& x) {
+      return ring_sum(pull, own, {x, own}, {{1, 2}, {1, 2}}, mesh->group());
+    };
+    try {
+      sum(rows);
+      FAIL() << "no error";
+    } catch (const c10::ValueError& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_NE(text.find("[1, 2], recorded for backward"), text.npos) << text;
+    }
+    const at::NoGradGuard no_grad; // no backward, whatever requires a gradient
+    EXPECT_EQ(sum(rows).sizes(), own.sizes());
+  });
 }
 
 } // namespace
