@@ -16,6 +16,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/row_exchange.h"
@@ -57,19 +58,32 @@ void check_nodes(const Tensor& nodes, const char* name) {
       to_string(*layout));
 }
 
+/// Plain edges are this rank's word: ranks compare.
 void check_edges(const Tensor& edge_index, const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(
-      edge_index.dim() == 2 && edge_index.size(0) == 2 &&
-          edge_index.scalar_type() == at::kLong,
-      kOp,
-      ": expected edge_index (2, E) of int64, got ",
-      edge_index.sizes(),
-      " of ",
-      edge_index.scalar_type());
-  TORCH_CHECK_VALUE(
-      !is_shard_tensor(edge_index) || spec(edge_index)->mesh() == mesh,
-      kOp,
-      ": expected edge_index on the mesh of its nodes");
+  agree_on_call(Group(mesh->group()), edge_index, [&]() -> Collective {
+    TORCH_CHECK_VALUE(
+        edge_index.dim() == 2 && edge_index.size(0) == 2 &&
+            edge_index.scalar_type() == at::kLong,
+        kOp,
+        ": expected edge_index (2, E) of int64, got ",
+        edge_index.sizes(),
+        " of ",
+        edge_index.scalar_type());
+    const bool is_sharded = is_shard_tensor(edge_index);
+    TORCH_CHECK_VALUE(
+        !is_sharded || spec(edge_index)->mesh() == mesh,
+        kOp,
+        ": expected edge_index on the mesh of its nodes");
+    return {
+        c10::str(
+            kOp,
+            " of edges ",
+            edge_index.sizes(),
+            is_sharded ? " in a ShardTensor" : " in a plain tensor"),
+        "",
+        {},
+        {}};
+  });
 }
 
 Numbers all_axes(const Mesh& mesh) {
@@ -222,16 +236,28 @@ Tensor tensor_of_rows(
 
 // ---- the halo of features ---------------------------------------------------
 
-/// The way back of rows that came while something else ran.
-struct OthersBackward final : torch::autograd::Node {
-  explicit OthersBackward(std::shared_ptr<const RowExchange> exchange)
-      : exchange(std::move(exchange)) {}
+/// Of the own rows, as `meanwhile` gets them, and of those that came from
+/// others while it ran. One node, so that a rank whose loss uses the former
+/// alone still gets what the others' losses say of its rows.
+struct HaloBackward final : torch::autograd::Node {
+  explicit HaloBackward(std::shared_ptr<const RowExchange> exchange)
+      : exchange(std::move(exchange)), scope(current_comm_scope()) {}
+  std::string name() const override {
+    return "ShardGraphHaloBackward";
+  }
   torch::autograd::variable_list apply(
       torch::autograd::variable_list&& gradients) override {
-    const auto& gradient = gradients.front();
-    return {gradient.defined() ? exchange->returned(gradient, 0) : gradient};
+    const CommScope in(backward_of(scope));
+    const auto& of_own = gradients[0];
+    auto of_others = gradients[1];
+    if (!of_others.defined()) { // of the own rows' graph, for a second backward
+      of_others = input_metadata(1).zeros_like() + of_own.narrow(0, 0, 0).sum();
+    }
+    const auto returned = exchange->returned(of_others, 0);
+    return {of_own.defined() ? of_own + returned : returned};
   }
   std::shared_ptr<const RowExchange> exchange;
+  std::string scope;
 };
 
 } // namespace
@@ -323,7 +349,15 @@ Tensor ShardGraph::halo(
     const Tensor& x,
     c10::function_ref<void(const Tensor&)> meanwhile) const {
   const CommScope scope("shardtensor::ShardGraph.halo");
-  const auto own = own_rows(x);
+  auto own = own_rows(x);
+  NodePtr node; // null where nothing is recorded
+  if (needs_node(own)) {
+    keep_backward_in_one_thread(own);
+    node = make_node<HaloBackward>(exchange_);
+    node->set_next_edges(torch::autograd::collect_next_edges(own));
+    own = own.detach();
+    torch::autograd::set_history(own, node);
+  }
   const bool records = at::GradMode::is_enabled();
   Tensor others;
   {
@@ -333,7 +367,9 @@ Tensor ShardGraph::halo(
       meanwhile(own);
     });
   }
-  connect<OthersBackward>(others, own, exchange_);
+  if (node) {
+    torch::autograd::set_history(others, node);
+  }
   return at::cat({own, others});
 }
 

@@ -28,7 +28,7 @@ class RowExchange;
 class ShardGraph {
  public:
   /// `edge_index` (2, E), int64: sources, then targets, in the numbers before;
-  /// a ShardTensor in any layout or a plain tensor that all ranks have.
+  /// a ShardTensor in any layout or a plain tensor that all ranks have alike.
   /// `targets` and `sources`, which are the same unless the graph leads from
   /// one set of nodes to another: int64 (N) cut by all axes of their mesh,
   /// node i was node targets[i], as partition_points gives it. Raises on all

@@ -345,6 +345,44 @@ def test_what_is_no_graph_is_the_same_error_everywhere(mesh):
 
 
 @ranks(2, 3)
+def test_edges_that_one_rank_has_otherwise_are_the_same_error_everywhere(mesh):
+    edges = torch.randint(NODES, (2, EDGES))
+    nodes = partition_nodes(mesh, owners=torch.arange(NODES) % mesh.size())
+    first = mesh.get_local_rank() == 0
+    cut = shard(edges, mesh, [Shard(1)])
+    for bad, kind, told in (
+        (edges[:, 1:], ValueError, r"the same call:(.|\n)*\[2, 16\]"),
+        (edges.int(), ValueError, r"\(2, E\) of int64, got .*on rank 0"),
+        (cut, ValueError, "the same call:(.|\n)*a ShardTensor"),
+    ):
+        with pytest.raises(kind, match=told):
+            ShardGraph(bad if first else edges, nodes)
+    assert ShardGraph(edges, nodes).edge_index.shape == edges.shape
+
+
+@ranks(2, 3)
+def test_a_rank_may_use_own_rows_alone(mesh):
+    """The others' gradients of its rows come to it all the same."""
+    edges = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
+    nodes = partition_nodes(mesh, owners=torch.arange(NODES) * mesh.size() // NODES)
+    graph = ShardGraph(edges, nodes)
+    x = shard(torch.ones(NODES, 2, dtype=torch.float64), mesh, [Shard(0)])[nodes]
+    x = x.detach().requires_grad_()
+    table, first = graph.halo(x, meanwhile=lambda own: own**2)
+    loss = first.sum()
+    if mesh.get_local_rank() > 0:
+        loss = loss + 3 * (table[len(first) :] ** 2).sum()
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad((grad**2).sum() / 2, x)
+    uses = torch.ones(NODES, 2, dtype=torch.float64)
+    for node in range(1, NODES):  # the next one's owner has another rank
+        if node * mesh.size() // NODES > (node - 1) * mesh.size() // NODES:
+            uses[node - 1] += 3
+    assert_close(grad, 2 * uses)
+    assert_close(second, 4 * uses**2)
+
+
+@ranks(2, 3)
 def test_rows_that_one_rank_has_otherwise_are_the_same_error_everywhere(mesh):
     nodes = partition_nodes(mesh, owners=torch.arange(NODES) % mesh.size())
     graph = ShardGraph(torch.randint(NODES, (2, EDGES)), nodes)
