@@ -92,8 +92,7 @@ void remember_home(
 SpecPtr recall_home(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
-    const std::vector<int64_t>& dims,
-    bool is_real) {
+    const std::vector<int64_t>& dims) {
   auto& all = memories();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto memory = all.by_mesh.find(spectrum->mesh().get());
@@ -101,11 +100,13 @@ SpecPtr recall_home(
     return nullptr;
   }
   const auto keys = keys_of(spectrum, signal_sizes, dims);
-  const size_t step = is_real || moves(spectrum, dims) ? 1 : 2;
-  for (size_t i = 0; i < keys.size(); i += step) {
-    const auto home = memory->second.homes.find(keys[i]);
-    if (home != memory->second.homes.end()) {
-      return resized(home->second, signal_sizes);
+  const bool must_move = moves(spectrum, dims);
+  for (size_t i = 0; i < keys.size(); i += must_move ? 1 : 2) {
+    const auto found = memory->second.homes.find(keys[i]);
+    if (found != memory->second.homes.end()) {
+      const auto& home = found->second;
+      const bool is_home = home->placements() == spectrum->placements();
+      return is_home && !must_move ? nullptr : resized(home, signal_sizes);
     }
   }
   return nullptr;

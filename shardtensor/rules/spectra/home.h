@@ -26,13 +26,11 @@ void remember_home(
 
 /// Where the signal of these sizes, whose spectrum lies as `spectrum`, belongs;
 /// null if nobody knows. Of several signals of the same extents the one whose
-/// spectrum lay alike, else the last; else of those of other extents. What is
-/// not real afterwards, and so may be no inverse at all, and need not move goes
-/// only where a spectrum that lay like it came from.
+/// spectrum lay alike, else the last; else of those of other extents. What need
+/// not move goes only where a spectrum that lay like it came from.
 SpecPtr recall_home(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
-    const std::vector<int64_t>& dims,
-    bool is_real);
+    const std::vector<int64_t>& dims);
 
 } // namespace shardtensor::detail

@@ -240,6 +240,20 @@ def test_what_need_not_move_stays_for_others_homes(mesh):
     assert shardtensor.comm_stats().exchanges == 0
 
 
+@ranks(2)
+def test_lines_that_need_not_move_stay_for_others_homes(mesh):
+    signals = torch.randn(4, 6, 1, 1, 8)  # no other test has five dims
+    fft.rfft(shard(signals, mesh, [Shard(1)]))
+    for rows in ([2, 2], [3, 1]):
+        lines = shard(fft.rfft(signals), mesh, [Shard(0)], {0: rows})
+        shardtensor.reset_comm_stats()
+        for back in (fft.irfft(lines, n=8), fft.hfft(lines, n=8)):
+            assert back.placements == (Shard(0),)
+            assert list(back._spec.partition(0).sizes) == rows
+        assert shardtensor.comm_stats().exchanges == 0
+        fft.rfft(shard(signals, mesh, [Shard(0)]))  # even rows
+
+
 @ranks(2, "2x2")
 def test_tangents_go_along(mesh):
     forward_ad = torch.autograd.forward_ad
