@@ -201,8 +201,6 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     @property
     def placements(self) -> Placements:
         return ShardTensorSpec(_C.spec(self)).placements
-    _spec = spec  # the name that DTensor and PhysicsNeMo have for it
-
 
     @property
     def device_mesh(self) -> DeviceMesh:

@@ -135,9 +135,12 @@ Dims result_sizes(const SpecPtr& spec, const Transform& transform) {
 /// Null for a forward transform.
 SpecPtr home_of(const SpecPtr& given, const Work& work) {
   const auto& transform = work.transform;
-  return work.is_inverse()
-      ? recall_home(given, result_sizes(given, transform), transform.dims)
-      : nullptr;
+  return work.is_inverse() ? recall_home(
+                                 given,
+                                 result_sizes(given, transform),
+                                 transform.dims,
+                                 transform.lines == Lines::ToReal)
+                           : nullptr;
 }
 
 std::shared_ptr<const TransformPlan> find_plan(

@@ -92,7 +92,8 @@ void remember_home(
 SpecPtr recall_home(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
-    const std::vector<int64_t>& dims) {
+    const std::vector<int64_t>& dims,
+    bool is_real) {
   auto& all = memories();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto memory = all.by_mesh.find(spectrum->mesh().get());
@@ -101,7 +102,9 @@ SpecPtr recall_home(
   }
   const auto keys = keys_of(spectrum, signal_sizes, dims);
   const bool must_move = moves(spectrum, dims);
-  for (size_t i = 0; i < keys.size(); i += must_move ? 1 : 2) {
+  const bool is_cut = !spectrum->sharded_dims().empty();
+  const bool may_move = must_move || (is_real && !is_cut);
+  for (size_t i = 0; i < keys.size(); i += may_move ? 1 : 2) {
     const auto found = memory->second.homes.find(keys[i]);
     if (found != memory->second.homes.end()) {
       const auto& home = found->second;

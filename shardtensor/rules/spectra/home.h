@@ -27,10 +27,13 @@ void remember_home(
 /// Where the signal of these sizes, whose spectrum lies as `spectrum`, belongs;
 /// null if nobody knows. Of several signals of the same extents the one whose
 /// spectrum lay alike, else the last; else of those of other extents. What need
-/// not move goes only where a spectrum that lay like it came from.
+/// not move goes only where a spectrum that lay like it came from; but what
+/// every rank has is cut without a message, if it is real afterwards and so an
+/// inverse.
 SpecPtr recall_home(
     const SpecPtr& spectrum,
     const std::vector<int64_t>& signal_sizes,
-    const std::vector<int64_t>& dims);
+    const std::vector<int64_t>& dims,
+    bool is_real);
 
 } // namespace shardtensor::detail
