@@ -158,6 +158,16 @@ ResultOf<Op> scatter_value_function(
       keys, self, dim, index, value);
 }
 
+/// The cut dim along which an index of rows writes; none where another way is
+/// needed.
+std::optional<int64_t> dim_of_rows(
+    const Tensor& self,
+    int64_t dim,
+    const Tensor& index) {
+  const bool names_rows = index.scalar_type() == at::kLong && index.dim() == 1;
+  return names_rows ? written_cut_dim(self, dim, index) : std::nullopt;
+}
+
 template <class Op>
 ResultOf<Op> index_fill_function(
     c10::DispatchKeySet keys,
@@ -166,15 +176,13 @@ ResultOf<Op> index_fill_function(
     const Tensor& index,
     const at::Scalar& value) {
   constexpr bool writes = std::is_same_v<SelfOf<Op>, Tensor&>;
-  const auto dim = index.scalar_type() == at::kLong
-      ? written_cut_dim(self, given_dim, index)
-      : std::nullopt;
+  const auto dim = dim_of_rows(self, given_dim, index);
   if constexpr (!writes) {
     if (dim && is_cut(index) && !self.is_contiguous()) {
       return self.clone().index_fill_(*dim, index, value); // in memory as there
     }
   }
-  if (!dim || index.dim() != 1 || index.numel() == 0 || is_cut(index)) {
+  if (!dim || index.numel() == 0 || is_cut(index)) {
     return FunctionLevel<Op, typename Op::schema>::call(
         keys, self, given_dim, index, value);
   }
@@ -210,16 +218,14 @@ ResultOf<Op> index_copy_function(
     int64_t given_dim,
     const Tensor& index,
     const Tensor& source) {
-  const auto dim = index.scalar_type() == at::kLong
-      ? written_cut_dim(self, given_dim, index)
-      : std::nullopt;
+  const auto dim = dim_of_rows(self, given_dim, index);
   const auto fits = [&] {
     auto sizes = self.sizes().vec();
     sizes[*dim] = index.size(0);
     return source.sizes() == sizes &&
         source.scalar_type() == self.scalar_type();
   };
-  if (!dim || index.dim() != 1 || index.numel() == 0 || !fits()) {
+  if (!dim || index.numel() == 0 || !fits()) {
     return FunctionLevel<Op, typename Op::schema>::call(
         keys, self, given_dim, index, source);
   }

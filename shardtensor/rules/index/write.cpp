@@ -54,14 +54,21 @@ std::optional<at::Tensor> fill_mask(
   return mask->to(self.device(), at::kBool).reshape(sizes);
 }
 
+/// Of a mask that is the only index, where its elements may be counted.
+std::optional<int64_t> place_of_mask(
+    const at::Tensor& self,
+    const Indices& given) {
+  return is_traced(impl_of(self)->local()) ? std::nullopt : only_mask(given);
+}
+
 /// x[mask] = values where every rank's rows of x get its rows of the values.
 bool put_masked_rows(
     const at::Tensor& self,
     const Indices& given,
     const at::Tensor& values,
     bool accumulate) {
-  const auto place = only_mask(given);
-  if (!place || is_traced(impl_of(self)->local())) {
+  const auto place = place_of_mask(self, given);
+  if (!place) {
     return false;
   }
   const auto own = without_partial(spec(self));
@@ -84,8 +91,8 @@ bool put_flat_masked_rows(
     const Indices& given,
     const at::Tensor& values,
     bool accumulate) {
-  const auto place = only_mask(given);
-  if (!place || is_traced(impl_of(self)->local())) {
+  const auto place = place_of_mask(self, given);
+  if (!place) {
     return false;
   }
   const std::optional<at::Tensor> mask = given.get(*place);
