@@ -16,13 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from shardtensor import checkpoint
 from shardtensor.distributed import DistributedManager, joining
-from shardtensor.nn.functional import (
-    grid_subsample,
-    partition_points,
-    signed_distance_field,
-)
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
 guarded_only = pytest.mark.skipif(
@@ -535,67 +529,3 @@ def test_a_source_on_the_host_is_cut_there(mesh):
         assert guarded.count()["largest_to_device"] == 10_000
         assert x.to_local().device.type == "guarded"
         assert_close(x, whole)
-
-
-# ---- what is the host's, whatever the default device ------------------------
-
-
-@ranks(2)
-def test_files_are_read_and_written_under_a_default_device(mesh, tmp_path):
-    whole = torch.arange(24.0).reshape(8, 3)
-    x, again = (shard(y, mesh, [Shard(0)]) for y in (whole, torch.zeros(8, 3)))
-    saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
-    optimizers = [torch.optim.AdamW(m.parameters()) for m in (saved, loaded)]
-    saved(torch.ones(3)).sum().backward()
-    optimizers[0].step()
-    checkpoint.save({"x": x, "model": saved, "optimizer": optimizers[0]}, tmp_path, 1)
-    into = {"x": again, "model": loaded, "optimizer": optimizers[1]}
-    assert checkpoint.load(into, tmp_path) == 1
-    assert_close(again, whole)
-    assert torch.equal(loaded.weight, saved.weight)
-    path = tmp_path / "x.npy"
-    shardtensor.io.write(path, x)
-    dist.barrier()
-    assert_close(shardtensor.io.open(path).read(..., mesh, [Shard(0)]), whole)
-
-
-@ranks(2)
-@pytest.mark.parametrize("method", ["rcb", "hilbert", "given"])
-def test_points_are_partitioned_by_way_of_the_host(mesh, method):
-    x = torch.rand(9, 3)
-    owners = torch.arange(9) % 2 if method == "given" else None
-    weights = torch.rand(9).double() if method == "rcb" else None
-    points = shard(x, mesh, [Shard(0)]).requires_grad_()
-    cut, rows = partition_points(points, mesh, method, weights, owners=owners)
-    assert cut.device.type == rows.device.type == rig.DEVICE
-    rows = rows.full_tensor()
-    assert sorted(rows.tolist()) == [*range(9)]
-    assert_close(cut, x[rows])
-    (cut * x[rows]).sum().backward()
-    assert_close(points.grad, x)
-
-
-@ranks(1, 2)
-def test_faces_of_cells_are_found_on_a_device(mesh):
-    find, cells = shardtensor.mesh.cell_faces, torch.tensor([[0, 1, 2], [2, 1, 3]])
-    cut = shard(cells, mesh, [Shard(0)])
-    found, expected = find({"triangle": cut}, 4), find({"triangle": cells.cpu()}, 4)
-    for x, there in zip(found, expected, strict=True):
-        assert x.full_tensor().equal(there.to(rig.DEVICE))
-
-
-@guarded_only
-@ranks(2)
-def test_what_works_on_the_host_alone_says_so(mesh):
-    x = shard(torch.rand(8, 3), mesh, [Shard(0)])
-    for call, what in (
-        (lambda: grid_subsample(x, 0.5), "grid_subsample: expected points"),
-        (
-            lambda: signed_distance_field(x, torch.tensor([[0, 1, 2]]), x),
-            "signed_distance_field: expected tensors",
-        ),
-    ):
-        with pytest.raises(
-            NotImplementedError, match=f"{what} on the CPU, got guarded"
-        ):
-            call()

@@ -1,0 +1,122 @@
+"""Leaving a job, and joining another: nothing of the first one is left."""
+
+import gc
+import importlib
+import inspect
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import free_port, values
+from ranks import run_isolated
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Shard
+
+import shardtensor
+from shardtensor import ShardTensor, distribute_tensor
+from shardtensor.distributed import DistributedManager
+
+
+def outlive_the_job(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
+    x = ShardTensor.from_local(torch.ones(2), mesh, (Partial(),))
+    assert x.full_tensor().tolist() == [2.0, 2.0]
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+    with pytest.raises(ValueError, match="there is no process group named"):
+        x.full_tensor()
+
+
+def gloo_threads():
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    return [name for name in names if "gloo" in name]
+
+
+def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
+    values(run_isolated(2, outlive_the_job, free_port()))
+
+
+def save_and_leave(port, folder):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    shardtensor.checkpoint.async_save({"x": torch.ones(2)}, folder, 1).result()
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    gc.collect()  # DCP's futures are in cycles
+    assert not gloo_threads()
+
+
+def test_cleanup_ends_the_threads_of_the_group_of_checkpoints(tmp_path):
+    values(run_isolated(2, save_and_leave, free_port(), tmp_path))
+
+
+def leave_and_join_again(folder):
+    """Without DistributedManager; each job counts its groups otherwise."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = []
+    for job in range(3):
+        for _ in range(job):
+            dist.new_group([0, 1])
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for part in (mesh["a"], mesh, mesh["b"]):
+            x = distribute_tensor(torch.arange(4.0), part, [Shard(0)] * part.ndim)
+            found.append(x.sum().item())
+        dist.destroy_process_group()
+        store = dist.FileStore(str(folder / str(job)), ranks)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=20),
+        )
+    return found
+
+
+def test_a_job_that_is_joined_again_has_groups_of_its_own(tmp_path):
+    outcomes = run_isolated(4, leave_and_join_again, tmp_path, timeout=60)
+    assert values(outcomes) == [[6.0] * 9] * 4
+
+
+def import_what_keeps_groups(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    sys.modules.pop("torch.distributed.nn.functional", None)
+    functional = importlib.import_module("torch.distributed.nn.functional")
+    assert isinstance(
+        inspect.signature(functional.reduce).parameters["group"].default,
+        dist.ProcessGroup,
+    )
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+
+
+def test_cleanup_ends_the_threads_of_a_group_that_is_a_default_argument():
+    values(run_isolated(2, import_what_keeps_groups, free_port()))
+
+
+def outlive_plain_groups(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    manager = DistributedManager()
+    meshes = [manager.initialize_mesh((-1,), (name,)) for name in ("first", "last")]
+    manager.create_process_subgroup("pair", 2)
+    assert gloo_threads()
+    DistributedManager.cleanup()
+    assert not gloo_threads()
+    return len(meshes), manager.rank
+
+
+def test_cleanup_ends_the_threads_of_groups_that_no_tensor_used():
+    values(run_isolated(2, outlive_plain_groups, free_port()))

@@ -1,0 +1,14 @@
+"""Jobs of processes that tests start themselves."""
+
+import socket
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def values(outcomes):
+    assert [o.kind for o in outcomes] == ["ok"] * len(outcomes), outcomes
+    return [o.value for o in outcomes]
