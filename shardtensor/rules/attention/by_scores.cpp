@@ -8,6 +8,7 @@
 
 #include "shardtensor/layout/global_rows.h"
 #include "shardtensor/rules/attention/merge.h"
+#include "shardtensor/rules/attention/shared_heads.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -19,19 +20,14 @@ Tensor in_sum_type(const Tensor& x) {
   return x.to(at::toOpMathType(x.scalar_type()));
 }
 
-/// Heads of the query for each of the key's.
-int64_t heads_per_key(const Tensor& query, const Tensor& key) {
-  return query.dim() < 3 || key.size(-3) == 0 ? 1
-                                              : query.size(-3) / key.size(-3);
+/// Two dims have no heads.
+Tensor for_query_heads(const Tensor& key, const Tensor& query) {
+  return key.dim() < 3 ? key : for_heads(key, query.size(-3), key.dim() - 3);
 }
 
-Tensor for_query_heads(const Tensor& key, int64_t group) {
-  if (group == 1) {
-    return key;
-  }
-  auto sizes = key.sizes().vec();
-  sizes.insert(sizes.end() - 2, group);
-  return key.unsqueeze(-3).expand(sizes).flatten(-4, -3);
+Tensor of_key_heads(const Tensor& grad, const Tensor& key) {
+  return key.dim() < 3 ? grad
+                       : of_shared_heads(grad, key.size(-3), key.dim() - 3);
 }
 
 /// (queries, keys), true where the key comes after the query: cut as the scores
@@ -50,12 +46,6 @@ Tensor later_keys(const Tensor& scores) {
         : global_rows(local, *layout, dim, layout->mesh()->position());
   };
   return from_local(rows(1).gt(rows(0).unsqueeze(1)), layout);
-}
-
-Tensor of_key_heads(const Tensor& grad, int64_t group) {
-  return group == 1
-      ? grad
-      : grad.unflatten(-3, {grad.size(-3) / group, group}).sum(-3);
 }
 
 } // namespace
@@ -86,16 +76,15 @@ Tensor attention_by_scores(
     bool causal,
     double scale,
     const AttentionDropout& dropout) {
-  const auto group = heads_per_key(operands.query, operands.key);
   const auto weights = attention_weights(
       in_sum_type(operands.query),
-      in_sum_type(for_query_heads(operands.key, group)),
+      in_sum_type(for_query_heads(operands.key, operands.query)),
       operands.mask,
       causal,
       scale);
   return at::matmul(
              dropout ? weights * kept_in_all(weights, dropout) : weights,
-             in_sum_type(for_query_heads(operands.value, group)))
+             in_sum_type(for_query_heads(operands.value, operands.query)))
       .to(operands.query.scalar_type());
 }
 
@@ -106,10 +95,10 @@ AttentionOperands attention_gradients_by_scores(
     bool causal,
     double scale,
     const AttentionDropout& dropout) {
-  const auto group = heads_per_key(operands.query, operands.key);
   const auto query = in_sum_type(operands.query);
-  const auto key = in_sum_type(for_query_heads(operands.key, group));
-  const auto value = in_sum_type(for_query_heads(operands.value, group));
+  const auto key = in_sum_type(for_query_heads(operands.key, operands.query));
+  const auto value =
+      in_sum_type(for_query_heads(operands.value, operands.query));
   const auto g = in_sum_type(grad);
   const auto weights =
       attention_weights(query, key, operands.mask, causal, scale);
@@ -124,7 +113,7 @@ AttentionOperands attention_gradients_by_scores(
   const auto dscores = weights * (dweights - mean);
   const auto dtype = grad.scalar_type();
   const auto of_key = [&](const Tensor& x) {
-    return of_key_heads(x, group).to(dtype);
+    return of_key_heads(x, operands.key).to(dtype);
   };
   AttentionOperands result;
   result.query = (at::matmul(dscores, key) * scale).to(dtype);

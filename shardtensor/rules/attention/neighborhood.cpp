@@ -17,6 +17,7 @@
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/attention/neighborhood_op.h"
+#include "shardtensor/rules/attention/shared_heads.h"
 
 namespace shardtensor {
 
@@ -176,13 +177,8 @@ Dims domain_of(
 }
 
 /// A copy of each head for every head of the query that it serves.
-Tensor repeated_heads(const Tensor& key, int64_t heads) {
-  if (key.size(-2) == heads) {
-    return key;
-  }
-  auto sizes = key.sizes().vec();
-  sizes.insert(sizes.end() - 1, heads / key.size(-2));
-  return key.unsqueeze(-2).expand(sizes).flatten(-3, -2);
+Tensor repeated_heads(const Tensor& key, const Tensor& query) {
+  return for_heads(key, query.size(-2), key.dim() - 2);
 }
 
 double scale_of(const Tensor& query, std::optional<double> scale) {
@@ -208,8 +204,8 @@ Tensor neighborhood_attention_plain(
   check_tensors(given);
   return attend_piece(
       given.query,
-      repeated_heads(given.key, query.size(-2)),
-      repeated_heads(given.value, query.size(-2)),
+      repeated_heads(given.key, query),
+      repeated_heads(given.value, query),
       domain_of(query, kernel_size, dilation, stride, is_causal),
       scale_of(query, scale));
 }
@@ -387,8 +383,8 @@ Tensor neighborhood_attention_function(
     *x = promote_operand(*x, mesh, op);
     keep_gradient_layout(*x);
   }
-  operands.key = repeated_heads(operands.key, query.size(-2));
-  operands.value = repeated_heads(operands.value, query.size(-2));
+  operands.key = repeated_heads(operands.key, query);
+  operands.value = repeated_heads(operands.value, query);
   return sharded(operands, domain, scale_of(query, scale));
 }
 

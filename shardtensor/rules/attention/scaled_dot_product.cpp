@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/attention/attention.h"
+#include "shardtensor/rules/attention/shared_heads.h"
 #include "shardtensor/tensor/random.h"
 
 // scaled_dot_product_attention as a whole, at the function level: below, it is
@@ -149,13 +150,6 @@ void expand_batches(AttentionOperands& operands, bool enable_gqa) {
   }
 }
 
-/// A copy of each head of the key for every head of the query.
-Tensor copied_heads(const Tensor& key, int64_t heads) {
-  auto sizes = key.sizes().vec();
-  sizes.insert(sizes.end() - 2, heads / key.size(-3));
-  return key.unsqueeze(-3).expand(sizes).flatten(-4, -3);
-}
-
 std::shared_ptr<const AttentionLayouts> find_layouts(
     const AttentionOperands& operands,
     bool causal) {
@@ -190,9 +184,10 @@ Tensor sharded(
     double dropout) {
   auto layouts = find_layouts(operands, causal);
   if (layouts->splits_groups) {
-    const int64_t heads = operands.query.size(-3);
-    operands.key = copied_heads(operands.key, heads);
-    operands.value = copied_heads(operands.value, heads);
+    const int64_t dim = operands.query.dim() - 3;
+    const int64_t heads = operands.query.size(dim);
+    operands.key = for_heads(operands.key, heads, dim);
+    operands.value = for_heads(operands.value, heads, dim);
     layouts = find_layouts(operands, causal);
   }
   operands.query = redistribute(operands.query, layouts->query);
