@@ -45,7 +45,7 @@ Tensor local_part(const Tensor& tensor) {
 }
 
 /// A mask of more than 4 dims may broadcast in some of those that become one.
-Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
+Tensor local_part_of_mask(const Tensor& mask, const ShardSpec& query) {
   if (!mask.defined() || mask.dim() <= 4) {
     return local_part(mask);
   }
@@ -54,6 +54,11 @@ Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
     sizes[dim] = query.local_sizes()[dim];
   }
   return in_four_dims(impl_of(mask)->local().expand(sizes));
+}
+
+Mask local_mask(const AttentionOperands& operands, const Tensor& query) {
+  const auto added = local_part_of_mask(operands.mask, *spec(operands.query));
+  return {added, is_traced(query) ? HiddenRows() : hidden_rows(added, query)};
 }
 
 AttentionWork with_options(
@@ -202,12 +207,14 @@ struct AttentionBackward : SavedInputsNode {
     AttentionGradients local;
     {
       const LocalWork local_work;
-      local = run_attention_backward(
+      const auto query = local_part(operands.query);
+      const auto backward =
+          is_traced(query) ? backward_as_operator : attend_all_backward;
+      local = backward(
           local_part(grad),
-          local_part(operands.query),
-          local_part(operands.key),
-          local_part(operands.value),
-          local_mask(operands.mask, *all.query),
+          query,
+          {local_part(operands.key), local_part(operands.value)},
+          local_mask(operands, query),
           attended,
           wants_mask,
           work);
@@ -242,11 +249,12 @@ Tensor attention(
   Attended all;
   {
     const LocalWork local_work;
-    all = run_attention(
-        local_part(query),
-        local_part(key),
-        local_part(value),
-        local_mask(mask, *layouts->query),
+    const auto local = local_part(query);
+    const auto attend = is_traced(local) ? attend_as_operator : attend_all;
+    all = attend(
+        local,
+        {local_part(key), local_part(value)},
+        local_mask(operands, local),
         with_options(layouts->work, scale, dropout));
     all.output = all.output.reshape(layouts->output->local_sizes());
   }

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/rules/attention/dropout.h"
-#include "shardtensor/rules/attention/hidden_rows.h"
+#include "shardtensor/rules/attention/mask.h"
 #include "shardtensor/rules/attention/merge.h"
 
 namespace shardtensor::detail {

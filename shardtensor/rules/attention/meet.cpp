@@ -37,17 +37,6 @@ Tensor rows_of(const Tensor& x, const Interval& rows, int64_t dim) {
   return x.narrow(dim, rows.begin, rows.extent());
 }
 
-Tensor mask_part(const Tensor& mask, int64_t dim, const Interval& part) {
-  return !mask.defined() || mask.size(dim) == 1 ? mask
-                                                : rows_of(mask, part, dim);
-}
-
-Mask Mask::part(int64_t dim, const Interval& own) const {
-  return {
-      mask_part(added, dim, own),
-      {mask_part(hidden.origin, dim, own), hidden.queries}};
-}
-
 void Attention::meet(const Keys& keys, const Rows& rows) {
   if (query_.numel() == 0 || keys.key.numel() == 0) {
     return;

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/rules/attention/hidden_rows.h"
 #include "shardtensor/rules/attention/work.h"
 
 namespace shardtensor::detail {
@@ -17,23 +16,6 @@ at::Tensor rows_of(
     const at::Tensor& x,
     const Interval& rows,
     int64_t dim = kRows);
-
-/// A mask's part; nothing is cut where it broadcasts. May be undefined.
-at::Tensor mask_part(const at::Tensor& mask, int64_t dim, const Interval& part);
-
-/// A mask, and where it hides all keys. Both may be undefined.
-struct Mask {
-  at::Tensor added;
-  HiddenRows hidden;
-
-  /// That of some batches or heads.
-  Mask part(int64_t dim, const Interval& own) const;
-};
-
-struct Keys {
-  at::Tensor key;
-  at::Tensor value;
-};
 
 /// The attention of this rank's queries to the keys met so far.
 class Attention {

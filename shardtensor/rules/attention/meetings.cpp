@@ -69,9 +69,9 @@ Halves halves_of(const Tensor& key, const AttentionWork& work) {
   return {dim, {0, half}, {half, all}};
 }
 
-// ---- meetings ---------------------------------------------------------------
+// ---- a tour of the ring -----------------------------------------------------
 
-Attended attend_in_ring(
+Attended attend_on_tour(
     const Tensor& query,
     const Keys& keys,
     const Mask& mask,
@@ -88,7 +88,7 @@ Attended attend_in_ring(
   return attention.result(keys.value.size(3));
 }
 
-Keys ring_backward(
+Keys tour_backward(
     const Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
@@ -155,21 +155,57 @@ Keys heads_of(const Keys& keys, const Interval& heads) {
   return {rows_of(keys.key, heads, kHeads), rows_of(keys.value, heads, kHeads)};
 }
 
-Attended attend_in_tours(
+} // namespace
+
+int64_t whole_extent(const std::vector<Rows>& ranks) {
+  int64_t result = 0;
+  for (const auto& rows : ranks) {
+    result += extent(rows);
+  }
+  return result;
+}
+
+Tensor move_rows(
+    const Tensor& x,
+    const std::vector<Rows>& from,
+    const std::vector<Rows>& to,
+    const AttentionWork& work) {
+  auto plan = plan_rows(x.sizes().vec(), kRows, from, to, work.rank);
+  return exchange_during(x, encode(std::move(plan), Group(work.group)), [] {});
+}
+
+Attended attend_here(
+    const Tensor& query,
+    const Keys& keys,
+    const Mask& mask,
+    const AttentionWork& work) {
+  Attention attention(query, mask, work);
+  attention.meet(keys, work.keys[work.rank]);
+  return attention.result(keys.value.size(3));
+}
+
+Keys backward_here(
+    const Queries& queries,
+    const Keys& keys,
+    const AttentionWork& work) {
+  return meet_backward(queries, keys, work.keys[work.rank], work);
+}
+
+Attended attend_in_ring(
     const Tensor& query,
     const Keys& keys,
     const Mask& mask,
     const AttentionWork& work) {
   const auto tours = plan_tours(keys, work);
   if (tours.size() == 1) {
-    return attend_in_ring(query, keys, mask, work);
+    return attend_on_tour(query, keys, mask, work);
   }
   const int64_t each = query.size(kHeads) / keys.key.size(kHeads);
   std::vector<Tensor> outputs;
   std::vector<Tensor> log_sums;
   for (const auto& heads : tours) {
     const Interval own{heads.begin * each, heads.end * each};
-    const auto part = attend_in_ring(
+    const auto part = attend_on_tour(
         rows_of(query, own, kHeads),
         heads_of(keys, heads),
         mask.part(kHeads, own),
@@ -180,18 +216,18 @@ Attended attend_in_tours(
   return {at::cat(outputs, kHeads), at::cat(log_sums, kHeads)};
 }
 
-Keys tours_backward(
+Keys ring_backward(
     const Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
   const auto tours = plan_tours(keys, work);
   if (tours.size() == 1) {
-    return ring_backward(queries, keys, work);
+    return tour_backward(queries, keys, work);
   }
   const int64_t all = keys.key.size(kHeads);
   const Keys grads{at::empty_like(keys.key), at::empty_like(keys.value)};
   for (const auto& heads : tours) {
-    const auto part = ring_backward(
+    const auto part = tour_backward(
         queries.part(kHeads, heads, all), heads_of(keys, heads), work);
     const auto target = heads_of(grads, heads);
     target.key.copy_(part.key);
@@ -235,9 +271,7 @@ Attended attend_and_merge(
     const Keys& keys,
     const Mask& mask,
     const AttentionWork& work) {
-  Attention attention(query, mask, work);
-  attention.meet(keys, work.keys[work.rank]);
-  const auto own = attention.result(keys.value.size(3));
+  const auto own = attend_here(query, keys, mask, work);
   const std::vector<int64_t> one_each(work.keys.size(), 1);
   const auto log_sums =
       all_gather_rows(own.log_sum.unsqueeze(0), 0, one_each, work.group);
@@ -249,61 +283,6 @@ Attended attend_and_merge(
   const auto output =
       all_reduce((own.output * share).contiguous(), Reduce::Sum, work.group);
   return {output, log_sum};
-}
-
-} // namespace
-
-int64_t whole_extent(const std::vector<Rows>& ranks) {
-  int64_t result = 0;
-  for (const auto& rows : ranks) {
-    result += extent(rows);
-  }
-  return result;
-}
-
-Tensor move_rows(
-    const Tensor& x,
-    const std::vector<Rows>& from,
-    const std::vector<Rows>& to,
-    const AttentionWork& work) {
-  auto plan = plan_rows(x.sizes().vec(), kRows, from, to, work.rank);
-  return exchange_during(x, encode(std::move(plan), Group(work.group)), [] {});
-}
-
-Attended meet_all(
-    const Tensor& query,
-    const Keys& keys,
-    const Mask& mask,
-    const AttentionWork& work) {
-  switch (work.meeting) {
-    case Meeting::Ring:
-      return attend_in_tours(query, keys, mask, work);
-    case Meeting::AllGather:
-      return attend_to_gathered(query, keys, mask, work);
-    case Meeting::Merge:
-      return attend_and_merge(query, keys, mask, work);
-    case Meeting::Here:
-      break;
-  }
-  Attention attention(query, mask, work);
-  attention.meet(keys, work.keys[work.rank]);
-  return attention.result(keys.value.size(3));
-}
-
-Keys meet_all_backward(
-    const Queries& queries,
-    const Keys& keys,
-    const AttentionWork& work) {
-  switch (work.meeting) {
-    case Meeting::Ring:
-      return tours_backward(queries, keys, work);
-    case Meeting::AllGather:
-      return gathered_backward(queries, keys, work);
-    case Meeting::Merge:
-    case Meeting::Here:
-      break;
-  }
-  return meet_backward(queries, keys, work.keys[work.rank], work);
 }
 
 } // namespace shardtensor::detail

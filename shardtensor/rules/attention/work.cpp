@@ -11,10 +11,6 @@ namespace {
 
 using at::Tensor;
 
-Mask seen_by(const Tensor& query, const Tensor& mask) {
-  return {mask, hidden_rows(mask, query)};
-}
-
 /// What a profile shows.
 const char* name_of(Meeting meeting, bool backward) {
   switch (meeting) {
@@ -30,98 +26,144 @@ const char* name_of(Meeting meeting, bool backward) {
   }
 }
 
-/// The work on rows in zigzag.
-AttentionWork in_zigzag(const AttentionWork& work) {
-  auto result = work;
-  const auto ranks = static_cast<int64_t>(work.keys.size());
-  result.balanced = false;
-  result.queries = zigzag(whole_extent(work.queries), ranks);
-  result.keys = zigzag(whole_extent(work.keys), ranks);
-  return result;
+// ---- rows where they are ----------------------------------------------------
+
+Attended attend_in_place(
+    const Tensor& query,
+    const Keys& keys,
+    const Mask& mask,
+    const AttentionWork& work) {
+  const auto attend = work.meeting == Meeting::Ring ? attend_in_ring
+      : work.meeting == Meeting::AllGather          ? attend_to_gathered
+      : work.meeting == Meeting::Merge              ? attend_and_merge
+                                                    : attend_here;
+  auto all = attend(query, keys, mask, work);
+  all.output = all.output.to(query.scalar_type());
+  return all;
+}
+
+AttentionGradients backward_in_place(
+    const Tensor& grad,
+    const Tensor& query,
+    const Keys& keys,
+    const Mask& mask,
+    const Attended& all,
+    bool wants_mask,
+    const AttentionWork& work) {
+  const auto options =
+      query.options().dtype(at::toOpMathType(query.scalar_type()));
+  const Queries queries{
+      query,
+      grad,
+      all,
+      mask,
+      at::zeros_like(query, options),
+      wants_mask ? at::zeros_like(mask.added, options) : Tensor()};
+  const auto backward = work.meeting == Meeting::Ring ? ring_backward
+      : work.meeting == Meeting::AllGather            ? gathered_backward
+                                                      : backward_here;
+  const auto of_keys = backward(queries, keys, work);
+  return {
+      queries.query_grad.to(query.scalar_type()),
+      of_keys.key.to(keys.key.scalar_type()),
+      of_keys.value.to(keys.value.scalar_type()),
+      wants_mask ? queries.mask_grad.to(mask.added.scalar_type()) : Tensor()};
+}
+
+// ---- rows in zigzag ---------------------------------------------------------
+
+/// The work on them, and the ways there and back.
+struct Zigzag {
+  explicit Zigzag(const AttentionWork& given) : from(given), work(given) {
+    const auto ranks = static_cast<int64_t>(given.keys.size());
+    work.queries = zigzag(whole_extent(given.queries), ranks);
+    work.keys = zigzag(whole_extent(given.keys), ranks);
+  }
+  Tensor queries(const Tensor& x) const {
+    return move_rows(x, from.queries, work.queries, work);
+  }
+  Keys keys(const Keys& x) const {
+    return {
+        move_rows(x.key, from.keys, work.keys, work),
+        move_rows(x.value, from.keys, work.keys, work)};
+  }
+  Attended queries(const Attended& x) const {
+    return {queries(x.output), queries(x.log_sum.unsqueeze(-1)).squeeze(-1)};
+  }
+  Tensor queries_back(const Tensor& x) const {
+    return move_rows(x, work.queries, from.queries, work);
+  }
+  Attended queries_back(const Attended& x) const {
+    return {
+        queries_back(x.output),
+        queries_back(x.log_sum.unsqueeze(-1)).squeeze(-1)};
+  }
+  Tensor key_back(const Tensor& x) const {
+    return move_rows(x, work.keys, from.keys, work);
+  }
+
+  const AttentionWork& from;
+  AttentionWork work;
+};
+
+/// A causal attention has no mask.
+Attended attend_balanced(
+    const Tensor& query,
+    const Keys& keys,
+    const Mask& mask,
+    const AttentionWork& work) {
+  const Zigzag moved(work);
+  return moved.queries_back(attend_in_place(
+      moved.queries(query), moved.keys(keys), mask, moved.work));
+}
+
+AttentionGradients backward_balanced(
+    const Tensor& grad,
+    const Tensor& query,
+    const Keys& keys,
+    const Mask& mask,
+    const Attended& all,
+    bool wants_mask,
+    const AttentionWork& work) {
+  const Zigzag moved(work);
+  const auto grads = backward_in_place(
+      moved.queries(grad),
+      moved.queries(query),
+      moved.keys(keys),
+      mask,
+      moved.queries(all),
+      wants_mask,
+      moved.work);
+  return {
+      moved.queries_back(grads.query),
+      moved.key_back(grads.key),
+      moved.key_back(grads.value),
+      grads.mask};
 }
 
 } // namespace
 
 Attended attend_all(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const AttentionWork& work) {
   RECORD_FUNCTION(name_of(work.meeting, false), std::vector<c10::IValue>());
-  if (!work.balanced) {
-    auto all = meet_all(query, {key, value}, seen_by(query, mask), work);
-    all.output = all.output.to(query.scalar_type());
-    return all;
-  }
-  const auto moved = in_zigzag(work);
-  const Keys keys{key, value};
-  const auto all = attend_all(
-      move_rows(query, work.queries, moved.queries, work),
-      move_rows(key, work.keys, moved.keys, work),
-      move_rows(value, work.keys, moved.keys, work),
-      mask,
-      moved);
-  const auto back = [&](const Tensor& x) {
-    return move_rows(x, moved.queries, work.queries, work);
-  };
-  return {back(all.output), back(all.log_sum.unsqueeze(-1)).squeeze(-1)};
+  const auto attend = work.balanced ? attend_balanced : attend_in_place;
+  return attend(query, keys, mask, work);
 }
 
 AttentionGradients attend_all_backward(
     const Tensor& grad,
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
   RECORD_FUNCTION(name_of(work.meeting, true), std::vector<c10::IValue>());
-  if (!work.balanced) {
-    const auto options =
-        query.options().dtype(at::toOpMathType(query.scalar_type()));
-    Queries queries{
-        query,
-        grad,
-        all,
-        seen_by(query, mask),
-        at::zeros_like(query, options),
-        Tensor()};
-    if (wants_mask) {
-      queries.mask_grad = at::zeros_like(mask, options);
-    }
-    const auto keys = meet_all_backward(queries, {key, value}, work);
-    return {
-        queries.query_grad.to(query.scalar_type()),
-        keys.key.to(key.scalar_type()),
-        keys.value.to(value.scalar_type()),
-        wants_mask ? queries.mask_grad.to(mask.scalar_type()) : Tensor()};
-  }
-  const auto moved = in_zigzag(work);
-  const auto away = [&](const Tensor& x) {
-    return move_rows(x, work.queries, moved.queries, work);
-  };
-  const auto keys_away = [&](const Tensor& x) {
-    return move_rows(x, work.keys, moved.keys, work);
-  };
-  const auto keys_back = [&](const Tensor& x) {
-    return move_rows(x, moved.keys, work.keys, work);
-  };
-  const auto grads = attend_all_backward(
-      away(grad),
-      away(query),
-      keys_away(key),
-      keys_away(value),
-      mask,
-      {away(all.output), away(all.log_sum.unsqueeze(-1)).squeeze(-1)},
-      wants_mask,
-      moved);
-  return {
-      move_rows(grads.query, moved.queries, work.queries, work),
-      keys_back(grads.key),
-      keys_back(grads.value),
-      grads.mask};
+  const auto backward = work.balanced ? backward_balanced : backward_in_place;
+  return backward(grad, query, keys, mask, all, wants_mask, work);
 }
 
 } // namespace shardtensor::detail

@@ -6,14 +6,14 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/rules/attention/dropout.h"
+#include "shardtensor/rules/attention/mask.h"
 #include "shardtensor/rules/attention/merge.h"
 #include "shardtensor/rules/attention/rows.h"
 
 namespace shardtensor::detail {
 
 // What a rank does in an attention whose keys are cut along the sequence: local
-// tensors of 4 dims, see block.h. For a compiler each function is one operator
-// of the graph, which contains its messages.
+// tensors of 4 dims, see block.h.
 
 /// How queries and keys of different ranks meet.
 enum class Meeting {
@@ -42,14 +42,18 @@ struct AttentionWork {
   std::string group; // "" for Meeting::Here
 };
 
-/// `mask` may be undefined: the rows of this rank's queries, all keys.
-/// Communication: none, one tour, one exchange, or one exchange and an
-/// all-reduce, by the meeting; balanced, an exchange for each tensor besides.
+struct Keys {
+  at::Tensor key;
+  at::Tensor value;
+};
+
+/// `mask` is that of this rank's queries. Communication: none, one tour, one
+/// exchange, or one exchange and an all-reduce, by the meeting; balanced, an
+/// exchange for each tensor besides.
 Attended attend_all(
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const at::Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const AttentionWork& work);
 
 /// Complete but for Meeting::Merge, where the query's is this rank's term. The
@@ -63,9 +67,8 @@ struct AttentionGradients {
 AttentionGradients attend_all_backward(
     const at::Tensor& grad,
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const at::Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const Attended& all,
     bool wants_mask,
     const AttentionWork& work);

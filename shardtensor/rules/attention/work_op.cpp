@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/own_operator.h"
-#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -79,6 +78,11 @@ AttentionWork decode(
   return work;
 }
 
+Mask mask_for(const Optional& mask, const Tensor& query) {
+  const auto added = mask.value_or(Tensor());
+  return {added, hidden_rows(added, query)};
+}
+
 Tensor contiguous(const Tensor& x) {
   return x.contiguous();
 }
@@ -95,9 +99,8 @@ Tensors forward_kernel(
     std::string group) {
   const auto all = attend_all(
       query,
-      key,
-      value,
-      mask.value_or(Tensor()),
+      {key, value},
+      mask_for(mask, query),
       decode(code, scale, dropout, dropout_key, std::move(group)));
   return {contiguous(all.output), contiguous(all.log_sum)};
 }
@@ -139,9 +142,8 @@ Tensors backward_kernel(
   const auto grads = attend_all_backward(
       grad,
       query,
-      key,
-      value,
-      mask.value_or(Tensor()),
+      {key, value},
+      mask_for(mask, query),
       {output, log_sum},
       wants_mask,
       decode(code, scale, dropout, dropout_key, std::move(group)));
@@ -192,22 +194,18 @@ TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
 
 } // namespace
 
-Attended run_attention(
+Attended attend_as_operator(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const AttentionWork& work) {
-  if (!is_traced(query)) {
-    return attend_all(query, key, value, mask, work);
-  }
   static const auto op =
       find_own_operator<decltype(forward_kernel)>("shardtensor::attention");
   const auto result = op.call(
       query,
-      key,
-      value,
-      optional(mask),
+      keys.key,
+      keys.value,
+      optional(mask.added),
       encode(work),
       work.scale,
       work.dropout.probability,
@@ -216,27 +214,22 @@ Attended run_attention(
   return {result[0], result[1]};
 }
 
-AttentionGradients run_attention_backward(
+AttentionGradients backward_as_operator(
     const Tensor& grad,
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
-  if (!is_traced(query)) {
-    return attend_all_backward(
-        grad, query, key, value, mask, all, wants_mask, work);
-  }
   static const auto op = find_own_operator<decltype(backward_kernel)>(
       "shardtensor::attention_backward");
   const auto result = op.call(
       grad,
       query,
-      key,
-      value,
-      optional(mask),
+      keys.key,
+      keys.value,
+      optional(mask.added),
       all.output,
       all.log_sum,
       wants_mask,

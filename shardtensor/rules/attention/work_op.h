@@ -4,20 +4,20 @@
 
 namespace shardtensor::detail {
 
-/// attend_all and attend_all_backward; of tensors that a compiler traces, as
-/// one operator each, which contains its messages.
-Attended run_attention(
+// attend_all and attend_all_backward for tensors that a compiler traces: one
+// operator each of its graph, which contains the messages, and finds in a mask
+// what that hides.
+
+Attended attend_as_operator(
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const at::Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const AttentionWork& work);
-AttentionGradients run_attention_backward(
+AttentionGradients backward_as_operator(
     const at::Tensor& grad,
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const at::Tensor& mask,
+    const Keys& keys,
+    const Mask& mask,
     const Attended& all,
     bool wants_mask,
     const AttentionWork& work);

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "shardtensor/rules/attention/block.h"
-#include "shardtensor/rules/attention/hidden_rows.h"
+#include "shardtensor/rules/attention/mask.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/hidden_rows.h"
+#include "shardtensor/rules/attention/mask.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -6,12 +6,14 @@
 namespace shardtensor::detail {
 namespace {
 
+using at::Tensor;
+
 /// Next to lower numbers logarithms lose 2^-14 and more in fp32.
 constexpr double kLowestSeen = -1024;
 
 } // namespace
 
-HiddenRows hidden_rows(const at::Tensor& mask, const at::Tensor& query) {
+HiddenRows hidden_rows(const Tensor& mask, const Tensor& query) {
   if (!mask.defined() || !mask.is_floating_point() || mask.numel() == 0) {
     return {};
   }
@@ -28,6 +30,18 @@ HiddenRows hidden_rows(const at::Tensor& mask, const at::Tensor& query) {
     return {};
   }
   return {largest.masked_fill(rows.logical_not(), 0), queries};
+}
+
+Tensor mask_part(const Tensor& mask, int64_t dim, const Interval& part) {
+  return !mask.defined() || mask.size(dim) == 1
+      ? mask
+      : mask.narrow(dim, part.begin, part.extent());
+}
+
+Mask Mask::part(int64_t dim, const Interval& own) const {
+  return {
+      mask_part(added, dim, own),
+      {mask_part(hidden.origin, dim, own), hidden.queries}};
 }
 
 } // namespace shardtensor::detail

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/layout/interval.h"
+
 namespace shardtensor::detail {
 
 // Note [Rows that hide all keys]
@@ -25,5 +27,18 @@ struct HiddenRows {
 
 /// Those of a mask of 4 dims that is added, with all keys; may be undefined.
 HiddenRows hidden_rows(const at::Tensor& mask, const at::Tensor& query);
+
+/// A mask's part; nothing is cut where it broadcasts. May be undefined.
+at::Tensor mask_part(const at::Tensor& mask, int64_t dim, const Interval& part);
+
+/// A mask of 4 dims with all keys, bool or added, and where it hides them all.
+/// Both may be undefined.
+struct Mask {
+  at::Tensor added;
+  HiddenRows hidden;
+
+  /// That of some batches or heads.
+  Mask part(int64_t dim, const Interval& own) const;
+};
 
 } // namespace shardtensor::detail
