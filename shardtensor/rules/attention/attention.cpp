@@ -45,7 +45,7 @@ Tensor local_part(const Tensor& tensor) {
 }
 
 /// A mask of more than 4 dims may broadcast in some of those that become one.
-Tensor local_part_of_mask(const Tensor& mask, const ShardSpec& query) {
+Tensor local_mask(const Tensor& mask, const ShardSpec& query) {
   if (!mask.defined() || mask.dim() <= 4) {
     return local_part(mask);
   }
@@ -54,11 +54,6 @@ Tensor local_part_of_mask(const Tensor& mask, const ShardSpec& query) {
     sizes[dim] = query.local_sizes()[dim];
   }
   return in_four_dims(impl_of(mask)->local().expand(sizes));
-}
-
-Mask local_mask(const AttentionOperands& operands, const Tensor& query) {
-  const auto added = local_part_of_mask(operands.mask, *spec(operands.query));
-  return {added, is_traced(query) ? HiddenRows() : hidden_rows(added, query)};
 }
 
 AttentionWork with_options(
@@ -143,11 +138,12 @@ Tensor mask_gradient(const Tensor& local, const AttentionLayouts& layouts) {
 }
 
 struct AttentionBackward : SavedInputsNode {
-  /// `output` and `log_sum` are local.
+  /// `output`, `log_sum` and `hidden` are local.
   AttentionBackward(
       const AttentionOperands& operands,
       const Tensor& output,
       const Tensor& log_sum,
+      const HiddenRows& hidden,
       LayoutsPtr layouts,
       double scale,
       AttentionDropout dropout)
@@ -158,7 +154,9 @@ struct AttentionBackward : SavedInputsNode {
              operands.mask,
              output,
              log_sum,
-             dropout.key}),
+             dropout.key,
+             hidden.origin,
+             hidden.queries}),
         scope_(current_comm_scope()),
         layouts_(std::move(layouts)),
         scale_(scale),
@@ -192,6 +190,7 @@ struct AttentionBackward : SavedInputsNode {
               grad,
               operands,
               {in_four_dims(inputs[4]), inputs[5]},
+              {inputs[7], inputs[8]},
               wants_mask,
               with_options(layouts_->work, scale_, dropout));
     return {result.query, result.key, result.value, result.mask};
@@ -201,6 +200,7 @@ struct AttentionBackward : SavedInputsNode {
       const Tensor& grad,
       const AttentionOperands& operands,
       const Attended& attended,
+      const HiddenRows& hidden,
       bool wants_mask,
       const AttentionWork& work) {
     const auto& all = *layouts_;
@@ -214,7 +214,7 @@ struct AttentionBackward : SavedInputsNode {
           local_part(grad),
           query,
           {local_part(operands.key), local_part(operands.value)},
-          local_mask(operands, query),
+          {local_mask(operands.mask, *all.query), hidden},
           attended,
           wants_mask,
           work);
@@ -247,14 +247,19 @@ Tensor attention(
         layouts->output);
   }
   Attended all;
+  Mask seen;
   {
     const LocalWork local_work;
     const auto local = local_part(query);
-    const auto attend = is_traced(local) ? attend_as_operator : attend_all;
-    all = attend(
+    const bool traced = is_traced(local);
+    seen.added = local_mask(mask, *layouts->query);
+    if (!traced) { // else the operator looks itself
+      seen.hidden = hidden_rows(seen.added, local);
+    }
+    all = (traced ? attend_as_operator : attend_all)(
         local,
         {local_part(key), local_part(value)},
-        local_mask(operands, local),
+        seen,
         with_options(layouts->work, scale, dropout));
     all.output = all.output.reshape(layouts->output->local_sizes());
   }
@@ -268,6 +273,7 @@ Tensor attention(
       operands,
       to_local(output.detach()), // shares its version
       all.log_sum,
+      seen.hidden,
       layouts,
       scale,
       dropout);
