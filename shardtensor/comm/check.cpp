@@ -3,15 +3,14 @@
 #include <atomic>
 #include <optional>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/known_error.h"
+#include "shardtensor/comm/plain_tensors.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor {
@@ -162,17 +161,6 @@ KnownError told(
       ? KnownError{KnownError::Kind::Other, full_text(*call) + call->own}
       : *error;
 }
-
-/// Messages are of plain tensors, whatever transforms the program's.
-struct OnPlainTensors {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKeySet(
-      {c10::DispatchKey::Python,
-       c10::DispatchKey::PythonTLSSnapshot,
-       c10::DispatchKey::Functionalize,
-       c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-       c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
-};
 
 void compare(
     const Group& group,

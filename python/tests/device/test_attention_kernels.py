@@ -126,6 +126,34 @@ def test_a_mask_that_learns_takes_the_kernel_forward_alone(mesh):
     )
 
 
+# ---- neighbourhoods ---------------------------------------------------------
+
+
+def copies_of_a_second_step(x, *parameters):
+    import guarded
+
+    def step():
+        out = neighborhood_attention(*x, *parameters)
+        torch.autograd.grad(out.square().sum(), x)
+
+    step()
+    before = guarded.count()
+    step()
+    return guarded.copies_since(before)
+
+
+@ranks(1, 2)
+def test_windows_are_copied_to_the_device_once(mesh):
+    for lengths, *parameters in PIECES:
+        x = [torch.randn(1, *lengths, 2, 4) for _ in range(3)]
+        plain = [t.requires_grad_() for t in x]
+        shards = [sharded_leaf(t, mesh, len(lengths)) for t in x]
+        # Messages of the guarded device pass the host.
+        for given in [plain] + ([shards] if mesh.size() == 1 else []):
+            copies = copies_of_a_second_step(given, *parameters)
+            assert copies == {"to_host": 0, "to_device": 0}
+
+
 # ---- NATTEN's ---------------------------------------------------------------
 
 
@@ -165,6 +193,9 @@ def attend_by_natten(shape):
             x = [torch.randn(1, *lengths, 2, features) for _ in range(3)]
             wholes = [t.requires_grad_() for t in x]
             shards = [sharded_leaf(t, mesh, len(lengths)) for t in x]
+            if features == 5:
+                copies = copies_of_a_second_step(wholes, *parameters)
+                assert copies == {"to_host": 0, "to_device": 0}
             calls.clear()
             out = neighborhood_attention(*shards, *parameters)
             grads = torch.autograd.grad(out.square().sum(), shards)

@@ -1,11 +1,10 @@
 #include "shardtensor/rules/attention/neighborhood_by_natten.h"
 
-#include <numeric>
-
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/own_operator.h"
+#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/rules/attention/device_table.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -19,18 +18,36 @@ using at::Tensor;
 // piece's keys. Rows of zeros in front let dilation and stride begin where they
 // begin in the domain.
 
+/// Where the rows of one dim of a tensor stand among the domain's.
+struct Places {
+  int64_t first = 0;
+  int64_t count = 0;
+  Tensor rows; // on the device; undefined where they are next to each other
+};
+
 struct Domain {
   std::vector<int64_t> kernel;
   std::vector<int64_t> dilation;
   std::vector<int64_t> stride;
   std::vector<bool> causal;
   std::vector<int64_t> length;
-  std::vector<std::vector<int64_t>> keys; // where each of the piece's stands
-  std::vector<std::vector<int64_t>> queries;
+  std::vector<Places> keys; // that the piece holds
+  std::vector<Places> queries;
 };
 
+Places places_of(std::vector<int64_t> rows, at::Device device) {
+  const auto count = static_cast<int64_t>(rows.size());
+  Places places{rows.front(), count, {}};
+  if (rows.back() - rows.front() + 1 != count) {
+    places.rows = device_table(rows, {count}, device);
+  }
+  return places;
+}
+
 /// Nothing where the keys are too few for a window.
-std::optional<Domain> domain_of(const std::vector<NeighborhoodDim>& dims) {
+std::optional<Domain> domain_of(
+    const std::vector<NeighborhoodDim>& dims,
+    at::Device device) {
   Domain domain;
   for (const auto& dim : dims) {
     auto keys = key_rows(dim);
@@ -46,35 +63,23 @@ std::optional<Domain> domain_of(const std::vector<NeighborhoodDim>& dims) {
     for (auto& key : keys) {
       key -= begin;
     }
-    std::vector<int64_t> queries(dim.queries.extent());
-    std::iota(queries.begin(), queries.end(), dim.queries.begin - begin);
     domain.kernel.push_back(dim.kernel);
     domain.dilation.push_back(dim.dilation);
     domain.stride.push_back(dim.stride);
     domain.causal.push_back(dim.causal);
     domain.length.push_back(length);
-    domain.keys.push_back(std::move(keys));
-    domain.queries.push_back(std::move(queries));
+    domain.keys.push_back(places_of(std::move(keys), device));
+    domain.queries.push_back(
+        {dim.queries.begin - begin, dim.queries.extent(), {}});
   }
   return domain;
-}
-
-bool is_interval(const std::vector<int64_t>& places) {
-  return places.back() - places.front() + 1 ==
-      static_cast<int64_t>(places.size());
-}
-
-Tensor on_device(std::vector<int64_t> places, at::Device device) {
-  const auto count = static_cast<int64_t>(places.size());
-  return at::from_blob(places.data(), count, at::kLong)
-      .to(device, at::kLong, false, true);
 }
 
 /// x, whose dims after the batch have these places, with zeros elsewhere.
 Tensor extended(
     Tensor x,
     const Domain& domain,
-    const std::vector<std::vector<int64_t>>& places) {
+    const std::vector<Places>& places) {
   for (size_t i = 0; i < places.size(); ++i) {
     const auto dim = static_cast<int64_t>(i) + 1;
     const int64_t length = domain.length[i];
@@ -84,10 +89,10 @@ Tensor extended(
     auto sizes = x.sizes().vec();
     sizes[dim] = length;
     const auto whole = at::zeros(sizes, x.options());
-    if (is_interval(places[i])) {
-      whole.narrow(dim, places[i].front(), x.size(dim)).copy_(x);
+    if (places[i].rows.defined()) {
+      whole.index_copy_(dim, places[i].rows, x);
     } else {
-      whole.index_copy_(dim, on_device(places[i], x.device()), x);
+      whole.narrow(dim, places[i].first, x.size(dim)).copy_(x);
     }
     x = whole;
   }
@@ -95,13 +100,12 @@ Tensor extended(
 }
 
 /// What extended() brought there.
-Tensor cropped(Tensor x, const std::vector<std::vector<int64_t>>& places) {
+Tensor cropped(Tensor x, const std::vector<Places>& places) {
   for (size_t i = 0; i < places.size(); ++i) {
     const auto dim = static_cast<int64_t>(i) + 1;
-    const auto count = static_cast<int64_t>(places[i].size());
-    x = is_interval(places[i])
-        ? x.narrow(dim, places[i].front(), count)
-        : x.index_select(dim, on_device(places[i], x.device()));
+    x = places[i].rows.defined()
+        ? x.index_select(dim, places[i].rows)
+        : x.narrow(dim, places[i].first, places[i].count);
   }
   return x.contiguous();
 }
@@ -170,13 +174,24 @@ bool takes(const Tensor& query, const Tensor& key, const Tensor& value) {
       query.size(-1) == value.size(-1) && is_installed(query);
 }
 
-/// What NATTEN attends to in the place of the piece, if it can.
-std::optional<Domain> domain_of_piece(
+/// What NATTEN attends to in the place of the piece, if it can. Kept with its
+/// tables on the device, each copy of which would wait for it.
+std::shared_ptr<const std::optional<Domain>> domain_of_piece(
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims) {
-  return takes(query, key, value) ? domain_of(dims) : std::nullopt;
+  static const auto none = std::make_shared<const std::optional<Domain>>();
+  if (!takes(query, key, value)) {
+    return none;
+  }
+  static PlanCache<std::optional<Domain>> domains;
+  const auto device = query.device();
+  PlanKey plan;
+  plan.add(encode(dims))
+      .add(static_cast<int64_t>(device.type()))
+      .add(static_cast<int64_t>(device.index()));
+  return domains.find(plan, [&] { return domain_of(dims, device); });
 }
 
 } // namespace
@@ -187,7 +202,8 @@ std::optional<NeighborhoodOutput> attend_by_natten(
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
-  const auto domain = domain_of_piece(query, key, value, dims);
+  const auto found = domain_of_piece(query, key, value, dims);
+  const auto& domain = *found;
   if (!domain) {
     return std::nullopt;
   }
@@ -213,7 +229,8 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> attend_by_natten_backward(
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
-  const auto domain = domain_of_piece(query, key, value, dims);
+  const auto found = domain_of_piece(query, key, value, dims);
+  const auto& domain = *found;
   if (!domain) {
     return std::nullopt;
   }

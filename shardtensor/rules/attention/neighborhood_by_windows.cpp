@@ -1,17 +1,20 @@
 #include "shardtensor/rules/attention/neighborhood_by_windows.h"
 
+#include <algorithm>
+
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/rules/attention/device_table.h"
 #include "shardtensor/rules/attention/merge.h"
-#include "shardtensor/rules/attention/neighborhood_loops.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -20,34 +23,97 @@ using at::Tensor;
 
 constexpr int64_t kElementsAtATime = int64_t{1} << 22; // of copied keys
 
-/// A plain tensor, also under torch.func, whose factories give wrapped ones.
-template <class Number>
-Tensor table(
-    std::vector<Number>& numbers,
-    at::IntArrayRef sizes,
-    at::Device device) {
-  const auto type = c10::CppTypeToScalarType<Number>::value;
-  return at::from_blob(numbers.data(), sizes, type)
-      .to(device, type, false, true);
-}
-
-/// For queries [begin, end) of the piece, its cells in row-major order, the
-/// cells of their keys, (queries, window), and where a causal window ends
-/// earlier.
+/// The cells of some queries' keys, (queries, window), and which of them a
+/// query does not see, where a causal window ends earlier.
 struct Windows {
   Tensor cells;
   Tensor unseen; // undefined: none
 };
 
-NeighborhoodPiece piece_of(const std::vector<NeighborhoodDim>& dims) {
-  NeighborhoodPiece piece;
+/// Of all queries along one dim.
+struct WindowsOfDim {
+  Windows windows;
+  int64_t keys = 0; // that the piece holds
+};
+
+WindowsOfDim make_windows(const NeighborhoodDim& dim, at::Device device) {
+  const LocalWindows windows(dim);
+  std::vector<int64_t> cells;
+  std::vector<uint8_t> unseen;
+  for (int64_t query = 0; query < windows.queries(); ++query) {
+    for (int64_t i = 0; i < dim.kernel; ++i) {
+      const bool sees = i < windows.count(query);
+      cells.push_back(windows.key(query, sees ? i : 0));
+      unseen.push_back(sees ? 0 : 1);
+    }
+  }
+  const std::vector<int64_t> sizes{windows.queries(), dim.kernel};
+  return {
+      {device_table(cells, sizes, device), device_table(unseen, sizes, device)},
+      windows.keys()};
+}
+
+/// Kept on the device: each copy from the host would wait for it.
+std::shared_ptr<const WindowsOfDim> windows_of(
+    const NeighborhoodDim& dim,
+    at::Device device) {
+  static PlanCache<WindowsOfDim> tables;
+  PlanKey key;
+  key.add(encode({dim}))
+      .add(static_cast<int64_t>(device.type()))
+      .add(static_cast<int64_t>(device.index()));
+  return tables.find(key, [&] { return make_windows(dim, device); });
+}
+
+/// What is found along a dim, with what is found along the dims after it.
+Windows around(
+    const Windows& outer,
+    const Windows& inner,
+    int64_t inner_cells) {
+  const auto each_with_each = [](const Tensor& a, const Tensor& b) {
+    return (a.unsqueeze(2) + b.unsqueeze(1)).flatten(1);
+  };
+  return {
+      each_with_each(outer.cells * inner_cells, inner.cells),
+      each_with_each(outer.unseen, inner.unseen)};
+}
+
+/// Of queries [begin, end) of the piece, in row-major order.
+Windows find_windows(
+    const std::vector<NeighborhoodDim>& dims,
+    Interval queries,
+    at::Device device) {
+  const OnPlainTensors plain;
+  const auto numbers = at::TensorOptions(device).dtype(at::kLong);
+  auto rest = at::arange(queries.begin, queries.end, numbers);
+  Windows found{
+      at::zeros({queries.extent(), 1}, numbers),
+      at::zeros({queries.extent(), 1}, numbers.dtype(at::kByte))};
+  int64_t cells = 1;
+  bool causal = false;
+  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
+    const auto extent = std::max<int64_t>(dim->queries.extent(), 1);
+    const auto own = rest.remainder(extent);
+    const auto of_dim = windows_of(*dim, device);
+    found = around(
+        {of_dim->windows.cells.index_select(0, own),
+         of_dim->windows.unseen.index_select(0, own)},
+        found,
+        cells);
+    rest = rest.floor_divide(extent);
+    cells *= of_dim->keys;
+    causal = causal || dim->causal;
+  }
+  found.unseen = causal ? found.unseen.to(at::kBool) : Tensor();
+  return found;
+}
+
+int64_t count_queries(const std::vector<NeighborhoodDim>& dims) {
+  int64_t count = 1;
   for (const auto& dim : dims) {
-    piece.dims.emplace_back(dim);
+    count *= dim.queries.extent();
   }
-  while (piece.dims.size() < 3) {
-    piece.dims.emplace_back(NeighborhoodDim());
-  }
-  return piece;
+  return count;
 }
 
 int64_t window_size(const std::vector<NeighborhoodDim>& dims) {
@@ -56,31 +122,6 @@ int64_t window_size(const std::vector<NeighborhoodDim>& dims) {
     size *= dim.kernel;
   }
   return size;
-}
-
-Windows find_windows(
-    const NeighborhoodPiece& piece,
-    int64_t width,
-    Interval queries,
-    at::Device device) {
-  std::vector<int64_t> cells;
-  std::vector<int64_t> found;
-  std::vector<uint8_t> unseen;
-  const Interval rows{0, piece.dims[0].keys()};
-  for (int64_t query = queries.begin; query < queries.end; ++query) {
-    piece.find_keys(query, rows, found);
-    const auto missing = width - static_cast<int64_t>(found.size());
-    unseen.resize(unseen.size() + found.size(), 0);
-    unseen.resize(unseen.size() + missing, 1);
-    found.resize(width, 0);
-    cells.insert(cells.end(), found.begin(), found.end());
-  }
-  const std::vector<int64_t> sizes{queries.extent(), width};
-  Windows windows{table(cells, sizes, device), {}};
-  if (std::find(unseen.begin(), unseen.end(), 1) != unseen.end()) {
-    windows.unseen = table(unseen, sizes, device).to(at::kBool);
-  }
-  return windows;
 }
 
 /// (batch, cells, heads, features), in the type of the arithmetic.
@@ -135,8 +176,7 @@ void visit_queries(
     const std::vector<NeighborhoodDim>& dims,
     bool in_parts,
     const Visit& visit) {
-  const auto piece = piece_of(dims);
-  const int64_t count = piece.queries();
+  const int64_t count = count_queries(dims);
   const int64_t width = window_size(dims);
   const int64_t elements = query.size(0) * query.size(-2) * width *
       std::max(query.size(-1), value.size(-1));
@@ -146,7 +186,7 @@ void visit_queries(
   int64_t begin = 0;
   do {
     const Interval queries{begin, std::min(begin + step, count)};
-    visit(find_windows(piece, width, queries, query.device()), queries);
+    visit(find_windows(dims, queries, query.device()), queries);
     begin = queries.end;
   } while (begin < count);
 }
