@@ -31,6 +31,28 @@ BlockOptions options_of(
   return options;
 }
 
+Tensor zeros_for_sum(const Tensor& like) {
+  return at::zeros_like(
+      like, like.options().dtype(at::toOpMathType(like.scalar_type())));
+}
+
+/// Adds to rows of a sum for all rows of `like`, which a first term that has
+/// them all becomes: two passes less.
+void add_rows(
+    Tensor& sum,
+    const Tensor& like,
+    const Interval& rows,
+    const Tensor& term) {
+  if (!sum.defined() && rows.extent() == like.size(kRows)) {
+    sum = term.to(at::toOpMathType(like.scalar_type()));
+    return;
+  }
+  if (!sum.defined()) {
+    sum = zeros_for_sum(like);
+  }
+  rows_of(sum, rows).add_(term);
+}
+
 } // namespace
 
 Tensor rows_of(const Tensor& x, const Interval& rows, int64_t dim) {
@@ -85,6 +107,12 @@ void Attention::start(int64_t features) {
   all_.log_sum = at::full(sizes, kUnseen, options);
 }
 
+void Queries::start_grad() {
+  if (!query_grad.defined()) {
+    query_grad = zeros_for_sum(query);
+  }
+}
+
 Queries Queries::part(int64_t dim, const Interval& keys, int64_t of) const {
   const int64_t each = of ? query.size(dim) / of : 0;
   const Interval own{keys.begin * each, keys.end * each};
@@ -98,19 +126,16 @@ Queries Queries::part(int64_t dim, const Interval& keys, int64_t of) const {
 }
 
 Keys meet_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const Rows& rows,
     const AttentionWork& work) {
-  const auto options =
-      keys.key.options().dtype(at::toOpMathType(keys.key.scalar_type()));
-  Keys grads{
-      at::zeros_like(keys.key, options), at::zeros_like(keys.value, options)};
-  if (queries.query.numel() == 0 || keys.key.numel() == 0) {
-    return grads;
+  std::vector<Product> products;
+  if (queries.query.numel() > 0 && keys.key.numel() > 0) {
+    products = plan_products(work.queries[work.rank], rows, work.causal);
   }
-  for (const auto& product :
-       plan_products(work.queries[work.rank], rows, work.causal)) {
+  Keys grads;
+  for (const auto& product : products) {
     const auto& q = product.queries;
     const auto part = attend_backward(
         rows_of(queries.grad, q),
@@ -120,13 +145,16 @@ Keys meet_backward(
         {rows_of(queries.all.output, q), rows_of(queries.all.log_sum, q)},
         queries.mask_grad.defined(),
         options_of(product, queries.mask, work));
-    rows_of(queries.query_grad, q).add_(part.query);
-    rows_of(grads.key, product.keys).add_(part.key);
-    rows_of(grads.value, product.keys).add_(part.value);
+    add_rows(queries.query_grad, queries.query, q, part.query);
+    add_rows(grads.key, keys.key, product.keys, part.key);
+    add_rows(grads.value, keys.value, product.keys, part.value);
     if (part.mask.defined()) {
       const auto target = mask_of(queries.mask_grad, product);
       target.add_(part.mask.sum_to_size(target.sizes()));
     }
+  }
+  if (!grads.key.defined()) {
+    grads = {zeros_for_sum(keys.key), zeros_for_sum(keys.value)};
   }
   return grads;
 }

@@ -47,8 +47,11 @@ struct Queries {
   at::Tensor grad;
   Attended all;
   Mask mask;
-  at::Tensor query_grad;
+  at::Tensor query_grad; // undefined: nothing yet
   at::Tensor mask_grad; // undefined unless wanted
+
+  /// For parts of it.
+  void start_grad();
 
   /// Those that meet keys [begin, end) of `of` along a dim of batch or heads.
   Queries part(int64_t dim, const Interval& keys, int64_t of) const;
@@ -57,7 +60,7 @@ struct Queries {
 /// What queries contribute to the gradients of a block's keys and values; adds
 /// to their own.
 Keys meet_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const Rows& rows,
     const AttentionWork& work);

@@ -89,7 +89,7 @@ Attended attend_on_tour(
 }
 
 Keys tour_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
   const auto own = packed(keys);
@@ -101,8 +101,9 @@ Keys tour_backward(
     const auto part_of = [&](const Tensor& x) {
       return rows_of(x, part, halves.dim);
     };
+    auto of_part = queries.part(halves.dim, part, keys.key.size(halves.dim));
     const auto grads = meet_backward(
-        queries.part(halves.dim, part, keys.key.size(halves.dim)),
+        of_part,
         {part_of(keys.key), part_of(keys.value)},
         work.keys[work.rank],
         work);
@@ -185,7 +186,7 @@ Attended attend_here(
 }
 
 Keys backward_here(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
   return meet_backward(queries, keys, work.keys[work.rank], work);
@@ -217,9 +218,10 @@ Attended attend_in_ring(
 }
 
 Keys ring_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
+  queries.start_grad();
   const auto tours = plan_tours(keys, work);
   if (tours.size() == 1) {
     return tour_backward(queries, keys, work);
@@ -227,8 +229,8 @@ Keys ring_backward(
   const int64_t all = keys.key.size(kHeads);
   const Keys grads{at::empty_like(keys.key), at::empty_like(keys.value)};
   for (const auto& heads : tours) {
-    const auto part = tour_backward(
-        queries.part(kHeads, heads, all), heads_of(keys, heads), work);
+    auto of_heads = queries.part(kHeads, heads, all);
+    const auto part = tour_backward(of_heads, heads_of(keys, heads), work);
     const auto target = heads_of(grads, heads);
     target.key.copy_(part.key);
     target.value.copy_(part.value);
@@ -249,7 +251,7 @@ Attended attend_to_gathered(
 }
 
 Keys gathered_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work) {
   const auto all = all_keys(work);

@@ -24,7 +24,7 @@ Attended attend_here(
     const Mask& mask,
     const AttentionWork& work);
 Keys backward_here(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work);
 
@@ -34,7 +34,7 @@ Attended attend_in_ring(
     const Mask& mask,
     const AttentionWork& work);
 Keys ring_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work);
 
@@ -44,7 +44,7 @@ Attended attend_to_gathered(
     const Mask& mask,
     const AttentionWork& work);
 Keys gathered_backward(
-    const Queries& queries,
+    Queries& queries,
     const Keys& keys,
     const AttentionWork& work);
 

@@ -52,17 +52,18 @@ AttentionGradients backward_in_place(
     const AttentionWork& work) {
   const auto options =
       query.options().dtype(at::toOpMathType(query.scalar_type()));
-  const Queries queries{
+  Queries queries{
       query,
       grad,
       all,
       mask,
-      at::zeros_like(query, options),
+      Tensor(),
       wants_mask ? at::zeros_like(mask.added, options) : Tensor()};
   const auto backward = work.meeting == Meeting::Ring ? ring_backward
       : work.meeting == Meeting::AllGather            ? gathered_backward
                                                       : backward_here;
   const auto of_keys = backward(queries, keys, work);
+  queries.start_grad(); // where no query met a key
   return {
       queries.query_grad.to(query.scalar_type()),
       of_keys.key.to(keys.key.scalar_type()),
