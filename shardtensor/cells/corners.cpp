@@ -1,6 +1,7 @@
 #include "shardtensor/cells/corners.h"
 
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/rules/points/unique_rows.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -154,23 +156,16 @@ std::tuple<Tensor, Tensor> merge_corners(const Tensor& given) {
                                    mesh->position(),
                                    mesh->group())
                              : merge_alone(rows);
-  ShardSpec::Partitions of_points(2);
-  ShardSpec::Partitions of_cells(2);
-  if (is_cut) {
-    of_points[0] = Partition(merged.sizes);
-    of_cells[0] = layout->partition(0);
-  }
-  int64_t count = 0;
-  for (const auto size : merged.sizes) {
-    count += size;
-  }
-  const auto& placements = layout->placements();
+  const auto count =
+      std::accumulate(merged.sizes.begin(), merged.sizes.end(), int64_t{0});
+  const auto of_points = is_cut
+      ? cut_by_all(mesh, {count, dims}, 0, Partition(merged.sizes))
+      : make_spec(mesh, {count, dims}, layout->placements());
   return {
-      from_local(
-          merged.points, make_spec(mesh, {count, dims}, placements, of_points)),
+      from_local(merged.points, of_points),
       from_local(
           merged.cells.view({-1, each}),
-          make_spec(mesh, {given.size(0), each}, placements, of_cells))};
+          with_dims(layout, {given.size(0), each}, {0, -1}))};
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, CompositeImplicitAutograd, m) {

@@ -23,7 +23,7 @@
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/rules/points/unique_rows.h"
+#include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
@@ -37,8 +37,7 @@ using at::Tensor;
 using Blocks = std::vector<Tensor>;
 using Kinds = std::vector<std::string>;
 
-// ---- this rank's cells
-// --------------------------------------------------------
+// ---- this rank's cells ------------------------------------------------------
 
 struct Block {
   const CellKind& kind;
@@ -75,11 +74,6 @@ void check_block(
   check_planned_index(op, cells, 0, points);
 }
 
-Tensor cut_by_all(const Tensor& cells, const MeshPtr& mesh) {
-  return redistribute(
-      cells, std::vector<Placement>(mesh->axes(), Placement::shard(0)));
-}
-
 /// Blocks are cut by all axes if any is cut.
 OwnCells own_cells(
     const char* op,
@@ -108,9 +102,10 @@ OwnCells own_cells(
     auto block = cells[i];
     int64_t begin = 0;
     if (own.mesh) {
-      block = cut_rows(promote_operand(block, own.mesh, op));
-      block = own.is_cut ? cut_by_all(block, own.mesh)
-                         : redistribute(block, replicated(spec(block)));
+      block = promote_operand(block, own.mesh, op);
+      block = redistribute(
+          block,
+          own.is_cut ? cut_by_all(spec(block), 0) : replicated(spec(block)));
       begin = spec(block)->interval(0).begin;
       block = to_local(block);
     }
@@ -129,18 +124,16 @@ Tensor joined(
     return local;
   }
   auto all = local.sizes().vec();
-  std::vector<Placement> placements(cells.mesh->axes());
-  ShardSpec::Partitions partitions(local.dim());
-  if (cells.is_cut) {
-    all[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    std::fill(placements.begin(), placements.end(), Placement::shard(0));
-    partitions[0] = Partition(sizes);
-  }
-  return from_local(local, make_spec(cells.mesh, all, placements, partitions));
+  all[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  return from_local(
+      local,
+      cells.is_cut
+          ? cut_by_all(cells.mesh, all, 0, Partition(sizes))
+          : make_spec(
+                cells.mesh, all, std::vector<Placement>(cells.mesh->axes())));
 }
 
-// ---- faces
-// --------------------------------------------------------------------
+// ---- faces ------------------------------------------------------------------
 
 /// Faces of this rank's cells, (n, width): corners as the cell has them, -1
 /// behind them, and the cell.
@@ -220,9 +213,7 @@ Sides sides_of(const Tensor& rows, int64_t first, int64_t faces) {
 void check_sides(const OwnCells& cells, int64_t own_most) {
   auto most = at::full({}, own_most, at::kLong);
   if (cells.is_cut) {
-    std::vector<int64_t> axes(cells.mesh->axes());
-    std::iota(axes.begin(), axes.end(), 0);
-    most = all_reduce(most, Reduce::Max, *cells.mesh, axes);
+    most = all_reduce(most, Reduce::Max, cells.mesh->group());
   }
   TORCH_CHECK_VALUE(
       most.item<int64_t>() <= 2,
@@ -233,8 +224,7 @@ void check_sides(const OwnCells& cells, int64_t own_most) {
 
 } // namespace
 
-// ---- the functions
-// ------------------------------------------------------------
+// ---- the functions ----------------------------------------------------------
 
 Tensor cell_edges(const Blocks& cells, const Kinds& kinds, int64_t points) {
   const CommScope scope("shardtensor::cell_edges");

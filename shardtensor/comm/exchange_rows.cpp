@@ -5,9 +5,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/host_numbers.h"
 
 namespace shardtensor::detail {
 
@@ -112,6 +114,12 @@ at::Tensor all_gather_rows(
         copies(x, dim, group.ranks()), dim, in_splits, sizes, group_name);
   }
   return exchange(x, encode_all_gather(x.sizes(), dim, sizes, group));
+}
+
+std::vector<int64_t> gather_number(int64_t own, const std::string& group_name) {
+  const std::vector<int64_t> one(Group(group_name).ranks(), 1);
+  return host_numbers(
+      all_gather_rows(at::full({1}, own, at::kLong), 0, one, group_name));
 }
 
 at::Tensor all_to_all_rows(

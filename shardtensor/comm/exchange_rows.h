@@ -23,6 +23,9 @@ at::Tensor all_gather_rows(
     c10::IntArrayRef sizes,
     const std::string& group);
 
+/// Each rank's number, in their order. Over the host.
+std::vector<int64_t> gather_number(int64_t own, const std::string& group);
+
 /// See all_to_all_v.
 at::Tensor all_to_all_rows(
     const at::Tensor& x,

@@ -7,7 +7,6 @@
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/searchsorted.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/comm/exchange_rows.h"
@@ -18,16 +17,8 @@ namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using Numbers = std::vector<int64_t>;
 
 constexpr int64_t kSamples = 64; // of each rank's keys
-
-Numbers gather_number(int64_t own, int64_t ranks, const std::string& group) {
-  const auto all = all_gather_rows(
-      at::tensor({own}, at::kLong), 0, Numbers(ranks, 1), group);
-  const auto* const data = all.const_data_ptr<int64_t>();
-  return {data, data + all.numel()};
-}
 
 /// The rank that gets each key: bounds between ranks are keys at even steps of
 /// all ranks' samples, the same everywhere.
@@ -40,10 +31,7 @@ Tensor owners_of(
                           .mul(ascending.numel())
                           .floor_divide(std::max<int64_t>(own, 1));
   const auto all = all_gather_rows(
-      ascending.index_select(0, places),
-      0,
-      gather_number(own, ranks, group),
-      group);
+      ascending.index_select(0, places), 0, gather_number(own, group), group);
   if (all.numel() == 0) {
     return at::zeros_like(ascending);
   }
@@ -69,7 +57,7 @@ UniqueKeys unique_keys(const Tensor& keys, const std::string& group) {
   const Route route(owners_of(mine, ranks, group), group);
   const auto [owned, owned_places, owned_counts] =
       at::_unique2(route.send(mine), true, true);
-  const auto sizes = gather_number(owned.numel(), ranks, group);
+  const auto sizes = gather_number(owned.numel(), group);
   const auto begin = std::accumulate(
       sizes.begin(), sizes.begin() + Group(group).rank(), int64_t{0});
   const auto numbers = route.answer(owned_places.add(begin));

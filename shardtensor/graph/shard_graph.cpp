@@ -1,6 +1,5 @@
 #include "shardtensor/graph/shard_graph.h"
 
-#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -47,10 +47,7 @@ void check_nodes(const Tensor& nodes, const char* name) {
       nodes.scalar_type());
   const auto& layout = spec(nodes);
   TORCH_CHECK_VALUE(
-      nodes.dim() == 1 &&
-          static_cast<int64_t>(layout->axes(0).size()) ==
-              layout->mesh()->axes() &&
-          layout->partition(0).is_contiguous(),
+      nodes.dim() == 1 && is_cut_by_all(*layout, 0),
       kOp,
       ": expected ",
       name,
@@ -86,37 +83,10 @@ void check_edges(const Tensor& edge_index, const MeshPtr& mesh) {
   });
 }
 
-Numbers all_axes(const Mesh& mesh) {
-  Numbers axes(mesh.axes());
-  std::iota(axes.begin(), axes.end(), 0);
-  return axes;
-}
-
-/// `dim` cut by all axes into `pieces`.
-SpecPtr cut_by_all(
-    const MeshPtr& mesh,
-    Numbers sizes,
-    int64_t dim,
-    const Partition& pieces) {
-  ShardSpec::Partitions partitions(sizes.size());
-  partitions[dim] = pieces;
-  return make_spec(
-      mesh,
-      std::move(sizes),
-      std::vector<Placement>(mesh->axes(), Placement::shard(dim)),
-      std::move(partitions));
-}
-
 /// The given edges, cut along E by all axes, as they are if they are.
 Tensor cut_edges(const Tensor& edge_index, const MeshPtr& mesh) {
   const auto edges = promote(edge_index.detach(), mesh);
-  const auto& given = spec(edges);
-  const bool is_cut =
-      static_cast<int64_t>(given->axes(1).size()) == mesh->axes() &&
-      given->partition(1).is_contiguous();
-  const auto pieces = is_cut ? given->partition(1)
-                             : Partition::chunked(edges.size(1), mesh->ranks());
-  return redistribute(edges, cut_by_all(mesh, edges.sizes().vec(), 1, pieces));
+  return redistribute(edges, cut_by_all(spec(edges), 1));
 }
 
 // ---- renumbering ------------------------------------------------------------
@@ -150,7 +120,7 @@ class NodeNumbers {
  private:
   void check_all_are_named() const {
     const auto missing = numbers_.lt(0).any().to(at::kLong);
-    const auto all = all_reduce(missing, Reduce::Max, *mesh_, all_axes(*mesh_));
+    const auto all = all_reduce(missing, Reduce::Max, mesh_->group());
     TORCH_CHECK_VALUE(
         all.item<int64_t>() == 0,
         kOp,
@@ -189,14 +159,6 @@ std::pair<Edges, int64_t> interior_first(
   const auto first = inside.nonzero().select(1, 0);
   const auto last = inside.logical_not().nonzero().select(1, 0);
   return {edges.sorted(at::cat({first, last})), first.numel()};
-}
-
-/// How many each rank has.
-Partition pieces_by_counts(int64_t own, const Mesh& mesh) {
-  const auto all = all_gather_rows(
-      at::full({1}, own, at::kLong), 0, Numbers(mesh.ranks(), 1), mesh.group());
-  const auto* const counts = all.const_data_ptr<int64_t>();
-  return Partition(Numbers(counts, counts + all.numel()));
 }
 
 /// The layout of a tensor whose rows are cut as `rows` is.
@@ -299,7 +261,7 @@ ShardGraph::ShardGraph(
   std::tie(own, interior_edges_) = interior_first(own, sources_->interval(0));
 
   const auto device = edge_index.device();
-  const auto pieces = pieces_by_counts(own.places.numel(), *mesh);
+  const Partition pieces(gather_number(own.places.numel(), mesh->group()));
   const auto count = given.size(1);
   edge_index_ = from_local(
       at::stack({own.sources, own.targets}).to(device),

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <numeric>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -54,8 +53,7 @@ struct Part {
 class Bisection {
  public:
   Bisection(const Bisected& given, const Mesh& mesh)
-      : given_(given), mesh_(mesh), axes_(mesh.axes()) {
-    std::iota(axes_.begin(), axes_.end(), 0);
+      : given_(given), mesh_(mesh) {
     Part all{0, mesh.ranks(), {}, {}};
     const auto* const rows = given.rows.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < given.rows.numel(); ++i) {
@@ -90,7 +88,7 @@ class Bisection {
       const {
     auto local = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
     std::copy(values.begin(), values.end(), local.mutable_data_ptr<double>());
-    const auto all = all_reduce(local, reduce, mesh_, axes_).contiguous();
+    const auto all = all_reduce(local, reduce, mesh_.group()).contiguous();
     const auto* const data = all.const_data_ptr<double>();
     return {data, data + all.numel()};
   }
@@ -246,7 +244,6 @@ class Bisection {
 
   const Bisected& given_;
   const Mesh& mesh_;
-  Numbers axes_;
   std::vector<Part> parts_;
 };
 

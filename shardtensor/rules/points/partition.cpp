@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
@@ -16,8 +14,10 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/points/curve.h"
 #include "shardtensor/rules/points/bisection.h"
 #include "shardtensor/tensor/keys.h"
@@ -31,7 +31,6 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using Numbers = std::vector<int64_t>;
 
 constexpr auto kPartitionOp = "partition_points";
 
@@ -74,36 +73,15 @@ void check_arguments(
       owners ? owners->scalar_type() : at::kLong);
 }
 
-/// Cut along dim 0 by all axes of the mesh.
-SpecPtr by_rows(const MeshPtr& mesh, Numbers sizes, const Partition& pieces) {
-  std::vector<Placement> placements(mesh->axes(), Placement::shard(0));
-  ShardSpec::Partitions partitions(sizes.size());
-  partitions[0] = pieces;
-  return make_spec(
-      mesh, std::move(sizes), std::move(placements), std::move(partitions));
-}
-
-/// As the cloud is cut, if all axes cut it so.
-Partition given_pieces(const ShardSpec& points) {
-  const auto axes = static_cast<int64_t>(points.axes(0).size());
-  return axes == points.mesh()->axes() && points.partition(0).is_contiguous()
-      ? points.partition(0)
-      : Partition::chunked(points.size(0), points.mesh()->ranks());
-}
-
 class Partitioner {
  public:
   explicit Partitioner(const Tensor& points)
       : mesh_(spec(points)->mesh()),
-        layout_(
-            by_rows(mesh_, points.sizes().vec(), given_pieces(*spec(points)))),
+        layout_(cut_by_all(spec(points), 0)),
         points_(to_local(redistribute(points, layout_))),
         rows_(
             at::arange(points_.size(0), at::kLong)
-                .add(layout_->interval(0).begin)),
-        axes_(mesh_->axes()) {
-    std::iota(axes_.begin(), axes_.end(), 0);
-  }
+                .add(layout_->interval(0).begin)) {}
 
   std::tuple<Tensor, Tensor> run(
       const std::string& method,
@@ -120,7 +98,7 @@ class Partitioner {
  private:
   Tensor beside(const Tensor& x) const {
     const auto layout =
-        by_rows(mesh_, {layout_->size(0)}, layout_->partition(0));
+        cut_by_all(mesh_, {layout_->size(0)}, 0, layout_->partition(0));
     const auto whole = promote_operand(x.detach(), mesh_, kPartitionOp);
     return to_local(redistribute(whole, layout)).contiguous();
   }
@@ -142,7 +120,8 @@ class Partitioner {
          weighs.logical_not(),
          on_mesh.logical_not(),
          weights.gt(0).any()});
-    const auto all = all_reduce(found.to(at::kInt), Reduce::Max, *mesh_, axes_);
+    const auto all =
+        all_reduce(found.to(at::kInt), Reduce::Max, mesh_->group());
     const auto is_found = [&](int64_t i) {
       return all.select(0, i).item<int64_t>() != 0;
     };
@@ -174,7 +153,7 @@ class Partitioner {
     const auto high = at::amax(at::cat({points, lowest}), {0});
     const auto low = at::amax(at::cat({points.neg(), lowest}), {0});
     const auto corners =
-        all_reduce(at::stack({low, high}), Reduce::Max, *mesh_, axes_);
+        all_reduce(at::stack({low, high}), Reduce::Max, mesh_->group());
     return hilbert_codes(
         points,
         corners.select(0, 0).neg().contiguous(),
@@ -192,30 +171,17 @@ class Partitioner {
   }
 
   std::tuple<Tensor, Tensor> send(const Tensor& owners, const Tensor& codes) {
-    const auto order = owners.argsort(/*stable=*/true, 0, false);
-    const Numbers one(mesh_->ranks(), 1);
-    const auto counts = at::bincount(owners, {}, mesh_->ranks());
-    const auto& group = mesh_->group();
-    const auto come = all_to_all_rows(counts, 0, one, one, group);
-    const auto move = [&](const Tensor& x) {
-      return all_to_all_rows(
-          x.index_select(0, order), 0, numbers(counts), numbers(come), group);
-    };
-    const auto places = move(at::stack({codes, rows_}, 1));
-    const auto points = move(points_);
+    const Route route(owners, mesh_->group());
+    const auto places = route.send(at::stack({codes, rows_}, 1));
+    const auto points = route.send(points_);
     const auto own = along(places);
-    const Partition pieces(
-        numbers(all_gather_rows(come.sum(0, true), 0, one, group)));
+    const Partition pieces(gather_number(own.numel(), mesh_->group()));
     auto sizes = layout_->sizes();
     const auto rows = places.select(1, 1).index_select(0, own);
     return {
-        from_local(points.index_select(0, own), by_rows(mesh_, sizes, pieces)),
-        from_local(rows, by_rows(mesh_, {sizes[0]}, pieces))};
-  }
-
-  static Numbers numbers(const Tensor& x) {
-    const auto* const data = x.const_data_ptr<int64_t>();
-    return {data, data + x.numel()};
+        from_local(
+            points.index_select(0, own), cut_by_all(mesh_, sizes, 0, pieces)),
+        from_local(rows, cut_by_all(mesh_, {sizes[0]}, 0, pieces))};
   }
 
   /// The order of (code, row).
@@ -229,7 +195,6 @@ class Partitioner {
   SpecPtr layout_;
   Tensor points_;
   Tensor rows_; // of the whole cloud
-  Numbers axes_;
 };
 
 /// Points are partitioned once, there.

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/unique_keys.h"
+#include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -20,21 +21,7 @@ Tensor cut_rows(const Tensor& given) {
   if (!is_cut(given)) {
     return given;
   }
-  const auto layout = spec(given);
-  const auto& mesh = *layout->mesh();
-  const bool is_by_all =
-      static_cast<int64_t>(layout->axes(0).size()) == mesh.axes() &&
-      layout->partition(0).is_contiguous();
-  ShardSpec::Partitions partitions(given.dim());
-  partitions[0] = is_by_all ? layout->partition(0)
-                            : Partition::chunked(given.size(0), mesh.ranks());
-  return redistribute(
-      given,
-      make_spec(
-          layout->mesh(),
-          layout->sizes(),
-          std::vector<Placement>(mesh.axes(), Placement::shard(0)),
-          partitions));
+  return redistribute(given, cut_by_all(spec(given), 0));
 }
 
 UniqueRows unique_rows(const Tensor& keys) {
