@@ -21,6 +21,7 @@ from torch import nn
 
 from shardtensor import _C
 from shardtensor.nn.sync_batch_norm import normalize
+from shardtensor.nn.transformer_encoder import encode
 from shardtensor.shard_tensor import ShardTensor
 
 
@@ -28,6 +29,7 @@ def install() -> None:
     """Once."""
     _note_what_ddp_reads()
     _serve_sync_batch_norm()
+    _serve_transformer_encoder()
     _refuse_flex_attention()
 
 
@@ -58,6 +60,19 @@ def _serve_sync_batch_norm():
         return original(self, input)
 
     nn.SyncBatchNorm.forward = forward
+
+
+def _serve_transformer_encoder():
+    """nn.TransformerEncoder would make a ShardTensor a nested tensor in eval mode."""
+    original = nn.TransformerEncoder.forward
+
+    @functools.wraps(original)
+    def forward(self, src, *args, **kwargs):
+        if isinstance(src, ShardTensor):
+            return encode(original, self, src, *args, **kwargs)
+        return original(self, src, *args, **kwargs)
+
+    nn.TransformerEncoder.forward = forward
 
 
 def _refuse_flex_attention():

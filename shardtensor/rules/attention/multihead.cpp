@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention_ops.h>
+#include <ATen/ops/_nested_tensor_from_mask_left_aligned_ops.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd_ops.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -16,6 +17,7 @@
 
 // What nn.MultiheadAttention and nn.TransformerEncoderLayer call in eval mode
 // without grad: one operator for all, here written with those that have rules.
+// And what nn.TransformerEncoder asks about padding then.
 
 namespace shardtensor::detail {
 namespace {
@@ -151,6 +153,24 @@ Tensor transformer_encoder_layer_function(
   return norm_2(x + feed_forward(x));
 }
 
+/// Whether no row that is seen stands behind one that is padding.
+bool left_aligned_function(
+    c10::DispatchKeySet keys,
+    const Tensor& src,
+    const Tensor& seen) {
+  const bool fits = src.dim() == 3 && seen.scalar_type() == at::kBool &&
+      seen.sizes() == src.sizes().slice(0, 2);
+  if (!fits || seen.size(1) == 0) {
+    return without_rule<at::_ops::_nested_tensor_from_mask_left_aligned>(
+        keys, src, seen);
+  }
+  const int64_t others = seen.size(1) - 1;
+  const auto is_behind = seen.narrow(1, 0, others)
+                             .logical_not()
+                             .logical_and(seen.narrow(1, 1, others));
+  return !is_behind.any().item<bool>();
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
@@ -164,6 +184,11 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<
           at::_ops::_transformer_encoder_layer_fwd,
           transformer_encoder_layer_function>);
+  m.impl(
+      "_nested_tensor_from_mask_left_aligned",
+      function_rule<
+          at::_ops::_nested_tensor_from_mask_left_aligned,
+          left_aligned_function>);
 }
 
 } // namespace shardtensor::detail

@@ -37,7 +37,7 @@ void refuse_sparse_parts(
       "each makes a matrix that all ranks have");
 }
 
-/// Of nn.TransformerEncoder in eval mode, whose padded rows it drops.
+/// Of nn.TransformerEncoder in eval mode: the Python package goes on without.
 void refuse_nested(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,

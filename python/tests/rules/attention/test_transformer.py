@@ -254,18 +254,31 @@ def test_transports_and_masks_compile_whole(mesh, transport):
         check(mesh, Compiled(Both(), **options), sharded(q, [Shard(2)]))
 
 
-@ranks(2)
-def test_eval_mode_does_not_drop_padded_rows(mesh):
+@ranks(2, "2x2")
+@pytest.mark.parametrize("nested", [False, True])
+def test_eval_mode_with_padding(mesh, nested):
+    """Nested tensors have zeros in the place of padded rows, before the last norm."""
     x = torch.randn(3, 7, FEATURES, dtype=torch.float64)
     padding = torch.arange(7) >= torch.tensor([[7], [4], [2]])
+    added = torch.zeros(3, 7, dtype=torch.float64).masked_fill(padding, -torch.inf)
     one = layer(nn.TransformerEncoderLayer, batch_first=True)
-    model = nn.TransformerEncoder(one, 2, enable_nested_tensor=False).eval()
-    nested = nn.TransformerEncoder(one, 2).eval()
-    with torch.no_grad():
-        check(mesh, lambda x: model(x, None, padding), rows_cut(mesh, x, 1))
-        part = shard(x, mesh, placements_of(mesh, 1))
-        with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
-            nested(part, None, padding)
+    for norm in (None, nn.LayerNorm(FEATURES).double()):
+        model = nn.TransformerEncoder(one, 2, norm, enable_nested_tensor=nested).eval()
+
+        def encode(x, padding):
+            return model(x, src_key_padding_mask=padding)  # noqa: B023
+
+        with torch.no_grad():
+            for mask in (padding, padding.flip(1), added, rows_cut(mesh, padding, 1)):
+                check(mesh, encode, rows_cut(mesh, x, 1), mask)
+        check(mesh, encode, rows_cut(mesh, x, 1), padding)
+
+
+@ranks(2)
+def test_a_nested_tensor_is_refused(mesh):
+    part = shard(torch.randn(3, 7, FEATURES), mesh, [Shard(1)])
+    with pytest.raises(NotImplementedError, match="_nested_tensor_from_mask: the rows"):
+        torch._nested_tensor_from_mask(part, torch.ones(3, 7, dtype=torch.bool))
 
 
 @ranks(2)
