@@ -28,8 +28,8 @@ class Model {
   double all_gather() const {
     const double block = key_bytes(static_cast<double>(s_.keys));
     return products(share_of_rows()) +
-        block * ((ranks_ - 1) / ranks_ / kBytes + 3 / kPassing) + kMessage +
-        balancing(); // packed, unpacked, and its gradients summed
+        block * ((ranks_ - 1) / ranks_ / kBytes + 4 / kPassing) + kMessage +
+        balancing(); // packed, unpacked, and its gradients packed and summed
   }
   double all_to_all() const {
     return products(share_of_heads(s_.ranks)) + cutting_heads(ranks_);

@@ -31,6 +31,11 @@ TEST(ChooseTransport, CutsHeadsUnderACausalMask) {
   EXPECT_NE(choose_transport(sizes), AttentionTransport::AllToAll);
 }
 
+TEST(ChooseTransport, DoesNotGatherManyHeads) {
+  EXPECT_NE(choose_transport(even(2048, 8, 3)), AttentionTransport::AllGather);
+  EXPECT_EQ(choose_transport(even(2048, 1, 3)), AttentionTransport::AllGather);
+}
+
 TEST(ChooseTransport, CutsHeadsOfFewQueries) {
   auto sizes = even(2048, 4, 8);
   EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllGather);
