@@ -135,7 +135,7 @@ class DistributedManager(NamedGroups):
         cls._shared_state["manager"] = manager
         if manager._device.type == "cuda":
             torch.cuda.set_device(manager._device)
-        atexit.register(cls._leave_quietly)
+        atexit.register(cls._leave_quietly, os.getpid())
 
     @classmethod
     def cleanup(cls, barrier: bool = False) -> None:
@@ -156,7 +156,10 @@ class DistributedManager(NamedGroups):
                 dist.destroy_process_group()
 
     @classmethod
-    def _leave_quietly(cls):
+    def _leave_quietly(cls, process):
+        """Of the process that joined; one that it forks is none of the job."""
+        if os.getpid() != process:
+            return
         with contextlib.suppress(RuntimeError):
             if _ended_by_error() and _uses_nccl():
                 # NCCL's way out waits for the other ranks, and they for this one.

@@ -1,9 +1,13 @@
 """Leaving a job, and joining another: nothing of the first one is left."""
 
+import atexit
 import gc
 import importlib
 import inspect
+import os
+import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,6 +46,33 @@ def gloo_threads():
 
 def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
     values(run_isolated(2, outlive_the_job, free_port()))
+
+
+def end_a_forked_process(port):
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    DistributedManager.setup(rank=rank, world_size=2, addr="localhost", port=port)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    process = os.fork()
+    if process == 0:
+        atexit._run_exitfuncs()
+        os._exit(5)
+    waited = time.monotonic() + 20
+    while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > waited:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            raise TimeoutError("the forked process waits for threads it has not")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 5
+    dist.all_reduce(total)
+    assert total.item() == 4.0
+    DistributedManager.cleanup()
+
+
+def test_a_forked_process_leaves_the_job_to_the_one_that_joined():
+    values(run_isolated(2, end_a_forked_process, free_port()))
 
 
 def save_and_leave(port, folder):
