@@ -34,7 +34,16 @@ def drawn_by_counter(*weights):
     return draw
 
 
+def unordered(cut):
+    order = torch.arange(3).repeat(4, 1)
+    order[3, 1] = 9
+    return torch.searchsorted(
+        cut(torch.rand(4, 3)), cut(torch.rand(4, 2)), sorter=cut(order)
+    )
+
+
 REFUSED = {
+    "sorter index out of range": [unordered],
     "finite weights of at least 0": [
         drawn_by_counter(1.0, -1.0, 1.0),
         drawn_by_counter(0.0, 0.0, 0.0),

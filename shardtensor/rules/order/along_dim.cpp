@@ -58,7 +58,11 @@ Decision searchsorted_rule(Call& call) {
     labels.operands.push_back(std::move(own));
   }
   labels.outputs = {numbered(value)};
-  return rule_by_labels(call, labels, Linearity::None);
+  auto decision = rule_by_labels(call, labels, Linearity::None);
+  if (!call.argument("sorter").isNone()) {
+    decision.refuses_values = decision.inputs.back();
+  }
+  return decision;
 }
 
 /// bucketize, isin: the first operand pointwise, the second whole.
