@@ -38,6 +38,20 @@ def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     return group
 
 
+def group_along(mesh: DeviceMesh, axis: int | str) -> dist.ProcessGroup:
+    """Of this rank. A mesh of one axis has one, also for an axis that there is not."""
+    return mesh.get_group() if mesh.ndim == 1 else mesh.get_group(axis)
+
+
+def check_axis(mesh: DeviceMesh, axis: int | str) -> None:
+    if torch.compiler.is_compiling():
+        return
+    names = mesh.mesh_dim_names or ()
+    axes = range(-mesh.ndim, mesh.ndim)
+    if axis not in (names if isinstance(axis, str) else axes):
+        raise IndexError(f"mesh_dim: expected an axis of {mesh}, got {axis!r}")
+
+
 def _group_of(ranks):
     """A group that these ranks make without the others. A default group that is
     bound to a device would split its communicator, which takes every rank."""

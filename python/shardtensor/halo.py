@@ -6,6 +6,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, _ops
+from shardtensor.agree import errors_on_all_ranks
+from shardtensor.device_mesh import check_axis, group_along
+from shardtensor.distributed.autograd import check_local, number
 from shardtensor.shard_tensor import ShardTensor
 
 
@@ -121,9 +124,15 @@ def halo_padding(
     came from. Raises, on all ranks, where a rank has fewer than `halo_size`
     rows. Communication: the rows, and three integers from each rank to each (not
     inside torch.compile, where nothing is compared)."""
-    group = mesh.get_group(halo_config.mesh_dim).group_name
-    width, dim = halo_config.halo_size, halo_config.tensor_dim
-    return _ops.halo_padding(tensor, dim, width, halo_config.edge_padding_size, group)
+    group = group_along(mesh, halo_config.mesh_dim)
+    with errors_on_all_ranks("halo_padding", group):
+        check_local(tensor)
+        check_axis(mesh, halo_config.mesh_dim)
+        told = [
+            number(name, getattr(halo_config, name))
+            for name in ("tensor_dim", "halo_size", "edge_padding_size")
+        ]
+    return _ops.halo_padding(tensor, *told, group.group_name)
 
 
 def unhalo_padding(

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, _ops
 from shardtensor.agree import errors_on_all_ranks
+from shardtensor.device_mesh import check_axis, group_along
 from shardtensor.distributed.autograd import check_local, numbers
 
 _DIRECTIONS = {"forward": 1, "backward": -1}
@@ -55,7 +56,7 @@ def perform_ring_iteration(
     every rank raises where it is another one. Differentiable: the gradient goes
     the other way round. Communication: one message each way, and three integers
     from each rank to each (not inside torch.compile)."""
-    group = _group(mesh, ring_config.mesh_dim)
+    group = group_along(mesh, ring_config.mesh_dim)
     with errors_on_all_ranks("perform_ring_iteration", group):
         check_local(tensor)
         step = _step(mesh, ring_config)
@@ -74,7 +75,7 @@ def perform_ring_iteration_async(
     may change, once every work's wait() has returned. `recv_tensor` is the
     buffer for it, if given. Not differentiable. "p2p" only. Errors and
     communication: as perform_ring_iteration."""
-    group = _group(mesh, ring_config.mesh_dim)
+    group = group_along(mesh, ring_config.mesh_dim)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     with errors_on_all_ranks("perform_ring_iteration_async", group):
         check_local(tensor)
@@ -111,7 +112,7 @@ def ring_tour(
     visit raises on one rank is an error on all, after the messages. Not
     differentiable. Communication: one message to and from each other rank, and
     three integers from each rank to each before and after."""
-    group = _group(mesh, mesh_dim)
+    group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_tour", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)
 
@@ -135,9 +136,11 @@ def ring_sum(
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
     gradient. Communication and errors: as ring_tour."""
-    group = _group(mesh, mesh_dim)
+    group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_sum", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)
+        for tensor in own:
+            check_local(tensor)
     name = group.group_name
     return _C.ring_sum(lambda piece, own: fn(piece, *own), block, own, sizes, name)
 
@@ -145,22 +148,8 @@ def ring_sum(
 # ---- arguments --------------------------------------------------------------
 
 
-def _group(mesh, mesh_dim):
-    """A mesh of one axis has one group, also for an axis that there is not."""
-    return mesh.get_group() if mesh.ndim == 1 else mesh.get_group(mesh_dim)
-
-
-def _check_axis(mesh, mesh_dim):
-    if torch.compiler.is_compiling():
-        return
-    names = mesh.mesh_dim_names or ()
-    axes = range(-mesh.ndim, mesh.ndim)
-    if mesh_dim not in (names if isinstance(mesh_dim, str) else axes):
-        raise IndexError(f"mesh_dim: expected an axis of {mesh}, got {mesh_dim!r}")
-
-
 def _step(mesh, ring_config):
-    _check_axis(mesh, ring_config.mesh_dim)
+    check_axis(mesh, ring_config.mesh_dim)
     _check_choice("ring_direction", ring_config.ring_direction, _DIRECTIONS)
     return _DIRECTIONS[ring_config.ring_direction]
 
@@ -202,7 +191,7 @@ def _buffer(tensor, told, shape):
 def _sizes(block, mesh, mesh_dim, shapes):
     """Those of all ranks' blocks; all as the own one where nothing else is said."""
     check_local(block)
-    _check_axis(mesh, mesh_dim)
+    check_axis(mesh, mesh_dim)
     if shapes is None:
         return [list(block.shape)] * mesh.size(mesh_dim)
     return [numbers("shapes", shape) for shape in shapes]

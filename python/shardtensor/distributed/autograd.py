@@ -45,7 +45,7 @@ def all_gather_v(
     with errors_on_all_ranks("all_gather_v", group):
         ranks, name = place_of(group)
         check_local(tensor)
-        sizes = numbers("sizes", sizes)
+        sizes, dim = numbers("sizes", sizes), number("dim", dim)
         if ranks == 1:
             return _alone("all_gather_v", tensor, dim, sizes)
     return _ops.all_gather_v(tensor, dim, sizes, name)
@@ -63,7 +63,8 @@ def gather_v(
     with errors_on_all_ranks("gather_v", group):
         ranks, name = place_of(group)
         check_local(tensor)
-        sizes = numbers("sizes", sizes)
+        sizes, dim = numbers("sizes", sizes), number("dim", dim)
+        dst = number("dst", dst)
         if ranks == 1:
             return _alone("gather_v", tensor, dim, sizes, dst)
     return _ops.gather_v(tensor, dim, sizes, dst, name)
@@ -82,7 +83,8 @@ def scatter_v(
     with errors_on_all_ranks("scatter_v", group):
         ranks, name = place_of(group)
         check_local(tensor)
-        sizes = numbers("sizes", sizes)
+        sizes, dim = numbers("sizes", sizes), number("dim", dim)
+        src = number("src", src)
         if ranks == 1:
             return _alone("scatter_v", tensor, dim, sizes, src)
     return _ops.scatter_v(tensor, dim, sizes, src, name)
@@ -102,7 +104,7 @@ def indexed_all_to_all_v(
     with errors_on_all_ranks("indexed_all_to_all_v", group):
         ranks, name = place_of(group)
         check_local(tensor)
-        rows = _rows(indices)
+        rows, dim = _rows(indices), number("dim", dim)
         table = [numbers("sizes", row) for row in sizes]
         if ranks == 1:
             (index,) = rows
@@ -124,7 +126,7 @@ def reduce_scatter_v(
     with errors_on_all_ranks("reduce_scatter_v", group):
         ranks, name = place_of(group)
         check_local(tensor)
-        sizes = numbers("sizes", sizes)
+        sizes, dim = numbers("sizes", sizes), number("dim", dim)
         if ranks == 1:
             return _alone("reduce_scatter_v", tensor, dim, sizes)
     return _ops.reduce_scatter_v(tensor, dim, sizes, name)
@@ -144,6 +146,7 @@ def all_to_all_v(
         check_local(tensor)
         sent = numbers("in_splits", in_splits)
         received = numbers("out_splits", out_splits)
+        dim = number("dim", dim)
         if ranks == 1:
             _alone("all_to_all_v", tensor, dim, sent)
             return _alone("all_to_all_v", tensor, dim, received)
@@ -191,6 +194,7 @@ def broadcast(
     with errors_on_all_ranks("broadcast", group):
         ranks, name = place_of(group)
         check_local(tensor)
+        src = number("src", src)
         if ranks == 1:
             _check_only_rank("broadcast", src)
             return tensor
@@ -233,6 +237,13 @@ def numbers(what, sizes):
         return [_number(size) for size in sizes]
     except TypeError:
         raise TypeError(f"{what}: expected integers, got {sizes!r}") from None
+
+
+def number(what: str, told: int) -> int:
+    try:
+        return _number(told)
+    except TypeError:
+        raise TypeError(f"{what}: expected an integer, got {told!r}") from None
 
 
 def _number(size):

@@ -76,9 +76,9 @@ def fused_all_reduce(
         found = list(leaves.values())
         if buffer_dtype is None and not torch.compiler.is_compiling():
             buffer_dtype = _C.fused_dtype(found)
-        told = _told(reduce + ", async" * async_op, leaves, buffer_dtype)
+        told = _told(reduce + (", async" if async_op else ""), leaves, buffer_dtype)
         place = _place(found, device)
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         problem = error
     if ranks > 1:
         buffer = None if problem else torch.empty(0, device=place)
@@ -150,6 +150,11 @@ def _copy(value, leaves, path=()):
     """`value` with each tensor cloned; the clones in `leaves`, by their path, in an
     order that all ranks agree on: mappings by key."""
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise TypeError(
+                "fused_all_reduce: expected strided tensors, got one of layout "
+                f"{value.layout}"
+            )
         leaves[path] = value.detach().clone(memory_format=torch.contiguous_format)
         return leaves[path]
     if _is_tensordict(value):

@@ -10,7 +10,7 @@ import torch
 
 from shardtensor import _ops
 from shardtensor.agree import errors_on_all_ranks
-from shardtensor.distributed.autograd import check_local, numbers, place_of
+from shardtensor.distributed.autograd import check_local, number, numbers, place_of
 from shardtensor.distributed.manager import DistributedManager
 from shardtensor.distributed.utils import compute_split_shapes
 
@@ -42,6 +42,7 @@ def scatter_to_parallel_region(
     with errors_on_all_ranks("scatter_to_parallel_region", found):
         ranks, name = place_of(found)
         check_local(input)
+        dim = number("dim", dim)
         sizes = _split(input, dim, ranks)
     return _ops.scatter_to_parallel_region(input, dim, sizes, name)
 
@@ -55,7 +56,7 @@ def gather_from_parallel_region(
     with errors_on_all_ranks("gather_from_parallel_region", found):
         _, name = place_of(found)
         check_local(input)
-        sizes = numbers("shapes", shapes)
+        sizes, dim = numbers("shapes", shapes), number("dim", dim)
     return _ops.gather_from_parallel_region(input, dim, sizes, name)
 
 

@@ -7,7 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from shardtensor import _C, _ops
-from shardtensor.agree import agree_on_call
+from shardtensor.agree import agree_on_call, errors_on_all_ranks
+from shardtensor.distributed.autograd import check_local, number
 from shardtensor.distributed.manager import (
     DistributedManager,
     UninitializedManagerError,
@@ -53,24 +54,27 @@ def distributed_transpose(
     comes, joined along `dim1` by the caller, is the tensor cut along `dim0`
     instead. Not differentiable; ShardTensor.redistribute is."""
     ranks = dist.get_world_size(group)
+    with errors_on_all_ranks("distributed_transpose", group):
+        check_local(tensor)
+        dim0, dim1 = number("dim0", dim0), number("dim1", dim1)
+        _check_transpose(tensor, dim0, dim1, ranks)
     told = f"distributed_transpose of a {tensor.dtype} tensor {[*tensor.shape]}"
-    problem: Exception | None = None
-    if not all(-tensor.dim() <= dim < tensor.dim() for dim in (dim0, dim1)):
-        problem = IndexError(
-            f"distributed_transpose: dims {dim0} and {dim1} of {tensor.dim()} dims"
-        )
-    elif tensor.shape[dim0] % ranks:
-        problem = ValueError(
-            f"distributed_transpose: {tensor.shape[dim0]} rows of dim {dim0} do not "
-            f"divide by {ranks} ranks"
-        )
     told += f", dims {dim0} and {dim1}"
     tensor = tensor.detach()
-    agree_on_call(group or dist.group.WORLD, told, problem, tensor)
+    agree_on_call(group or dist.group.WORLD, told, x=tensor)
     sent = torch.stack(tensor.chunk(ranks, dim0))
     received = torch.empty_like(sent)
     work = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
     return list(received.unbind(0)), work
+
+
+def _check_transpose(tensor, dim0, dim1, ranks):
+    if not all(-tensor.dim() <= dim < tensor.dim() for dim in (dim0, dim1)):
+        raise IndexError(f"dims {dim0} and {dim1} of {tensor.dim()} dims")
+    if tensor.shape[dim0] % ranks:
+        raise ValueError(
+            f"{tensor.shape[dim0]} rows of dim {dim0} do not divide by {ranks} ranks"
+        )
 
 
 # ---- padding ----------------------------------------------------------------
@@ -134,7 +138,7 @@ def reduce_loss(
 
 def _one_number(loss, dst_rank, manager):
     """In fp32, on the rank's device."""
-    if not 0 <= dst_rank < manager.world_size:
+    if not 0 <= number("reduce_loss: dst_rank", dst_rank) < manager.world_size:
         raise ValueError(
             f"reduce_loss: dst_rank is {dst_rank} of {manager.world_size} ranks"
         )
@@ -142,7 +146,7 @@ def _one_number(loss, dst_rank, manager):
         raise ValueError(f"reduce_loss: expected one number, got {[*loss.shape]}")
     try:
         return torch.tensor(float(loss), dtype=torch.float32, device=manager.device)
-    except (TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         raise TypeError(f"reduce_loss: expected one number, got {loss!r}") from None
 
 

@@ -7,7 +7,7 @@ import time
 import rig
 import torch
 import torch.distributed as dist
-from bad_steps import bad_steps, bad_transforms
+from bad_steps import bad_halos, bad_kinds, bad_steps, bad_transforms
 from torch.distributed.device_mesh import init_device_mesh
 
 import shardtensor
@@ -413,6 +413,9 @@ def bad_arguments(rank, ranks, bad):
     mesh = init_device_mesh(rig.DEVICE, (ranks,))
     cut = shardtensor.distribute_tensor(x, mesh, [shardtensor.Replicate()])
 
+    for what, call, error in bad_halos(mine, mesh, cut):
+        yield f"halo_padding: {what}", call, error
+    yield from bad_kinds(mine, mesh)
     for wrong in (3, None, [[1.0]], x.to("meta"), x.cpu().to_sparse(), cut):
         yield (
             f"all_gather_v: of {type(wrong)}",
@@ -447,6 +450,24 @@ def bad_arguments(rank, ranks, bad):
         lambda: gather_from_parallel_region(x, 0, [0.5] if mine else even, None),
         (TypeError, "gather_from_parallel_region: shapes: expected integers, got [0.5"),
     )
+    for name in ("dim", "dst"):
+        for wrong in (None, "a", 0.5):
+            yield (
+                f"gather_v: {name} {wrong}",
+                lambda n=name, w=wrong: st.gather_v(
+                    x, even, **({n: w} if mine else {})
+                ),
+                (
+                    TypeError,
+                    f"gather_v: {name}: expected an integer, got {wrong!r} (on",
+                ),
+            )
+    for name, call in _numbers(ranks, "a" if mine else 0).items():
+        yield (
+            f"{name}: no number",
+            call,
+            (TypeError, f"{name}: {'src' if name == 'broadcast' else 'dim'}: expected"),
+        )
     yield (
         "all_to_all_v: halves of rows",
         lambda: st.all_to_all_v(_ones(ranks), even, [0.5] * ranks if mine else even),
@@ -484,6 +505,28 @@ def bad_arguments(rank, ranks, bad):
             ),
             (ValueError, "fused_all_reduce: device: "),
         )
+
+
+def _numbers(ranks, number):
+    """Calls with a dim, or a rank, that is no number."""
+    even, x = [1] * ranks, _ones(ranks, 2)
+    rows = [torch.tensor([0])] * ranks
+    return {
+        "all_gather_v": lambda: st.all_gather_v(x[:1], even, number),
+        "scatter_v": lambda: st.scatter_v(x, even, number),
+        "reduce_scatter_v": lambda: st.reduce_scatter_v(x, even, number),
+        "all_to_all_v": lambda: st.all_to_all_v(x, even, even, number),
+        "indexed_all_to_all_v": lambda: st.indexed_all_to_all_v(
+            x, rows, [even] * ranks, dim=number
+        ),
+        "broadcast": lambda: st.broadcast(x, number),
+        "scatter_to_parallel_region": lambda: scatter_to_parallel_region(
+            x, number, None
+        ),
+        "gather_from_parallel_region": lambda: gather_from_parallel_region(
+            x[:1], number, even, None
+        ),
+    }
 
 
 def check_bad_calls():

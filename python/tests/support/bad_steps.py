@@ -1,9 +1,16 @@
-"""What bad_calls.py has of steps around rings and of planes in strips."""
+"""What bad_calls.py has of rings, halos, planes in strips and kinds of tensors."""
 
 import torch
 
+from shardtensor import HaloConfig, halo_padding
+from shardtensor import distributed as st
 from shardtensor.distributed.fft import DistributedRFFT2
-from shardtensor.ring import RingPassingConfig, perform_ring_iteration_async
+from shardtensor.distributed.utils import distributed_transpose
+from shardtensor.ring import (
+    RingPassingConfig,
+    perform_ring_iteration_async,
+    ring_sum,
+)
 
 
 def bad_steps(mine, mesh, step):
@@ -112,4 +119,70 @@ def bad_transforms(mine, ranks, transform):
             "complex numbers",
             lambda: transform(x.to(torch.complex64) if mine else x),
             (TypeError, "FFT2: expected real numbers, got torch.complex64 (on rank"),
+        )
+
+
+def bad_halos(mine, mesh, cut):
+    """The same of halo_padding. `cut`: a ShardTensor."""
+    x = torch.ones(3, 2)
+
+    def pad(tensor, **wrong):
+        config = HaloConfig(0, 0, 1)
+        for name, value in wrong.items() if mine else ():
+            setattr(config, name, value)
+        return halo_padding(tensor if mine else x, mesh, config)
+
+    for wrong in (None, [1.0], x.to("meta"), cut):
+        yield (
+            f"of {type(wrong)}",
+            lambda wrong=wrong: pad(wrong),
+            (TypeError, "halo_padding: expected a "),
+        )
+    for name in ("tensor_dim", "halo_size", "edge_padding_size"):
+        for wrong in (None, "1", 1.5):
+            yield (
+                f"{name} {wrong!r}",
+                lambda name=name, wrong=wrong: pad(x, **{name: wrong}),
+                (TypeError, f"halo_padding: {name}: expected an integer, got "),
+            )
+    yield (
+        "an axis that there is not",
+        lambda: pad(x, mesh_dim=3),
+        (IndexError, "halo_padding: mesh_dim: expected an axis of"),
+    )
+
+
+def bad_kinds(mine, mesh):
+    """The same of tensors that are none, or have no values in strides."""
+    ranks = mesh.size()
+    x = torch.ones(ranks, 2)
+    sparse, meta, sized = x.to_sparse(), x.to("meta"), "expected a local strided tensor"
+    for wrong, text in ((None, "got None"), (sparse, sized), (meta, sized)):
+        yield (
+            f"distributed_transpose: of {type(wrong)}",
+            lambda wrong=wrong: distributed_transpose(wrong if mine else x, 0, 1),
+            (TypeError, text),
+        )
+        yield (
+            f"ring_sum: own {type(wrong)}",
+            lambda wrong=wrong: ring_sum(
+                lambda y, *_: y.sum(), x, wrong if mine else x, mesh=mesh
+            ),
+            (TypeError, text),
+        )
+    yield (
+        "distributed_transpose: no dim",
+        lambda: distributed_transpose(x, None if mine else 0, 1),
+        (TypeError, "distributed_transpose: dim0: expected an integer, got None"),
+    )
+    yield (
+        "fused_all_reduce: of a sparse tensor",
+        lambda: st.fused_all_reduce([sparse if mine else x]),
+        (TypeError, "fused_all_reduce: expected strided tensors, got one of "),
+    )
+    for wrong in (meta.sum(), torch.tensor(1j)):
+        yield (
+            f"reduce_loss: {wrong}",
+            lambda wrong=wrong: st.reduce_loss(wrong if mine else 1.0),
+            (TypeError, "reduce_loss: expected one number, got tensor("),
         )
