@@ -115,7 +115,7 @@ def agree_on_call(
         if error:
             raise error
         return
-    kind = _text(error, None)[0] if error else ""
+    kind = kind_of(error) if error else ""
     place = torch.empty(0, device=_device_of(group)) if x is None else x
     _C.agree_on_call(place, text, kind, str(error or ""), group.group_name)
 
@@ -127,7 +127,7 @@ def errors_on_all_ranks(op: str, group: dist.ProcessGroup | None):
     try:
         yield
     except _OF_ARGUMENTS as problem:
-        kind = _KINDS[_text(problem, None)[0]]
+        kind = _KINDS[kind_of(problem)]
         told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
         if torch.compiler.is_compiling() or not dist.is_initialized():
             raise told from None
@@ -144,8 +144,13 @@ def _device_of(group):
 def _text(error, told):
     if error is None:
         return "RuntimeError", repr(told)
+    return kind_of(error), str(error)
+
+def kind_of(error: Exception) -> str:
+    """As which other ranks can raise it."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
-    return (kinds or ["RuntimeError"])[0], str(error)
+    return (kinds or ["RuntimeError"])[0]
+
 
 
 def _difference(texts, rank, title):

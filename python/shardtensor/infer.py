@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
+from shardtensor.agree import kind_of
 from shardtensor.device_mesh import core_mesh
 from shardtensor.placements import to_core
 
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
 
 # For each mesh axis the shapes of the pieces along it.
 ShapesAlongAxes = Mapping[int, Sequence[Sequence[int]]]
+
+
+@contextlib.contextmanager
+def errors_on_all_ranks(mesh: DeviceMesh, sharding_shapes: object):
+    """What Python finds wrong in a call whose ranks ask each other for their pieces,
+    which they do unless they are told: an error on all ranks of the mesh."""
+    try:
+        yield
+    except Exception as problem:
+        if isinstance(sharding_shapes, Mapping) or sharding_shapes == "chunk":
+            raise
+        _C.raise_in_infer_spec(core_mesh(mesh), kind_of(problem), str(problem))
 
 
 def infer_layout(
@@ -37,12 +51,15 @@ def infer_layout(
     elif sharding_shapes == "chunk":
         core = _C.infer_even_spec(*where, local.shape)
     elif sharding_shapes == "infer":
-        core = _C.infer_spec(local, *where)
+        wanted = None if global_shape is None else list(global_shape)
+        alike = "" if wanted is None else f", global_shape {wanted}"
+        core = _C.infer_spec(local, *where, alike)
     else:
-        raise ValueError(
-            f"{op}: sharding_shapes: expected 'infer', 'chunk' or a dict "
-            f"{{mesh dim: shapes}}, got {sharding_shapes!r}"
-        )
+        with errors_on_all_ranks(mesh, sharding_shapes):
+            raise ValueError(
+                f"{op}: sharding_shapes: expected 'infer', 'chunk' or a dict "
+                f"{{mesh dim: shapes}}, got {sharding_shapes!r}"
+            )
     if global_shape is not None and list(core.sizes) != list(global_shape):
         raise ValueError(
             f"{op}: the pieces make a tensor of shape {tuple(core.sizes)}, expected "

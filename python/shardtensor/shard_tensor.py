@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of
-from shardtensor.infer import infer_layout
+from shardtensor.infer import errors_on_all_ranks, infer_layout
 from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partitions
 
@@ -83,18 +83,18 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)
-        local_tensor = _on_device_of(mesh, local_tensor)
         if traced.is_tracing() and traced.is_known_alone(sharding_shapes, placements):
+            local_tensor = _on_device_of(mesh, local_tensor)
             return traced.from_local(
                 local_tensor, mesh, placements, sharding_shapes, global_shape
             )
+        with errors_on_all_ranks(mesh, sharding_shapes):
+            local_tensor = _on_device_of(mesh, local_tensor)
+            placements = check_placements(placements, mesh.ndim)
+            if global_shape is not None:
+                global_shape = list(global_shape)
         layout = infer_layout(
-            "from_local",
-            local_tensor,
-            mesh,
-            check_placements(placements, mesh.ndim),
-            sharding_shapes,
-            global_shape,
+            "from_local", local_tensor, mesh, placements, sharding_shapes, global_shape
         )
         return _C.from_local(local_tensor, layout)
 
@@ -432,6 +432,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
 def _on_device_of(mesh: DeviceMesh, local: torch.Tensor) -> torch.Tensor:
     """As DTensor.from_local moves it."""
+    if not isinstance(local, torch.Tensor) or isinstance(local, ShardTensor):
+        raise TypeError(
+            f"from_local: expected a plain tensor, got a {type(local).__name__}"
+        )
     elsewhere = local.device.type != mesh.device_type and not local.is_meta
     return local.to(device_of(mesh)) if elsewhere else local
 

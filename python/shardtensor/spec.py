@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.device_mesh import core_mesh, device_mesh, find_mesh
-from shardtensor.infer import ShapesAlongAxes, infer_layout
+from shardtensor.infer import ShapesAlongAxes, errors_on_all_ranks, infer_layout
 from shardtensor.placements import check_placements, from_core, to_core
 
 if TYPE_CHECKING:
@@ -247,12 +247,19 @@ class OpenSpec:
 
     def of(self, local: torch.Tensor) -> ShardTensorSpec:
         """With this rank's piece. Communication: one small gather."""
-        shape = self._local_shape
+        with errors_on_all_ranks(self.mesh, "infer"):
+            if not isinstance(local, torch.Tensor):
+                raise TypeError(f"ShardTensor: expected a tensor, got {local!r}")
+            if self._local_shape not in (None, local.shape):
+                raise ValueError(
+                    f"ShardTensor: local_shape says {tuple(self._local_shape)}, the "
+                    f"tensor has {tuple(local.shape)}"
+                )
         return ShardTensorSpec(
             mesh=self.mesh,
             placements=self.placements,
             tensor_meta=self.tensor_meta,
-            _local_shape=local.shape if shape is None else shape,
+            _local_shape=local.shape,
         )
 
     def __getattr__(self, name: str):

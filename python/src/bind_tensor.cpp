@@ -107,13 +107,26 @@ void bind_tensor(py::module_& module) {
       "infer_spec",
       [](const at::Tensor& local,
          const MeshHandle& mesh,
-         const std::vector<Placement>& placements) {
-        return handle(infer_spec(local, mesh, placements));
+         const std::vector<Placement>& placements,
+         const std::string& alike) {
+        return handle(infer_spec(local, mesh, placements, alike));
       },
       ReleaseGil(),
       py::arg("local"),
       py::arg("mesh"),
-      py::arg("placements"));
+      py::arg("placements"),
+      py::arg("alike"));
+  module.def(
+      "raise_in_infer_spec",
+      [](const MeshHandle& mesh,
+         const std::string& error_kind,
+         const std::string& error) {
+        raise_in_infer_spec(mesh, error_kind, error);
+      },
+      ReleaseGil(),
+      py::arg("mesh"),
+      py::arg("error_kind"),
+      py::arg("error"));
   module.def(
       "from_local",
       [](const at::Tensor& local,

@@ -42,15 +42,6 @@ Collective recorded_with(const at::Tensor& x, Collective call) {
 
 // ---- numbers that stand for a call ------------------------------------------
 
-/// FNV-1a: the same on every machine, unlike std::hash.
-uint64_t hash(const std::string& text) {
-  uint64_t result = 14695981039346656037ull;
-  for (const unsigned char c : text) {
-    result = (result ^ c) * 1099511628211ull;
-  }
-  return result;
-}
-
 /// splitmix64's finalizer.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -89,7 +80,7 @@ at::Tensor row_of(const std::optional<Collective>& call, int64_t rank) {
   if (!call) {
     return at::tensor({int64_t{1}, int64_t{0}, int64_t{0}});
   }
-  const auto text = static_cast<int64_t>(hash(full_text(*call)));
+  const auto text = static_cast<int64_t>(hash_of_text(full_text(*call)));
   const auto rest = static_cast<int64_t>(imbalance(*call, rank));
   return at::tensor({int64_t{0}, text, rest});
 }
@@ -193,6 +184,14 @@ void set_check_mode(bool on) {
 
 bool check_mode() {
   return checking;
+}
+
+uint64_t detail::hash_of_text(const std::string& text) {
+  uint64_t result = 14695981039346656037ull; // FNV-1a
+  for (const unsigned char c : text) {
+    result = (result ^ c) * 1099511628211ull;
+  }
+  return result;
 }
 
 bool detail::is_tracing(const at::Tensor& x) {

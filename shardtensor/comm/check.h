@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@ struct Collective {
   Splits sends; // elements, or another number that the receiver has, too
   Splits receives;
 };
+
+/// The same on every machine, unlike std::hash.
+uint64_t hash_of_text(const std::string& text);
 
 /// x has no values, and a graph no place for messages that compare calls.
 bool is_tracing(const at::Tensor& x);

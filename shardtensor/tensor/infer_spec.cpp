@@ -1,58 +1,139 @@
 #include "shardtensor/tensor/infer_spec.h"
 
 #include <algorithm>
-#include <functional>
-#include <string>
+#include <optional>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/comm/check.h"
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/known_error.h"
 #include "shardtensor/layout/print.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
 
 using namespace detail;
 namespace {
 
-// What ranks tell each other: dims, a hash of all that must be equal, and the
-// local sizes. Of one length, for nobody knows the others' number of dims.
+// What ranks tell each other: a hash of all that must be equal, and the local
+// sizes. Of one length, for nobody knows the others' number of dims.
 constexpr int64_t kMaxDims = 30;
-constexpr int64_t kDims = 0;
-constexpr int64_t kHash = 1;
-constexpr int64_t kSizes = 2;
-constexpr int64_t kUndefined = -1; // dims of no tensor
+constexpr int64_t kHash = 0;
+constexpr int64_t kSizes = 1;
+constexpr int64_t kFailed = 0; // in the place of a hash
 
-int64_t hash_of(const at::Tensor& local, std::vector<Placement> placements) {
+/// What a rank has.
+struct Own {
+  std::string alike; // the same on every rank
+  std::vector<int64_t> sizes;
+};
+
+Own own_piece(
+    const at::Tensor& local,
+    std::vector<Placement> placements,
+    const std::string& alike) {
+  TORCH_CHECK_TYPE(
+      local.defined(), "infer_spec: expected a tensor, got an undefined one");
+  TORCH_CHECK_TYPE(
+      !is_shard_tensor(local),
+      "infer_spec: expected a plain tensor, got a ShardTensor");
+  TORCH_CHECK_TYPE(
+      local.layout() == at::kStrided,
+      "infer_spec: expected a strided tensor, got layout ",
+      local.layout());
+  TORCH_CHECK_VALUE(
+      local.dim() <= kMaxDims,
+      "infer_spec: expected at most ",
+      kMaxDims,
+      " dims, got ",
+      local.dim());
   for (Placement& placement : placements) {
     placement.dim +=
         placement.is_shard() && placement.dim < 0 ? local.dim() : 0;
   }
   const auto text = c10::str(
-      join(placements), " ", local.scalar_type(), " ", local.device().type());
-  return static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
+      "infer_spec of ",
+      local.scalar_type(),
+      " tensors of ",
+      local.dim(),
+      " dims on ",
+      local.device().type(),
+      needs_node(local) ? ", which require grad, " : ", ",
+      join(placements),
+      alike);
+  return {text, local.sizes().vec()};
 }
 
 /// A row for every position.
-at::Tensor gather_rows_of_all(
-    const at::Tensor& local,
-    const Mesh& mesh,
-    const std::vector<Placement>& placements) {
-  auto table = at::zeros({mesh.ranks(), kSizes + kMaxDims}, at::kLong);
-  if (mesh.contains_this_rank()) {
+at::Tensor gather_rows_of_all(const std::optional<Own>& own, const Mesh& mesh) {
+  const auto table = at::zeros({mesh.ranks(), kSizes + kMaxDims}, at::kLong);
+  if (own) {
     auto* const row =
         table.data_ptr<int64_t>() + mesh.position() * table.size(1);
-    row[kDims] = local.defined() ? local.dim() : kUndefined;
-    row[kHash] = local.defined() ? hash_of(local, placements) : 0;
-    const auto sizes = local.sizes().slice(0, std::min(local.dim(), kMaxDims));
-    std::copy(sizes.begin(), sizes.end(), row + kSizes);
+    const auto hash = static_cast<int64_t>(hash_of_text(own->alike) >> 1);
+    row[kHash] = std::max(kFailed + 1, hash);
+    std::copy(own->sizes.begin(), own->sizes.end(), row + kSizes);
   }
-  const auto device = mesh.ranks() > 1 && mesh.contains_this_rank()
-      ? Group(mesh.group()).device_of_numbers()
-      : c10::Device(at::kCPU);
+  if (mesh.ranks() == 1) {
+    return table;
+  }
+  const auto device = Group(mesh.group()).device_of_numbers();
   return all_reduce(table.to(device), Reduce::Sum, mesh.group())
       .cpu()
       .contiguous();
+}
+
+bool agree(at::TensorAccessor<int64_t, 2> rows) {
+  for (int64_t position = 0; position < rows.size(0); ++position) {
+    if (rows[position][kHash] != rows[0][kHash]) {
+      return false;
+    }
+  }
+  return rows[0][kHash] != kFailed;
+}
+
+/// Raises what is wrong, on all ranks, which know that something is.
+[[noreturn]] void compare(
+    const Mesh& mesh,
+    const std::optional<Own>& own,
+    const std::optional<KnownError>& error) {
+  const auto of_numbers = at::zeros({0}, at::kLong);
+  agree_on_call(Group(mesh.group()), of_numbers, [&]() -> Collective {
+    if (error) {
+      raise(*error);
+    }
+    return {own->alike, "", {}, {}};
+  });
+  TORCH_INTERNAL_ASSERT(false, "infer_spec: two texts have one hash");
+}
+
+std::vector<std::vector<int64_t>> ask_sizes(
+    const MeshPtr& mesh,
+    c10::function_ref<Own()> prepare) {
+  TORCH_CHECK_VALUE(mesh, "infer_spec: no mesh, expected one");
+  TORCH_CHECK_VALUE(
+      mesh->contains_this_rank(),
+      "infer_spec: this rank is none of ",
+      *mesh,
+      ", whose ranks alone know their sizes");
+  const CommScope scope("infer_spec");
+  std::optional<Own> own;
+  const auto error = error_of([&] { own = prepare(); });
+  const auto table = gather_rows_of_all(own, *mesh);
+  const auto rows = table.accessor<int64_t, 2>();
+  if (!agree(rows)) {
+    compare(*mesh, own, error);
+  }
+  std::vector<std::vector<int64_t>> sizes;
+  for (int64_t position = 0; position < mesh->ranks(); ++position) {
+    const auto* const row = rows[position].data() + kSizes;
+    sizes.emplace_back(row, row + own->sizes.size());
+  }
+  return sizes;
 }
 
 } // namespace
@@ -60,45 +141,18 @@ at::Tensor gather_rows_of_all(
 SpecPtr infer_spec(
     const at::Tensor& local,
     const MeshPtr& mesh,
-    const std::vector<Placement>& placements) {
-  TORCH_CHECK_VALUE(mesh, "infer_spec: no mesh, expected one");
-  const CommScope scope("infer_spec");
-  const auto table = gather_rows_of_all(local, *mesh, placements);
-  std::vector<std::vector<int64_t>> local_sizes;
-  bool same = true;
-  for (int64_t position = 0; position < mesh->ranks(); ++position) {
-    const auto* const row =
-        table.const_data_ptr<int64_t>() + position * table.size(1);
-    TORCH_CHECK_TYPE(
-        row[kDims] != kUndefined,
-        "infer_spec: the tensor of position ",
-        position,
-        " is undefined");
-    TORCH_CHECK_VALUE(
-        row[kDims] <= kMaxDims,
-        "infer_spec: expected at most ",
-        kMaxDims,
-        " dims, got ",
-        row[kDims]);
-    local_sizes.emplace_back(row + kSizes, row + kSizes + row[kDims]);
-    same = same && row[kHash] == table.const_data_ptr<int64_t>()[kHash];
-  }
-  const auto dims = local_sizes[0].size();
-  const bool same_dims = std::all_of(
-      local_sizes.begin(), local_sizes.end(), [&](const auto& sizes) {
-        return sizes.size() == dims;
-      });
-  // Other numbers of dims are said by the planner, with all ranks' numbers.
-  TORCH_CHECK_VALUE(
-      same || !same_dims,
-      "infer_spec: the ranks differ in placements, dtype or device type; this "
-      "one has ",
-      join(placements),
-      ", ",
-      local.scalar_type(),
-      " on ",
-      local.device().type());
-  return infer_spec(mesh, placements, local_sizes);
+    const std::vector<Placement>& placements,
+    const std::string& alike) {
+  const auto sizes =
+      ask_sizes(mesh, [&] { return own_piece(local, placements, alike); });
+  return infer_spec(mesh, placements, sizes);
+}
+
+void raise_in_infer_spec(
+    const MeshPtr& mesh,
+    const std::string& error_kind,
+    const std::string& error) {
+  ask_sizes(mesh, [&]() -> Own { raise({kind_named(error_kind), error}); });
 }
 
 } // namespace shardtensor

@@ -53,8 +53,31 @@ TEST(InferSpec, EveryRankRaisesWhereTheyDiffer) {
     EXPECT_THROW(infer_spec(x, mesh, {Placement::shard(2)}), c10::IndexError);
     expect_error<c10::TypeError>(
         [&] { infer_spec(rank == 1 ? at::Tensor() : x, mesh, {rows}); },
-        "infer_spec: the tensor of position 1 is undefined");
+        "infer_spec: expected a tensor, got an undefined one (on rank 1 of "
+        "group '" +
+            mesh->group() + "')");
+    EXPECT_THROW(
+        infer_spec(x, mesh, {rows}, rank == 2 ? ", otherwise" : ""),
+        c10::ValueError);
+    expect_error<c10::IndexError>(
+        [&] {
+          if (rank == 0) {
+            raise_in_infer_spec(mesh, "IndexError", "no such row");
+          }
+          infer_spec(x, mesh, {rows});
+        },
+        "no such row (on rank 0 of group '" + mesh->group() + "')");
   });
+}
+
+TEST(InferSpec, NeedsARankOfTheMesh) {
+  expect_error<c10::ValueError>(
+      [] {
+        infer_spec(
+            at::zeros({2}), testing::mesh_of({2}, -1), {Placement::shard(0)});
+      },
+      "infer_spec: this rank is none of Mesh(2), whose ranks alone know their "
+      "sizes");
 }
 
 } // namespace

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from bad_calls import check_bad_calls
+from bad_makers import check_bad_makers
 from ranks import ranks
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _ops
 from shardtensor import distributed as st
@@ -15,6 +17,18 @@ from shardtensor.distributed import DistributedManager
 def test_every_rank_raises_the_same(mesh):
     DistributedManager.initialize()
     check_bad_calls()
+
+
+@ranks(2, "2x2")
+def test_makers_raise_the_same(mesh):
+    check_bad_makers(mesh)
+
+
+@ranks(3)
+def test_makers_raise_the_same_on_some_ranks_of_a_job(mesh):
+    some = DeviceMesh("cpu", [0, 2])
+    if some.get_coordinate() is not None:
+        check_bad_makers(some)
 
 
 @ranks(2, 3)

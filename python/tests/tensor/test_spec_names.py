@@ -136,7 +136,7 @@ def test_the_constructor_cuts_the_history_and_refuses_what_does_not_fit(mesh):
     with pytest.raises(TypeError, match="expected a torch.Size, got a list"):
         spec.local_shape = [3, 2]
     spec.local_shape = torch.Size([3, 2])
-    with pytest.raises(ValueError, match=r"Spec: .* shape \(6, 2\), expected \(7, 2\)"):
+    with pytest.raises(ValueError, match=r"says \(3, 2\), the tensor has \(\d, 2\)"):
         ShardTensor(local, spec)
     with pytest.raises(ValueError, match="expected one placement"):
         ShardTensorSpec(mesh=mesh, placements=[], tensor_meta=s._spec.tensor_meta)

@@ -1,0 +1,105 @@
+"""Calls that make ShardTensors, models and graphs, and do not fit on one rank, or to
+those of the others: one error on every rank of the mesh, and it goes on."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+from shardtensor import ShardTensor, ShardTensorSpec
+from shardtensor.device_mesh import whole_group
+
+SOON = 5.0  # seconds; groups wait for minutes
+
+
+def bad_pieces(mesh, mine):
+    """(What is wrong, the call, the error's kind, its text) of pieces that ranks have,
+    where this rank is told something else than the others if it is `mine`."""
+    x, rows = torch.ones(1, 2), [Shard(0)] * mesh.ndim
+    ask = ShardTensor.from_local
+
+    def open_spec(local, shape=None):
+        meta = TensorMeta(torch.Size((mesh.size(), 2)), (2, 1), x.dtype)
+        spec = ShardTensorSpec(mesh=mesh, placements=rows, tensor_meta=meta)
+        if shape is not None:
+            spec.local_shape = shape
+        return ShardTensor(local, spec)
+
+    for wrong, kind, text in (
+        (None, TypeError, "from_local: expected a plain tensor, got a NoneType"),
+        ([1.0], TypeError, "from_local: expected a plain tensor, got a list"),
+        (x.to_sparse(), TypeError, "infer_spec: expected a strided tensor, got layout"),
+        (x.to("meta"), ValueError, "infer_spec of Float tensors of 2 dims on meta"),
+        (x.double(), ValueError, "infer_spec of Double tensors of 2 dims on cpu"),
+        (x[0], ValueError, "infer_spec of Float tensors of 1 dims on cpu"),
+        (x.clone().requires_grad_(), ValueError, "on cpu, which require grad, Shard"),
+        (torch.ones([1] * 31), ValueError, "expected at most 30 dims, got 31"),
+    ):
+        told = wrong if mine else x
+        yield f"from_local: {text}", lambda t=told: ask(t, mesh, rows), kind, text
+    for wrong, kind, text in (
+        (None, ValueError, "Replicate()"),
+        ([], ValueError, f"expected one placement for each of the {mesh.ndim} mesh"),
+        (["x"] * mesh.ndim, TypeError, "expected Shard, Replicate or Partial of"),
+        (7, TypeError, "expected Shard, Replicate or Partial of"),
+        ([Shard(5)] * mesh.ndim, ValueError, "Shard(dim=5)"),
+    ):
+        told = wrong if mine else rows
+        yield f"from_local: {wrong}", lambda t=told: ask(x, mesh, t), kind, text
+    for wrong, kind, text in (
+        ((mesh.size() + 1, 2), ValueError, f"global_shape [{mesh.size() + 1}, 2]"),
+        (None, ValueError, "do not make the same call"),
+        (7, TypeError, "'int' object is not iterable"),
+    ):
+        told = wrong if mine else (mesh.size(), 2)
+        call = lambda t=told: ask(x, mesh, rows, "infer", t)  # noqa: E731
+        yield f"from_local: global_shape {wrong}", call, kind, text
+    how = "infr" if mine else "infer"
+    yield (
+        "from_local: no such way",
+        lambda: ask(x, mesh, rows, how),
+        ValueError,
+        "from_local: sharding_shapes: expected 'infer', 'chunk' or a dict",
+    )
+    for wrong, kind, text in (
+        (None, TypeError, "ShardTensor: expected a tensor, got None"),
+        (x[0], ValueError, "tensors of 1 dims"),
+    ):
+        told = wrong if mine else x
+        yield f"open spec: {text}", lambda t=told: open_spec(t), kind, text
+    shape = torch.Size([2, 2] if mine else [1, 2])
+    yield (
+        "open spec: another shape",
+        lambda: open_spec(x, shape),
+        ValueError,
+        "ShardTensor: local_shape says (2, 2), the tensor has (1, 2)",
+    )
+
+
+def check_bad_makers(mesh):
+    group, ranks = whole_group(mesh), mesh.size()
+    mine = dist.get_rank(group) == ranks - 1
+    wrong = []
+    for cases in (bad_pieces,):
+        for what, call, kind, text in cases(mesh, mine):
+            start = time.monotonic()
+            told = _error_of(call)
+            seconds = time.monotonic() - start
+            everyones = [None] * ranks
+            dist.all_gather_object(everyones, repr(told), group)
+            right = isinstance(told, kind) and text in str(told) and seconds < SOON
+            if not right or len({*everyones}) > 1:
+                wrong.append((what, seconds, everyones))
+    assert not wrong, "\n".join(map(str, wrong))
+    x = ShardTensor.from_local(torch.ones(1, 2), mesh, [Shard(0)] * mesh.ndim)
+    assert x.sum().item() == 2 * ranks
+
+
+def _error_of(call):
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  whatever it is, ranks compare it
+        return error
+    return None
