@@ -96,6 +96,11 @@ def _describe(op, tensor, global_shape=None, dtype=None):
     """What the source tells the others."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardTensor):
         raise ValueError(f"{op}: expected a plain tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise ValueError(
+            f"{op}: expected a strided tensor that has values, got one of "
+            f"{tensor.layout} and {tensor.dtype} on {tensor.device}"
+        )
     if global_shape is not None and [*tensor.shape] != _shape(op, global_shape):
         raise ValueError(
             f"{op}: the source's tensor has shape {tuple(tensor.shape)}, global_shape "

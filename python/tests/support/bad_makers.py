@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
+import shardtensor
 from shardtensor import ShardTensor, ShardTensorSpec
 from shardtensor.device_mesh import whole_group
 
@@ -78,11 +79,34 @@ def bad_pieces(mesh, mine):
     )
 
 
+def bad_sources(mesh, mine):
+    """The same of tensors that one rank has."""
+    x, rows = torch.ones(6, 2), [Shard(0)] * mesh.ndim
+    bad = int(mesh.mesh.flatten()[-1])  # where it is `mine`
+    for wrong in (x.to_sparse(), x.to("meta")):
+        told = wrong if mine else x
+        text = ": expected a strided tensor that has values, got one of"
+        yield (
+            f"scatter_tensor: {wrong.layout} {wrong.device}",
+            lambda t=told: shardtensor.scatter_tensor(t, bad, mesh, rows),
+            ValueError,
+            "scatter_tensor" + text,
+        )
+        yield (
+            f"distribute_tensor: {wrong.layout} {wrong.device}",
+            lambda t=told: shardtensor.distribute_tensor(
+                t, mesh, rows, src_data_rank=mesh.size() - 1
+            ),
+            ValueError,
+            "distribute_tensor" + text,
+        )
+
+
 def check_bad_makers(mesh):
     group, ranks = whole_group(mesh), mesh.size()
     mine = dist.get_rank(group) == ranks - 1
     wrong = []
-    for cases in (bad_pieces,):
+    for cases in (bad_pieces, bad_sources):
         for what, call, kind, text in cases(mesh, mine):
             start = time.monotonic()
             told = _error_of(call)
