@@ -97,19 +97,21 @@ def parallelize(
 
 def _agree_on(module, mesh, told, units, options):
     """The units. All ranks get the same, or raise the same."""
-    error = None
+    error = state = None
     data, domain, tensor, new_tensors = told
     try:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module: expected a module, got {module!r}")
         _check_axes(mesh, data, domain, tensor)
         if data == "ddp" and tensor:
             _check_plain(module)
         units = None if units is None else [*units]
         told = data, tuple(domain), tensor, bool(new_tensors)
         told = *told, _names_in(module, units), _texts_of(options)
+        state = [*module.named_parameters(), *module.named_buffers()]
+        state = [f"{name} {x.dtype} {[*x.shape]}" for name, x in state]
     except Exception as problem:  # noqa: BLE001  whatever it is, all must know
         error = problem
-    state = [*module.named_parameters(), *module.named_buffers()]
-    state = [f"{name} {x.dtype} {[*x.shape]}" for name, x in state]
     agree(mesh, error, (told, state), "parallelize: ")
     return units
 
@@ -325,9 +327,12 @@ def check_replicas(module: nn.Module, mesh: DeviceMesh | None = None) -> None:
     bit for bit, on all ranks of `mesh` that hold the same piece of it. Default:
     DistributedManager's mesh. Communication: two small gathers."""
     mesh = default_mesh() if mesh is None else mesh
-    state = dict([*module.named_parameters(), *module.named_buffers()])
+    state: dict[str, torch.Tensor] = {}
     mine = error = None
     try:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"check_replicas: expected a module, got {module!r}")
+        state = dict([*module.named_parameters(), *module.named_buffers()])
         mine = [(_digest(x), _piece(x)) for x in state.values()]
     except Exception as problem:  # noqa: BLE001  whatever it is, all must know
         error = problem

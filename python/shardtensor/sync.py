@@ -34,9 +34,7 @@ def sync_module_over_mesh(
     all-reduce."""
     if mesh.ndim != 1:
         raise ValueError(f"{TITLE}expected a 1-D mesh, got one of {mesh.ndim} axes")
-    state = dict(_state(module))
-    plain = {name: x for name, x in state.items() if not _is_distributed(x)}
-    _make_equal(module, mesh, plain, src_mesh_rank, state, verify)
+    plain = _make_equal(module, mesh, _plain, src_mesh_rank, verify)
     if verify:
         _compare_values(plain, mesh.get_group(), device_of(mesh))
 
@@ -45,19 +43,18 @@ def sync_pieces_over_mesh(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Gives every DTensor's piece the values that it has on the first rank of a 1-D
     mesh, in place. For DTensors along other axes alone: these ranks hold the same
     piece. Errors and communication: see sync_module_over_mesh."""
-    pieces = {
-        name: x.detach().to_local()
-        for name, x in _state(module)
-        if _is_distributed(x) and not isinstance(x, ShardTensor)
-    }
-    _make_equal(module, mesh, pieces, 0, pieces)
+    _make_equal(module, mesh, _pieces, 0)
 
 
-def _make_equal(module, mesh, tensors, source, state, verify=False):
-    problem = None
+def _make_equal(module, mesh, choose, source, verify=False):
+    """What `choose` takes of the module's state, on all ranks."""
+    problem, tensors = None, {}
     try:
-        _check(module, mesh, state, tensors, source)
-    except (RuntimeError, TypeError, ValueError) as error:
+        _check_module(module, source, mesh)
+        state = dict(_state(module))
+        tensors = choose(state)
+        _check_tensors(tensors, mesh)
+    except Exception as error:  # noqa: BLE001  whatever it is, others wait
         problem = error
     agree(mesh, problem, {"src_mesh_rank": source, "verify": bool(verify)}, TITLE)
     agree(mesh, None, _metadata(tensors), f"{TITLE}metadata differs: ", RuntimeError)
@@ -65,11 +62,29 @@ def _make_equal(module, mesh, tensors, source, state, verify=False):
     with missing_ranks_named(group):
         for bucket in _buckets(list(tensors.values())):
             _broadcast(bucket, source, group)
+    return tensors
 
 
 def _state(module):
     yield from module.named_parameters()
     yield from module.named_buffers()
+
+
+def _plain(state):
+    plain = {name: x for name, x in state.items() if not _is_distributed(x)}
+    if state and not plain:
+        raise RuntimeError(
+            f"{TITLE}the module has {len(state)} tensors, but none of it is plain"
+        )
+    return plain
+
+
+def _pieces(state):
+    return {
+        name: x.detach().to_local()
+        for name, x in state.items()
+        if _is_distributed(x) and not isinstance(x, ShardTensor)
+    }
 
 
 def _is_distributed(x):
@@ -82,8 +97,10 @@ def _is_distributed(x):
 # ---- before -----------------------------------------------------------------
 
 
-def _check(module, mesh, state, plain, source):
+def _check_module(module, source, mesh):
     """Raises where this rank's module cannot be made equal."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{TITLE}expected a module, got {module!r}")
     if not hasattr(source, "__index__"):
         raise TypeError(f"{TITLE}src_mesh_rank: expected an int, got {source!r}")
     if not 0 <= source < mesh.size():
@@ -96,17 +113,16 @@ def _check(module, mesh, state, plain, source):
             f"{TITLE}the module is an FSDP2 module already; call this before "
             "fully_shard"
         )
-    for name, x in plain.items():
+
+
+def _check_tensors(tensors, mesh):
+    for name, x in tensors.items():
         if x.is_meta:
             raise RuntimeError(f"{TITLE}{name} is a meta tensor")
         if x.device.type != mesh.device_type:
             raise RuntimeError(
                 f"{TITLE}{name} is on {x.device}, the mesh on {mesh.device_type}"
             )
-    if state and not plain:
-        raise RuntimeError(
-            f"{TITLE}the module has {len(state)} tensors, but none of it is plain"
-        )
 
 
 def _metadata(plain):

@@ -5,6 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
@@ -102,11 +103,37 @@ def bad_sources(mesh, mine):
         )
 
 
+class Unnamed(nn.Linear):
+    def named_buffers(self, *args, **options):
+        raise KeyError("no buffers")
+
+
+def bad_models(mesh, mine):
+    good = nn.Linear(2, 2)
+    for wrong, kind, text in (
+        (None, TypeError, "expected a module, got None"),
+        ("net", TypeError, "expected a module, got 'net'"),
+        (Unnamed(2, 2), RuntimeError, "no buffers"),
+    ):
+        module = wrong if mine else good
+        calls = {"check_replicas": lambda m=module: shardtensor.check_replicas(m, mesh)}
+        if mesh.ndim == 1:
+            calls["sync_module_over_mesh"] = lambda m=module: (
+                shardtensor.sync_module_over_mesh(m, mesh)
+            )
+        if mesh.mesh_dim_names:
+            calls["parallelize"] = lambda m=module: shardtensor.parallelize(
+                m, mesh, "ddp", mesh.mesh_dim_names
+            )
+        for name, call in calls.items():
+            yield f"{name}: {wrong}", call, kind, text
+
+
 def check_bad_makers(mesh):
     group, ranks = whole_group(mesh), mesh.size()
     mine = dist.get_rank(group) == ranks - 1
     wrong = []
-    for cases in (bad_pieces, bad_sources):
+    for cases in (bad_pieces, bad_sources, bad_models):
         for what, call, kind, text in cases(mesh, mine):
             start = time.monotonic()
             told = _error_of(call)
