@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor import _C
 from shardtensor.agree import agree
 from shardtensor.create import scatter_tensor
-from shardtensor.nn.points import partition_points
+from shardtensor.nn.points import description, partition_points
 from shardtensor.shard_tensor import ShardTensor
 
 
@@ -120,23 +120,39 @@ def partition_nodes(
       "hilbert", as in `partition_points`, and `weights` (N) balance work;
     - `edge_index` (2, E) and the number of `nodes`: METIS cuts few edges. It needs
       the package pymetis, and the first rank of the mesh gathers the graph for it."""
-    given = [x is not None for x in (owners, points, edge_index)]
-    if sum(given) != 1:
-        raise ValueError(
-            "partition_nodes: expected one of owners, points and edge_index, got "
-            f"{sum(given)}"
-        )
+    given = {"owners": owners, "points": points, "edge_index": edge_index}
+    told = error = None
+    try:
+        told = _way(given, nodes, method)
+    except (IndexError, TypeError, ValueError) as problem:
+        error = problem
+    agree(mesh, error, told, "partition_nodes: ")
     if points is not None:
         return partition_points(points, mesh, method or "rcb", weights)[1]
-    if method not in (None, "given" if edge_index is None else "metis"):
-        raise ValueError(
-            "partition_nodes: expected no method, for owners are given, or 'metis' for "
-            f"a graph, got {method!r}"
-        )
     if edge_index is not None:
         owners = _owners_by_metis(edge_index, nodes, mesh)
     places = torch.zeros_like(owners, dtype=torch.float32).unsqueeze(-1)
     return partition_points(places, mesh, "given", owners=owners)[1]
+
+
+def _way(given, nodes, method):
+    """What all ranks must have alike."""
+    names = [name for name, x in given.items() if x is not None]
+    if len(names) != 1:
+        raise ValueError(
+            "partition_nodes: expected one of owners, points and edge_index, got "
+            f"{len(names)}"
+        )
+    name, of_graph = names[0], names == ["edge_index"]
+    if name != "points" and method not in (None, "metis" if of_graph else "given"):
+        raise ValueError(
+            "partition_nodes: expected no method, for owners are given, or 'metis' for "
+            f"a graph, got {method!r}"
+        )
+    told = f"{name}: {description(name, given[name])}, nodes {nodes}, method {method}"
+    if of_graph:
+        _check_graph(given[name], nodes)
+    return told
 
 
 def _owners_by_metis(edge_index, nodes, mesh):
@@ -144,7 +160,6 @@ def _owners_by_metis(edge_index, nodes, mesh):
     from torch.distributed.tensor import Shard  # slow to import
 
     first = int(mesh.mesh.flatten()[0])
-    _check_graph(edge_index, nodes, mesh)
     edges = _on_first_rank(edge_index, mesh)
     owners = error = None
     if torch.distributed.get_rank() == first:
@@ -156,24 +171,17 @@ def _owners_by_metis(edge_index, nodes, mesh):
     return scatter_tensor(owners, first, mesh, [Shard(0)] * mesh.ndim)
 
 
-def _check_graph(edge_index, nodes, mesh):
-    error = None
+def _check_graph(edge_index, nodes):
     if not isinstance(nodes, int) or nodes < 0:
-        error = ValueError(
+        raise ValueError(
             f"partition_nodes: expected the number of nodes, got nodes={nodes!r}"
         )
-    elif (
-        edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype != torch.int64
-    ):
-        error = ValueError(
+    shape = tuple(edge_index.shape)
+    if len(shape) != 2 or shape[0] != 2 or edge_index.dtype != torch.int64:
+        raise ValueError(
             "partition_nodes: expected edge_index (2, E) of int64, got "
-            f"{tuple(edge_index.shape)} of {edge_index.dtype}"
+            f"{shape} of {edge_index.dtype}"
         )
-    kind = type(edge_index).__name__
-    told = f"{nodes} nodes, {kind} {tuple(edge_index.shape)}"
-    agree(mesh, error, told, "partition_nodes: ")
 
 
 def _on_first_rank(edge_index, mesh):

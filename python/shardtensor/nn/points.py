@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C, _ops
+from shardtensor.agree import agree
 from shardtensor.shard_tensor import ShardTensor
 
 
@@ -159,12 +160,34 @@ def partition_points(
     `weights` (N; none: of the same number of points); "given" takes the positions
     in the mesh from `owners` (N). `points` are a ShardTensor on that mesh in any
     layout, or plain and the same on all ranks."""
+    if not torch.compiler.is_compiling():
+        _agree_on_partition(points, mesh, method, weights, owners)
     if not _C.is_shard_tensor(points):
         from torch.distributed.tensor import Replicate  # slow to import
 
-        points = ShardTensor.from_local(points, mesh, [Replicate()] * mesh.ndim)
-    elif points.device_mesh != mesh:
-        raise ValueError(
-            f"partition_points: expected points on {mesh}, got {points.device_mesh}"
-        )
+        whole = [Replicate()] * mesh.ndim
+        points = ShardTensor.from_local(points, mesh, whole, "chunk")
     return _ops.partition_points(points, method, weights, owners)
+
+
+def _agree_on_partition(points, mesh, method, weights, owners):
+    told = error = None
+    given = {"points": points, "weights": weights, "owners": owners}
+    try:
+        told = method, [description(name, x) for name, x in given.items()]
+        if points is None:
+            raise TypeError("points: expected a tensor, got None")
+        if _C.is_shard_tensor(points) and points.device_mesh != mesh:
+            raise ValueError(f"expected points on {mesh}, got {points.device_mesh}")
+    except (TypeError, ValueError) as problem:
+        error = type(problem)(f"partition_points: {problem}")
+    agree(mesh, error, told, "partition_points: ")
+
+
+def description(name: str, x: torch.Tensor | None) -> str:
+    """What ranks must have alike of an argument."""
+    if x is None:
+        return "None"
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {x!r}")
+    return f"a {type(x).__name__} {[*x.shape]} of {x.dtype}"

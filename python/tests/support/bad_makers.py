@@ -6,14 +6,17 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 import shardtensor
-from shardtensor import ShardTensor, ShardTensorSpec
+from shardtensor import ShardTensor, ShardTensorSpec, partition_nodes
 from shardtensor.device_mesh import whole_group
+from shardtensor.nn.functional import partition_points
 
 SOON = 5.0  # seconds; groups wait for minutes
+DIFFERENT = ValueError, "ranks were told different things"
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
 
 
 def bad_pieces(mesh, mine):
@@ -129,11 +132,54 @@ def bad_models(mesh, mine):
             yield f"{name}: {wrong}", call, kind, text
 
 
+def bad_partitions(mesh, mine):
+    points, owners = torch.rand(8, 2), torch.arange(8) % 2
+    way = "partition_nodes: expected one of owners, points and edge_index, got "
+
+    def nodes(right, wrong):
+        return lambda: partition_nodes(mesh, **(wrong if mine else right))
+
+    def order(**wrong):
+        told = {"points": points, "method": "rcb", **(wrong if mine else {})}
+        return lambda: partition_points(told.pop("points"), mesh, **told)
+
+    by_points, by_owners = {"points": points}, {"owners": owners}
+    by_edges = {"edge_index": EDGES, "nodes": 4}
+    cut = shardtensor.distribute_tensor(points, mesh, [Replicate()] * mesh.ndim)
+    for right, wrong, kind, text in (
+        (by_points, {}, ValueError, way + "0"),
+        (by_points, {**by_points, **by_owners}, ValueError, way + "2"),
+        (by_points, by_edges, *DIFFERENT),
+        (by_points, {"points": points[1:]}, *DIFFERENT),
+        (by_points, {"points": points.double()}, *DIFFERENT),
+        (by_points, {"points": cut}, *DIFFERENT),
+        (by_points, {**by_points, "method": "hilbert"}, *DIFFERENT),
+        (by_points, {"points": [[1.0]]}, TypeError, "points: expected a tensor, got"),
+        (by_points, {**by_points, "weights": torch.ones(3)}, *DIFFERENT),
+        (by_owners, {**by_owners, "method": "rcb"}, ValueError, "expected no method"),
+        (by_owners, {"owners": owners.float()}, *DIFFERENT),
+        (by_edges, {"edge_index": [[0], [1]], "nodes": 4}, TypeError, "edge_index: ex"),
+        (by_edges, {**by_edges, "method": "rcb"}, ValueError, "or 'metis' for a graph"),
+        (by_edges, {"edge_index": EDGES}, ValueError, "number of nodes, got nodes="),
+    ):
+        yield f"partition_nodes: {wrong}", nodes(right, wrong), kind, text
+    for wrong, kind, text in (
+        ({"points": None}, TypeError, "partition_points: points: expected a tensor"),
+        ({"points": points[1:]}, *DIFFERENT),
+        ({"points": cut}, *DIFFERENT),
+        ({"method": "hilbert"}, *DIFFERENT),
+        ({"weights": torch.ones(8)}, *DIFFERENT),
+        ({"weights": 1.0}, TypeError, "partition_points: weights: expected a tensor"),
+        ({"owners": owners}, *DIFFERENT),
+    ):
+        yield f"partition_points: {wrong}", order(**wrong), kind, text
+
+
 def check_bad_makers(mesh):
     group, ranks = whole_group(mesh), mesh.size()
     mine = dist.get_rank(group) == ranks - 1
     wrong = []
-    for cases in (bad_pieces, bad_sources, bad_models):
+    for cases in (bad_pieces, bad_sources, bad_models, bad_partitions):
         for what, call, kind, text in cases(mesh, mine):
             start = time.monotonic()
             told = _error_of(call)
