@@ -21,6 +21,12 @@ _KINDS = {
 _OF_ARGUMENTS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
+def known_everywhere(kind: type[Exception]) -> type[Exception]:
+    """A kind that is made of a text alone stays itself on other ranks."""
+    _KINDS[kind.__name__] = kind
+    return kind
+
+
 def agree(
     mesh: DeviceMesh,
     error: Exception | None,
@@ -141,16 +147,16 @@ def _device_of(group):
     return "cpu" if "cpu" in kinds or not kinds else kinds[0]
 
 
-def _text(error, told):
-    if error is None:
-        return "RuntimeError", repr(told)
-    return kind_of(error), str(error)
-
 def kind_of(error: Exception) -> str:
     """As which other ranks can raise it."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS]
     return (kinds or ["RuntimeError"])[0]
 
+
+def _text(error, told):
+    if error is None:
+        return "RuntimeError", repr(told)
+    return kind_of(error), str(error)
 
 
 def _difference(texts, rank, title):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from shardtensor.agree import known_everywhere, made_everywhere
 from shardtensor.distributed.config import ProcessGroupConfig, ProcessGroupNode
 
 
@@ -19,6 +20,7 @@ class UndefinedGroupError(KeyError, ValueError):
         return self.message
 
 
+@known_everywhere
 class GroupError(ValueError, RuntimeError, AssertionError):
     """A group that cannot be made. Of the kinds that this is: PhysicsNeMo's are
     AssertionErrors and ValueErrors."""
@@ -84,17 +86,20 @@ class NamedGroups:
         parents = [list(range(manager.world_size))]
         if group_name is not None:
             parents = manager._ranks_of(group_name)
-        if size < 1 or any(len(parent) % size for parent in parents):
-            raise GroupError(
-                f"create_process_subgroup: groups of {size} do not divide the "
-                f"{len(parents[0])} ranks of {group_name or 'the job'}"
-            )
-        ranks = [
-            parent[begin : begin + size]
-            for parent in parents
-            for begin in range(0, len(parent), size)
-        ]
-        manager._create_groups(name, ranks, verbose, backend, pg_options)
+
+        def cut():
+            if size < 1 or any(len(parent) % size for parent in parents):
+                raise GroupError(
+                    f"create_process_subgroup: groups of {size} do not divide the "
+                    f"{len(parents[0])} ranks of {group_name or 'the job'}"
+                )
+            return [
+                parent[begin : begin + size]
+                for parent in parents
+                for begin in range(0, len(parent), size)
+            ]
+
+        manager._create_groups(name, cut, verbose, backend, pg_options)
 
     @classmethod
     def create_orthogonal_process_group(
@@ -110,11 +115,13 @@ class NamedGroups:
         and [2, 3] these are [0, 2] and [1, 3]. `backend` and `pg_options` are
         new_group's."""
         manager = cls()
-        ranks = [
-            list(column) for column in zip(*manager._ranks_of(group_name), strict=True)
-        ]
+        rows = manager._ranks_of(group_name)
+
+        def columns():
+            return [list(column) for column in zip(*rows, strict=True)]
+
         manager._create_groups(
-            orthogonal_group_name, ranks, verbose, backend, pg_options
+            orthogonal_group_name, columns, verbose, backend, pg_options
         )
 
     @classmethod
@@ -150,13 +157,18 @@ class NamedGroups:
             raise UndefinedGroupError("group", name, list(self._group_ranks))
         return self._group_ranks[name]
 
-    def _create_groups(self, name, ranks, verbose, backend, pg_options):
-        if name in self._groups:
-            raise GroupError(f"there is a group named {name!r} already")
-        if not self.distributed:
-            raise GroupError(
-                f"group {name!r}: this process was started without a launcher"
-            )
+    def _create_groups(self, name, cut, verbose, backend, pg_options):
+        def new_ranks():
+            if name in self._groups:
+                raise GroupError(f"there is a group named {name!r} already")
+            if not self.distributed:
+                raise GroupError(
+                    f"group {name!r}: this process was started without a launcher"
+                )
+            return cut()
+
+        told = lambda ranks: f"group {name!r} over {backend}: {ranks}"  # noqa: E731
+        ranks = made_everywhere(new_ranks, told)
         for members in ranks:
             group = dist.new_group(members, backend=backend, pg_options=pg_options)
             if self.rank in members:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _C
+from shardtensor.agree import made_everywhere
 from shardtensor.device_mesh import forget_groups, whole_group
 from shardtensor.distributed import joining
 from shardtensor.distributed.groups import NamedGroups, UndefinedGroupError
@@ -251,7 +252,8 @@ class DistributedManager(NamedGroups):
     ) -> DeviceMesh:
         """A mesh over all ranks. One entry of `mesh_shape` may be -1: with 8
         ranks, (-1, 2) is (4, 2). A single process gets a group of its own, so
-        that the same program runs without a launcher.
+        that the same program runs without a launcher. Ranks that are told different
+        things all raise. Communication: a small gather.
 
         `backend_override` is init_device_mesh's: axis name -> backend, options or
         both for the groups along this axis. An axis over all ranks gets a group
@@ -261,7 +263,10 @@ class DistributedManager(NamedGroups):
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
             mesh = manager.initialize_mesh((-1,), ("domain",), {"domain": options})
         """
-        shape = _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size)
+        shape = made_everywhere(
+            lambda: _C.complete_mesh_shape(mesh_shape, mesh_dim_names, self.world_size),
+            lambda shape: f"initialize_mesh: {shape} {tuple(mesh_dim_names)}",
+        )
         if not dist.is_initialized():
             dist.init_process_group(
                 joining.name_in_torch(self.get_available_backend()),

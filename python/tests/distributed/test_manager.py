@@ -207,6 +207,31 @@ def test_a_wrong_mesh_is_an_error(mesh, shape, names, message):
         adopted().initialize_mesh(shape, names)
 
 
+@ranks(2, 3)
+def test_ranks_make_the_same_meshes_and_groups(mesh):
+    manager, ranks = adopted(), mesh.size()
+    mine = manager.rank == ranks - 1
+    for wrong, text in (
+        (((1, 1, -1), ("a", "b", "c")), "ranks were told different things"),
+        (((1, -1), ("a", "c")), "ranks were told different things"),
+        (((1, -1), ("a", "a")), f"not unique .on rank {ranks - 1}"),
+        (((7, -1), ("a", "b")), f"does not have the .* .on rank {ranks - 1}"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            manager.initialize_mesh(*(wrong if mine else ((1, -1), ("a", "b"))))
+    make = DistributedManager.create_process_subgroup
+    for wrong, kind, text in (
+        (("all", 1), ValueError, "ranks were told different things"),
+        (("each", ranks), ValueError, "ranks were told different things"),
+        (("all", 0), GroupError, f"groups of 0 do not .* .on rank {ranks - 1}"),
+    ):
+        with pytest.raises(kind, match=text):
+            make(*(wrong if mine else ("all", ranks)))
+    assert not manager.group_names
+    make("all", ranks)
+    assert manager.group_size("all") == ranks
+
+
 @ranks(4)
 def test_a_mesh_of_several_axes_has_one_group(mesh):
     manager = adopted()
