@@ -62,6 +62,10 @@ def _scatter(op, told, tensor, mesh, placements, sizes):
     shape, dtype, device_type, memory_format = _tell(described, source, mesh)
     placements = check_placements(placements, mesh.ndim)
     spec = make_spec(mesh, shape, placements, sizes)
+    if device_type == "meta":  # numbers that nobody has
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        whole = whole.contiguous(memory_format=memory_format)
+        return _cut(whole.requires_grad_(requires_grad), spec, mesh)
     # A tensor on the host is cut there: one device may not hold it.
     where = device_of(mesh)
     if device_type == "cpu" and moves_on_host(mesh):
@@ -94,9 +98,8 @@ def _agreed(op, told, mesh, placements, sizes):
 
 def _describe(op, tensor, global_shape=None, dtype=None):
     """What the source tells the others."""
-    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, ShardTensor):
-        raise ValueError(f"{op}: expected a plain tensor, got {type(tensor).__name__}")
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+    _check_plain(op, tensor)
+    if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError(
             f"{op}: expected a strided tensor that has values, got one of "
             f"{tensor.layout} and {tensor.dtype} on {tensor.device}"
@@ -112,6 +115,18 @@ def _describe(op, tensor, global_shape=None, dtype=None):
         tensor.device.type,
         suggest_memory_format(tensor),
     )
+
+
+def _check_plain(op, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{op}: expected a plain tensor, got {type(tensor).__name__}")
+    if hasattr(tensor, "device_mesh"):
+        raise ValueError(
+            f"{op}: expected a plain tensor, got a {type(tensor).__name__} on "
+            f"{tensor.device_mesh} of placements {tensor.placements}; redistribute() "
+            "cuts a ShardTensor otherwise, ShardTensor.from_dtensor() makes one of a "
+            "DTensor"
+        )
 
 
 def _shape(op, told):
@@ -138,13 +153,14 @@ def distribute_tensor(
     sizes: Sizes | None = None,
     src_data_rank: int | None = 0,
 ) -> ShardTensor:
-    """A leaf made of `tensor`, which every rank has in its whole size, in its
+    """A leaf made of the leaf `tensor`, which every rank has in its whole size, in its
     memory format. The values are those of the mesh's rank number `src_data_rank`; None
     takes each rank's own values, which must be equal, without communication. Errors and
     communication else: as scatter_tensor."""
     mesh = default_mesh() if device_mesh is None else device_mesh
     placements = replicated(mesh.ndim) if placements is None else placements
     if src_data_rank is None:
+        _check_leaf(tensor)
         return _cut(tensor, make_spec(mesh, tensor.shape, placements, sizes), mesh)
 
     def told():
@@ -153,6 +169,7 @@ def distribute_tensor(
                 f"distribute_tensor: src_data_rank {src_data_rank} is outside a "
                 f"mesh of {mesh.size()} ranks"
             )
+        _check_leaf(tensor)
         described = _describe("distribute_tensor", tensor)
         holds = mesh.mesh.flatten().tolist()[src_data_rank] == dist.get_rank()
         return src_data_rank, tensor.requires_grad, described if holds else None
@@ -160,12 +177,23 @@ def distribute_tensor(
     return _scatter("distribute_tensor", told, tensor, mesh, placements, sizes)
 
 
+def _check_leaf(tensor):
+    _check_plain("distribute_tensor", tensor)
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor: expected a leaf, got the result of "
+            f"{type(tensor.grad_fn).__name__}, whose history would be lost; detach() "
+            "it, or ShardTensor.from_local(x, mesh).redistribute(placements=...)"
+        )
+
+
 def _cut(tensor, spec, mesh):
     """Of what every rank has whole."""
     memory_format = suggest_memory_format(tensor)
     whole = _C.from_local(tensor.detach(), spec._core.replicated(), memory_format)
     local = _C.local(_C.redistribute(whole, spec._core))
-    local = local.contiguous(memory_format=memory_format).to(device_of(mesh))
+    local = local.contiguous(memory_format=memory_format)
+    local = local if local.is_meta else local.to(device_of(mesh))
     shard = _C.from_local(local, spec._core, memory_format)
     return shard.requires_grad_(tensor.requires_grad)
 

@@ -1,6 +1,7 @@
 """Tensors from one rank, from equal ones and from nothing."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from layouts import sweep
@@ -9,7 +10,13 @@ from ranks import assert_close, partitions, ranks, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from shardtensor import _C, ShardTensor, distribute_tensor, scatter_tensor
+from shardtensor import (
+    _C,
+    ShardTensor,
+    distribute_tensor,
+    make_spec,
+    scatter_tensor,
+)
 
 
 def numbered(*shape):
@@ -107,7 +114,7 @@ def test_scatter_refuses_alike_on_every_rank(mesh):
         (f"global_src {outside} is not one of", (mine, outside, mesh, [Shard(0)])),
         ("global_shape says", (mine, 1, mesh, [Shard(0)], (5, 2))),
         ("got NoneType", (mine, 0, mesh, [Shard(0)])),
-        ("got ShardTensor", (sharded, 1, mesh, [Shard(0)])),
+        ("got a ShardTensor", (sharded, 1, mesh, [Shard(0)])),
         ("each of the 1 mesh axes", (mine, 1, mesh, [Shard(0)] * 2)),
         ("expected Shard and Replicate", (mine, 1, mesh, [Partial()])),
     ]:
@@ -150,6 +157,26 @@ def test_scatter_refuses_alike_on_every_rank(mesh):
             r"expected a plain tensor, got NoneType \(on mesh rank 0",
             lambda: distribute_tensor(None if first else x, mesh, cut),
         ),
+        (
+            ValueError,
+            r"got a ShardTensor on .* redistribute\(\) cuts",
+            lambda: distribute_tensor(sharded, mesh, cut),
+        ),
+        (
+            ValueError,
+            r"got a DTensor on .* of placements .*from_dtensor\(\) .* \(on mesh rank 0",
+            lambda: distribute_tensor(sharded.to_dtensor() if first else x, mesh, cut),
+        ),
+        (
+            ValueError,
+            "scatter_tensor: expected a plain tensor, got a DTensor",
+            lambda: scatter_tensor(sharded.to_dtensor(), 0, mesh, cut),
+        ),
+        (
+            RuntimeError,
+            r"expected a leaf, got .*Mul.* history would be lost; detach\(\)",
+            lambda: distribute_tensor(x.clone().requires_grad_() * 2, mesh, cut),
+        ),
     ]:
         with pytest.raises(error, match=message) as told:
             call()
@@ -176,6 +203,22 @@ def test_distribute_takes_one_ranks_values(mesh):
     assert_close(distribute_tensor(x, mesh), x)
     with pytest.raises(ValueError, match="src_data_rank 9 is outside"):
         distribute_tensor(x, mesh, src_data_rank=9)
+
+
+@ranks(2, 3)
+def test_meta_tensors_are_cut_without_messages(mesh):
+    """Models too large for one device are made of them."""
+    x = torch.empty(7, 4, device="meta", requires_grad=True)
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
+        for y in (
+            distribute_tensor(x, mesh, placements),
+            distribute_tensor(x, mesh, placements, src_data_rank=None),
+            scatter_tensor(x, 1, mesh, placements, requires_grad=True),
+        ):
+            assert y.is_meta and y.is_leaf and y.requires_grad and y.shape == (7, 4)
+            assert y.to_local().shape == make_spec(mesh, (7, 4), placements).local_shape
+            y = torch.nn.init.constant_(torch.empty_like(y, device=rig.DEVICE), 1.5)
+            assert_close(y, torch.full((7, 4), 1.5))
 
 
 @ranks(1, 2, "2x2")
