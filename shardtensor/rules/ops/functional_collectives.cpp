@@ -1,24 +1,124 @@
+#include <vector>
+
+#include <c10/util/Exception.h>
+
 #include "shardtensor/dispatch/rule.h"
 
 // PyTorch's own collectives with a ShardTensor for their local tensor, as a
 // DTensor of ShardTensors has: along an axis that the tensor's mesh has not.
-// Its ranks hold the same piece of the domain, so each piece is reduced by
-// itself. Collectives that join or split dim 0 have no rule: they are gathered.
+// Its ranks hold the same piece of the domain, so each piece is reduced,
+// gathered and scattered by itself. What these join and split is dim 0: where
+// it is cut, each rank's rows are cut alike, a repeated partition.
 
 namespace shardtensor::detail {
 namespace {
 
-Decision each_piece_rule(Call& call) {
+/// A group of ranks that hold other pieces would mix them.
+void check_same_piece(const Call& call, const ShardSpec& spec) {
+  const auto& group = call.argument("group_name");
+  const auto& own = spec.mesh()->options();
+  const auto refuse_if = [&](bool mixes) {
+    TORCH_CHECK_VALUE(
+        !mixes,
+        call.name(),
+        ": expected a group of ranks that hold the same piece, got one along "
+        "which ",
+        spec,
+        " is cut; redistribute() and full_tensor() bring its pieces together");
+  };
+  if (!group.isString() || !spec.is_sharded()) {
+    return;
+  }
+  refuse_if(own.ranks.size() > 1 && group.toStringRef() == own.group);
+  for (const int64_t axis : spec.sharded_axes()) {
+    refuse_if(
+        own.shape[axis] > 1 && !own.axis_groups.empty() &&
+        group.toStringRef() == own.axis_groups[axis]);
+  }
+}
+
+/// The operand's layout, as a term of all ranks of the group.
+SpecPtr own_layout(const Call& call) {
   const auto layout = without_partial(call.operand(0).spec);
+  check_same_piece(call, *layout);
+  return layout;
+}
+
+SpecPtr rows_layout(const Call& call) {
+  const auto layout = own_layout(call);
+  TORCH_CHECK_VALUE(
+      layout->dim() > 0,
+      call.name(),
+      ": expected a tensor with dims, got none");
+  return layout;
+}
+
+Decision decided(const SpecPtr& input, const SpecPtr& output) {
   Decision decision;
-  decision.inputs = {layout};
-  decision.outputs = {layout};
+  decision.inputs = {input};
+  decision.outputs = {output};
   return decision;
+}
+
+Decision wait_rule(Call& call) {
+  const auto layout = without_partial(call.operand(0).spec);
+  return decided(layout, layout);
+}
+
+Decision each_piece_rule(Call& call) {
+  const auto layout = own_layout(call);
+  return decided(layout, layout);
+}
+
+/// One of `chunks` equal parts of dim 0: cut as they all are where that is
+/// alike, else by chunk.
+SpecPtr chunk_of(const SpecPtr& spec, int64_t chunks) {
+  if (spec->is_sharded(0) && spec->partition(0).repeat() % chunks == 0) {
+    const auto& rows = spec->partition(0);
+    return with_partition(
+        spec, 0, Partition(rows.sizes(), rows.repeat() / chunks));
+  }
+  auto sizes = spec->sizes();
+  sizes[0] /= chunks;
+  return with_sizes(spec, sizes);
+}
+
+/// `chunks` such parts, one behind the other.
+SpecPtr chunks_of(const SpecPtr& spec, int64_t chunks) {
+  if (spec->is_sharded(0)) {
+    return with_partition(spec, 0, spec->partition(0).repeated(chunks));
+  }
+  auto sizes = spec->sizes();
+  sizes[0] *= chunks;
+  return with_sizes(spec, sizes);
+}
+
+Decision gather_rule(Call& call) {
+  const auto own = rows_layout(call);
+  const int64_t ranks = call.argument("group_size").toInt();
+  return decided(own, chunks_of(own, ranks));
+}
+
+Decision scatter_rule(Call& call) {
+  const auto own = rows_layout(call);
+  const int64_t ranks = call.argument("group_size").toInt();
+  TORCH_CHECK_VALUE(
+      own->size(0) % ranks == 0,
+      call.name(),
+      ": expected a dim 0 that ",
+      ranks,
+      " divides, got ",
+      own->size(0));
+  const auto chunk = chunk_of(own, ranks);
+  return decided(chunks_of(chunk, ranks), chunk);
 }
 
 const RegisterRules collectives{
     {"_c10d_functional::all_reduce", each_piece_rule},
-    {"_c10d_functional::wait_tensor", each_piece_rule},
+    {"_c10d_functional::broadcast", each_piece_rule},
+    {"_c10d_functional::all_gather_into_tensor", gather_rule},
+    {"_c10d_functional::reduce_scatter_tensor", scatter_rule},
+    {"_c10d_functional::wait_tensor", wait_rule},
 };
 
 } // namespace
