@@ -15,6 +15,7 @@ import functools
 import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import _mesh_resources
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -133,8 +134,30 @@ def _nested_from_local(local_tensor, *args, **kwargs):
 
 
 @as_written  # a graph's result would be of PyTorch's class, and so its gradient
-def _from_shard_tensor(local_tensor, *args, **kwargs):
-    return nested(_from_local(local_tensor, *args, **kwargs))
+def _from_shard_tensor(local_tensor, device_mesh=None, *args, **kwargs):
+    mesh = device_mesh or _mesh_resources.get_current_mesh()
+    _check_beside(local_tensor, mesh)
+    return nested(_from_local(local_tensor, mesh, *args, **kwargs))
+
+
+def _check_beside(tensor, mesh):
+    """What DTensor works on along its axes is one piece, the same on all their ranks:
+    nothing that differs between them, of which it knows nothing."""
+    core = _C.spec(tensor)
+    for axis, placement in enumerate(core.placements):
+        if placement.kind != "replicate" and _shares(core.mesh, axis, mesh):
+            raise ValueError(
+                "DTensor.from_local: expected a ShardTensor that is the same along the "
+                f"axes of {mesh}, got {core}; take an axis beside the domain's for "
+                "tensor parallelism, or redistribute() the tensor to Replicate there"
+            )
+
+
+def _shares(own, axis, mesh):
+    """Whether ranks along this axis are in the other mesh, too."""
+    line = [own.with_coordinate(own.position, axis, i) for i in range(own.shape[axis])]
+    others = {own.ranks[p] for p in line if p != own.position}
+    return not others.isdisjoint(mesh.mesh.flatten().tolist())
 
 
 DTensor.from_local = staticmethod(_nested_from_local)

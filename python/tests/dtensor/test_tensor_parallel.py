@@ -1,11 +1,13 @@
 """parallelize_module on an axis beside the domain."""
 
+import copy
+
 import pytest
 import torch
 from dtensor_checks import distributed
 from ranks import assert_close, ranks, shard, uneven
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -101,6 +103,47 @@ def test_results_that_stay_distributed(mesh):
     expected.square().mean().backward()
     check(found, expected, cut.parameters(), whole.parameters())
     assert_close(part.grad, x.grad)
+
+
+@ranks("2x2")
+def test_samples_along_the_tensor_axis_gather_no_domain(mesh):
+    """Between modules, as sequence parallelism has it; rows of tokens lie along the
+    domain's axis, those of their table along the tensors'."""
+    domain, tensors = mesh["domain_h"], mesh["domain_w"]
+    samples, all_of_them = Shard(0), Replicate()
+    plan = {
+        "0": RowwiseParallel(input_layouts=all_of_them, output_layouts=samples),
+        "1": ColwiseParallel(input_layouts=samples),
+        "3": RowwiseParallel(output_layouts=samples),
+        "4": ColwiseParallel(input_layouts=samples, output_layouts=all_of_them),
+    }
+    layers = nn.Embedding(9, 6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)
+    whole = nn.Sequential(*layers, nn.Linear(6, 4)).double()
+    cut = parallelize_module(copy.deepcopy(whole), tensors, plan)
+    tokens = torch.randint(9, (4, 7))
+    for dim in (0, 1):
+        part = shard(tokens, domain, [Shard(dim)], {dim: uneven(tokens.shape[dim], 2)})
+        with shardtensor.fallback_mode("error"):
+            found, expected = cut(part), whole(tokens)
+            assert_close(found, expected)
+            found.square().mean().backward()
+        expected.square().mean().backward()
+        check(found, expected, cut.parameters(), whole.parameters())
+
+
+@ranks(2, "2x2")
+def test_axes_that_cut_the_domain_are_refused(mesh):
+    """Rows of parameters and pieces of the domain would mix."""
+    tensors = mesh["domain_w"] if mesh.ndim == 2 else mesh
+    cut, x = parallel(tensors), torch.randn(6, 6).double()
+    message = "DTensor.from_local: expected a ShardTensor that is the same along"
+    with pytest.raises(ValueError, match=message):
+        cut(shard(x, mesh, [Shard(0)] * mesh.ndim))
+    with pytest.raises(ValueError, match=message):
+        term = shard(x, mesh, [Partial()] * mesh.ndim)
+        DTensor.from_local(term, tensors, [Replicate()])
+    if mesh.ndim == 2:
+        assert_close(cut(shard(x, mesh, [Shard(0), Replicate()])), model()(x))
 
 
 @ranks("2x2")
