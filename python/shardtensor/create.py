@@ -227,7 +227,7 @@ def full(
     requires_grad: bool = False,
 ) -> ShardTensor:
     """As torch.full, each rank making its own piece. All factories take the
-    mesh (DistributedManager's by default), placements (Replicate), `sizes` for
+    mesh (the one entered, or DistributedManager's), placements (Replicate), `sizes` for
     an uneven split, dtype and requires_grad. No communication."""
     options = {
         "device_mesh": device_mesh,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shardtensor import _C
@@ -142,13 +142,16 @@ def _without_other_axes(whole, *parts):
 
 
 def default_mesh() -> DeviceMesh:
-    """The mesh of a call that names none: DistributedManager's."""
+    """The mesh of a call that names none: that of the `with` around it, as DTensor has
+    it, else DistributedManager's."""
     from shardtensor.distributed import DistributedManager
 
+    if _mesh_resources.mesh_stack:
+        return _mesh_resources.get_current_mesh()
     if not DistributedManager.is_initialized():
         raise ValueError(
-            "device_mesh: expected a DeviceMesh; there is no default one, for "
-            "DistributedManager is not initialized"
+            "device_mesh: expected a DeviceMesh; there is no default one: no mesh is "
+            "entered, and DistributedManager is not initialized"
         )
     return DistributedManager().global_mesh
 

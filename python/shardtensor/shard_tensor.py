@@ -79,7 +79,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         torch.chunk's split of global_shape (of equal pieces without it); a dict
         gives, for each mesh axis, the local shapes along it, of this tensor or of
         another that is cut alike. The last two do not communicate.
-        Default: DistributedManager's mesh, Replicate."""
+        Default: the mesh entered or DistributedManager's, Replicate."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)

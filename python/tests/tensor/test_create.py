@@ -257,6 +257,21 @@ def test_random_factories_draw_what_one_device_draws(mesh, name):
     assert x.is_leaf and x.requires_grad
 
 
+@ranks("2x2")
+def test_the_mesh_around_a_call_is_the_default(mesh):
+    line, x = mesh["domain_w"], numbered(6, 4)
+    with mesh:
+        with line:
+            for made in (
+                distribute_tensor(x, placements=[Shard(0)]),
+                ShardTensor.from_local(x[:3], placements=[Shard(0)]),
+                shardtensor.zeros(6, 4, placements=[Shard(0)]),
+            ):
+                assert made.device_mesh == line and made.shape == (6, 4)
+                assert made.redistribute(placements=[Replicate()]).device_mesh == line
+        assert shardtensor.ones(4).placements == (Replicate(), Replicate())
+
+
 @ranks(2)
 def test_factories_refuse(mesh):
     with pytest.raises(ValueError, match="factories make Shard and Replicate"):
