@@ -43,13 +43,7 @@ class Cat {
   }
 
   Decision decide() {
-    const auto& chief = *std::max_element(
-        parts_.begin(), parts_.end(), [&](size_t a, size_t b) {
-          return spec(a).numel() < spec(b).numel();
-        });
-    chief_ = call_.operand(chief).spec;
-    axes_ =
-        chief_->is_sharded(dim_) ? chief_->axes(dim_) : std::vector<int64_t>();
+    adopt_cuts();
     keep_common_partial();
     const auto cuts = axes_.empty() ? std::vector<Partition>() : cut_parts();
     auto decision = replicate_rule(call_);
@@ -74,17 +68,44 @@ class Cat {
     return *call_.operand(operand).spec;
   }
 
+  /// As the largest part is cut, and along axes that it leaves as the next ones
+  /// are: leaving out rows that every rank has moves nothing.
+  void adopt_cuts() {
+    auto by_size = parts_;
+    std::ranges::stable_sort(by_size, std::greater<>(), [&](size_t part) {
+      return spec(part).numel();
+    });
+    placements_.resize(call_.mesh()->axes());
+    partitions_.resize(spec(parts_[0]).dim());
+    for (const size_t part : by_size) {
+      for (const int64_t dim : spec(part).sharded_dims()) {
+        const auto& axes = spec(part).axes(dim);
+        const bool free = std::ranges::all_of(axes, [&](int64_t axis) {
+          return placements_[axis].is_replicate();
+        });
+        if (!free || partitions_[dim]) {
+          continue;
+        }
+        for (const int64_t axis : axes) {
+          placements_[axis] = Placement::shard(dim);
+        }
+        partitions_[dim] = spec(part).partition(dim);
+        if (dim == dim_) {
+          axes_ = axes;
+        }
+      }
+    }
+  }
+
   /// A reduction that all parts still need stays to be done.
   void keep_common_partial() {
-    placements_ = chief_->placements();
     for (int64_t axis = 0; axis < call_.mesh()->axes(); ++axis) {
-      const auto own = chief_->placement(axis);
-      const bool common =
-          std::all_of(parts_.begin(), parts_.end(), [&](size_t part) {
-            return spec(part).placement(axis) == own;
-          });
-      if (own.is_partial() && !common) {
-        placements_[axis] = Placement::replicate();
+      const auto first = spec(parts_[0]).placement(axis);
+      const bool common = std::ranges::all_of(parts_, [&](size_t part) {
+        return spec(part).placement(axis) == first;
+      });
+      if (first.is_partial() && common) {
+        placements_[axis] = first;
       }
     }
   }
@@ -92,7 +113,7 @@ class Cat {
   SpecPtr laid_out(
       const std::vector<int64_t>& sizes,
       const std::optional<Partition>& cut) const {
-    auto partitions = chief_->partitions();
+    auto partitions = partitions_;
     partitions[dim_] = cut;
     return make_spec(call_.mesh(), sizes, placements_, std::move(partitions));
   }
@@ -135,7 +156,7 @@ class Cat {
   }
 
   int64_t pieces() const {
-    return chief_->partition(dim_).pieces();
+    return partitions_[dim_]->pieces();
   }
   bool is_cut(size_t part) const {
     return spec(part).is_sharded(dim_) && spec(part).axes(dim_) == axes_;
@@ -143,8 +164,15 @@ class Cat {
 
   /// The parts' own cuts, when their pieces stand in rank order already: no
   /// part has rows on an earlier rank than the part before it. A replicated
-  /// part goes where its neighbours meet.
+  /// part goes where its neighbours meet, unless most rows are in such parts.
   std::optional<std::vector<Partition>> kept_cuts() const {
+    int64_t surplus = 0;
+    for (const size_t part : parts_) {
+      surplus += (is_cut(part) ? -1 : 1) * spec(part).size(dim_);
+    }
+    if (surplus > 0) {
+      return {};
+    }
     std::vector<Partition> cuts;
     int64_t last = -1; // the last rank that has rows
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -212,9 +240,10 @@ class Cat {
   Call& call_;
   int64_t dim_;
   std::vector<size_t> parts_;
-  SpecPtr chief_; // the layout that the others follow: the largest part's
-  std::vector<int64_t> axes_; // that cut the dim
+  // Of the result, and of what it is made of.
   std::vector<Placement> placements_;
+  ShardSpec::Partitions partitions_;
+  std::vector<int64_t> axes_; // that cut the dim
 };
 
 /// The tensors among the arguments that are put together.

@@ -57,6 +57,37 @@ def test_cat_moves_nothing_where_pieces_stand_in_order(mesh):
         assert parts._spec == s._spec
 
 
+@ranks(2, 3, "2x2")
+def test_cat_cuts_larger_parts_that_every_rank_has(mesh):
+    axes = [Shard(1), Shard(2)][: mesh.ndim]
+    x = torch.randn(2, 9, 4, requires_grad=True)
+    wide = torch.randn(5, 9, 4, requires_grad=True)
+    small = torch.randn(1, 9, 4, requires_grad=True)
+    whole = [Replicate()] * mesh.ndim
+    for plain in (wide, sharded(wide, whole)):
+        for fn in (lambda a, b: torch.cat([a, b]), lambda a, b: torch.cat([b, a])):
+            shardtensor.reset_comm_stats()
+            result = check_op(fn, plain, sharded(x, axes), mesh=mesh, backward=False)
+            assert result.placements == tuple(axes)
+            assert shardtensor.comm_stats().messages == 0
+            check_op(fn, plain, sharded(x, axes), mesh=mesh)
+    if mesh.ndim == 2:  # each axis as the part that it cuts
+        rows = sharded(wide, [Shard(1), Replicate()])
+        columns = sharded(small, [Replicate(), Shard(2)])
+        result = check_op(lambda a, b: torch.cat([a, b]), rows, columns, mesh=mesh)
+        assert result.placements == tuple(axes)
+
+
+@ranks(2, 3)
+def test_cat_spreads_rows_that_every_rank_has(mesh):
+    tokens = torch.randn(12, 4, requires_grad=True)
+    x = torch.randn(3, 4, requires_grad=True)
+    for sizes in partitions(3, mesh.size(), repeated=False):
+        part = sharded(x, [Shard(0)], {0: sizes})
+        result = check_op(lambda a, b: torch.cat([a, b]), tokens, part, mesh=mesh)
+        assert max(result._spec.sizes()[0]) < 12
+
+
 @ranks(2, 3)
 def test_cat_of_partial_sums_stays_partial(mesh):
     x = torch.randn(6, 4)
