@@ -53,7 +53,8 @@ def fused_all_reduce(
     """Every tensor of a container reduced over the ranks, by one message. A
     tensor gives a tensor, a mapping a dict in its own order, another sequence a
     list, a TensorDict a TensorDict, in any nest; leaves keep shape, dtype and
-    device, and share nothing with the inputs. Ranks may insert keys in any
+    device, and share nothing with the inputs. A ShardTensor or DTensor gives a plain
+    tensor: its whole value is what each rank has. Ranks may insert keys in any
     order. `op`: SUM, AVG, MAX or MIN.
 
     The values travel in one buffer of `buffer_dtype` (default: the leaves'
@@ -70,13 +71,14 @@ def fused_all_reduce(
     told, problem = "", None
     found: list[torch.Tensor] = []
     leaves: dict[tuple, torch.Tensor] = {}
+    cut: dict[tuple, Any] = {}
     try:
         reduce = _name(op)
-        result = _copy(tensors, leaves)
+        result = _copy(tensors, leaves, cut)
         found = list(leaves.values())
         if buffer_dtype is None and not torch.compiler.is_compiling():
             buffer_dtype = _C.fused_dtype(found)
-        told = _told(reduce + (", async" if async_op else ""), leaves, buffer_dtype)
+        told = _told(reduce + ", async" * async_op, leaves, cut, buffer_dtype)
         place = _place(found, device)
     except (RuntimeError, TypeError, ValueError) as error:
         problem = error
@@ -85,6 +87,8 @@ def fused_all_reduce(
         agree_on_call(group, told, problem, buffer)
     elif problem:
         raise problem
+    for path, x in cut.items():
+        leaves[path].copy_(x.full_tensor())
     if ranks == 1 or not found:
         return (result, FusedWork()) if async_op else result
     if async_op:
@@ -126,10 +130,12 @@ def _start(leaves, op, group, dtype, device):
     return FusedWork(work, finish)
 
 
-def _told(how, leaves, dtype):
+def _told(how, leaves, cut, dtype):
     """What all ranks must have alike."""
     shapes = [
-        f"{'.'.join(map(str, path))} {list(x.shape)}" for path, x in leaves.items()
+        f"{'.'.join(map(str, path))} {list(x.shape)}"
+        + (f" of a {type(cut[path]).__name__}" if path in cut else "")
+        for path, x in leaves.items()
     ]
     return f"fused_all_reduce ({how}) as {dtype}: {'; '.join(shapes)}"
 
@@ -146,10 +152,16 @@ def _is(op, known):
     return op is known or (not torch.compiler.is_compiling() and op == known)
 
 
-def _copy(value, leaves, path=()):
+def _copy(value, leaves, cut, path=()):
     """`value` with each tensor cloned; the clones in `leaves`, by their path, in an
-    order that all ranks agree on: mappings by key."""
+    order that all ranks agree on: mappings by key. Of what lies on several ranks, in
+    `cut`, memory for the whole."""
     if isinstance(value, torch.Tensor):
+        if hasattr(value, "full_tensor"):
+            cut[path] = value.detach()
+            options = {"dtype": value.dtype, "device": value.device}
+            leaves[path] = torch.empty(value.shape, **options)
+            return leaves[path]
         if value.layout != torch.strided:
             raise TypeError(
                 "fused_all_reduce: expected strided tensors, got one of layout "
@@ -159,16 +171,19 @@ def _copy(value, leaves, path=()):
         return leaves[path]
     if _is_tensordict(value):
         made = {
-            key: _copy(value[key], leaves, (*path, key)) for key in sorted(value.keys())
+            key: _copy(value[key], leaves, cut, (*path, key))
+            for key in sorted(value.keys())
         }
         made = {key: made[key] for key in value.keys()}  # noqa: SIM118
         kind = sys.modules["tensordict"].TensorDict
         return kind(made, batch_size=value.batch_size, device=value.device)
     if isinstance(value, Mapping):
-        made = {key: _copy(value[key], leaves, (*path, key)) for key in sorted(value)}
+        made = {
+            key: _copy(value[key], leaves, cut, (*path, key)) for key in sorted(value)
+        }
         return {key: made[key] for key in value}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_copy(entry, leaves, (*path, i)) for i, entry in enumerate(value)]
+        return [_copy(entry, leaves, cut, (*path, i)) for i, entry in enumerate(value)]
     raise TypeError(
         "fused_all_reduce: expected tensors, mappings, sequences or TensorDicts, got "
         f"a {type(value).__name__}"

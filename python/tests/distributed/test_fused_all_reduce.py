@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import assert_close, ranks, run_isolated
+from ranks import assert_close, ranks, run_isolated, shard
+from torch.distributed.tensor import Shard
 
 import shardtensor
 from shardtensor.distributed import (
@@ -37,6 +38,25 @@ def test_one_tensor(mesh, op):
     y = fused_all_reduce(x, op=op)
     assert_close(y, torch.full((2, 3), OPS[op](values(mesh))))
     assert not y.requires_grad and y.data_ptr() != x.data_ptr()
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("op", OPS)
+def test_shard_tensors_give_their_whole_values(mesh, op):
+    x = torch.randn(5, 2)
+    s = shard(x, mesh, [Shard(0)])
+    given = {"loss": s.square().mean(), "most": s.amax(0), "rows": s}
+    whole = {"loss": x.square().mean(), "most": x.amax(0), "rows": x}
+    result = fused_all_reduce(given, op=op)
+    later, work = fused_all_reduce(given, op=op, async_op=True)
+    work.wait()
+    for name, value in whole.items():
+        expected = value * mesh.size() if op == dist.ReduceOp.SUM else value
+        assert_close(result[name], expected)
+        assert_close(later[name], expected)
+        assert type(result[name]) is type(later[name]) is torch.Tensor
+    with pytest.raises(ValueError, match="of a ShardTensor"):
+        fused_all_reduce(s.sum() if dist.get_rank() else x.sum(), op=op)
 
 
 @ranks(1, 2, 3)
