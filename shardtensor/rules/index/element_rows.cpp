@@ -60,20 +60,17 @@ Tensor index_of_dims(const Tensor& index, const std::vector<int64_t>& dims) {
 }
 
 Tensor widened(const Tensor& index, int64_t dim, at::IntArrayRef sizes) {
-  std::vector<int64_t> ones(sizes.size(), 1);
-  ones[dim] = sizes[dim];
-  return index.view(ones).expand(sizes);
+  return viewed_along(index, dim, static_cast<int64_t>(sizes.size()))
+      .expand(sizes);
 }
 
 std::optional<int64_t> wrapped_dim(
     const Tensor& self,
     int64_t dim,
     const Tensor& index) {
-  const auto type = index.scalar_type();
   const auto wrapped = dim < 0 ? dim + self.dim() : dim;
   if (!is_shard_tensor(self) || wrapped < 0 || wrapped >= self.dim() ||
-      (type != at::kLong && type != at::kInt) ||
-      is_traced(impl_of(self)->local())) {
+      !is_row_index(index) || is_traced(impl_of(self)->local())) {
     return {};
   }
   return wrapped;
@@ -172,11 +169,10 @@ NamedRows named_rows(
       continue;
     }
     const auto place = std::ranges::find(dims, d) - dims.begin();
-    Dims ones(dims.size(), 1);
-    ones[place] = rows.size(place);
+    const auto own = at::arange(
+        rows.size(place), at::device(rows.device()).dtype(at::kLong));
     named.indices.push_back(
-        at::arange(rows.size(place), at::device(rows.device()).dtype(at::kLong))
-            .view(ones));
+        viewed_along(own, place, static_cast<int64_t>(dims.size())));
   }
   if (runs > 1) { // then the indices' dims stand in front
     before.insert(before.end(), after.begin(), after.end());

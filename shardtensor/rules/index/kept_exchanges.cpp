@@ -6,7 +6,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
@@ -79,8 +78,7 @@ SpecPtr layout_of_index(
 
 /// The rows that a local index names, from the first one on.
 at::Tensor named_rows(const at::Tensor& index, int64_t extent) {
-  const auto given = index.flatten().to(at::kLong);
-  return at::where(given.lt(0), given + extent, given);
+  return nonnegative_rows(index.flatten(), extent);
 }
 
 KnownOfShown<KnownExchange, 32>& known_exchanges() {

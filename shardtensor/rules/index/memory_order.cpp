@@ -10,24 +10,12 @@ using Dims = std::vector<int64_t>;
 /// The dims of self that the indices name; a mask names as many as it has.
 Dims named_dims(const Indices& given) {
   Dims named;
-  int64_t dim = 0;
-  for (const std::optional<at::Tensor> index : given) {
-    const bool names = index && index->defined();
-    const auto count = names && is_mask(*index) ? index->dim() : 1;
-    for (int64_t i = 0; i < count; ++i, ++dim) {
-      if (names) {
-        named.push_back(dim);
-      }
+  for (const auto& [index, first, count] : given_indices(given)) {
+    for (auto dim = first; dim < first + count; ++dim) {
+      named.push_back(dim);
     }
   }
   return named;
-}
-
-/// Where the dims of the indices stand in the result.
-int64_t place_of(const Dims& named) {
-  const auto adjacent =
-      named.back() - named.front() + 1 == static_cast<int64_t>(named.size());
-  return adjacent ? named.front() : 0;
 }
 
 } // namespace
@@ -42,7 +30,7 @@ Dims indexed_strides(
   }
   const auto kept = self.dim() - static_cast<int64_t>(named.size());
   const auto added = static_cast<int64_t>(sizes.size()) - kept;
-  const auto place = place_of(named);
+  const auto place = index_position(named);
   // What the iterator goes over: self, which stands still along the dims of the
   // indices, and the indices, which do so along the others.
   Dims of_self;

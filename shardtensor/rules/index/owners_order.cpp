@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/index/rows.h"
 
 namespace shardtensor::detail {
 
@@ -35,13 +36,7 @@ std::vector<int64_t> OwnersOrder::owned() const {
 }
 
 SpecPtr OwnersOrder::layout() const {
-  std::vector<Placement> placements(spec_->mesh()->axes());
-  for (const auto axis : axes_) {
-    placements[axis] = Placement::shard(0);
-  }
-  const Partition partition(owned());
-  return make_spec(
-      spec_->mesh(), {partition.extent()}, placements, {partition});
+  return layout_of_rows(spec_->mesh(), axes_, Partition(owned()));
 }
 
 std::vector<int64_t> OwnersOrder::first_rows_by_pieces() const {

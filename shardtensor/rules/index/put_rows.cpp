@@ -241,9 +241,8 @@ bool puts_rows(
       index_dims);
   const bool sums_last = !accumulate && !is_in_order(*exchange->index_spec());
   if (sums_last) {
-    Dims ones(source.dim(), 1);
-    ones[position] = -1;
-    const auto is_last = exchange->last_elements().view(ones);
+    const auto is_last =
+        viewed_along(exchange->last_elements(), position, source.dim());
     source = source.masked_fill(is_last.logical_not(), 0);
   }
   const auto written =

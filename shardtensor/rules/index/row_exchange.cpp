@@ -72,10 +72,8 @@ at::Tensor piece_of_elements(
     const ShardSpec& spec,
     const at::TensorOptions& options) {
   const auto dim = spec.sharded_dims().front();
-  std::vector<int64_t> ones(spec.dim(), 1);
-  ones[dim] = -1;
-  return piece_of(at::arange(spec.size(dim), options), spec.partition(dim))
-      .view(ones)
+  const auto rows = at::arange(spec.size(dim), options);
+  return viewed_along(piece_of(rows, spec.partition(dim)), dim, spec.dim())
       .expand(spec.sizes())
       .flatten();
 }
@@ -132,10 +130,8 @@ void reduce_into(
     rows.index_add_(dim, places, source);
     return;
   }
-  std::vector<int64_t> ones(source.dim(), 1);
-  ones[dim] = -1;
-  rows.scatter_reduce_(
-      dim, places.view(ones).expand_as(source), source, reduce);
+  const auto index = viewed_along(places, dim, source.dim()).expand_as(source);
+  rows.scatter_reduce_(dim, index, source, reduce);
 }
 
 RowExchange::RowExchange(

@@ -8,13 +8,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/index/row_exchange.h"
+#include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"
 
 namespace shardtensor::detail {
@@ -68,16 +68,9 @@ SpecPtr rows_for(const SpecPtr& index, int64_t extent, bool is_large) {
   if (!is_large || axes.empty()) {
     return nullptr;
   }
-  std::vector<Placement> placements(index->mesh()->axes());
-  for (const auto axis : axes) {
-    placements[axis] = Placement::shard(0);
-  }
   const auto pieces = index->partition(0).pieces();
-  return make_spec(
-      index->mesh(),
-      {extent},
-      placements,
-      {Partition::chunked(extent, pieces)});
+  return layout_of_rows(
+      index->mesh(), axes, Partition::chunked(extent, pieces));
 }
 
 /// See Note [Rows that are made]. Other dims are cut as the source's.
@@ -170,8 +163,7 @@ std::optional<RowTerms> terms_of_all(
   const auto extent = layout->size(call.dim);
   check_index(call.op, index, call.dim, extent, call.may_be_negative);
   const CommScope scope(call.op);
-  auto rows = local_of(index, cut).tensor.to(at::kLong);
-  rows = at::where(rows.lt(0), rows + extent, rows);
+  const auto rows = nonnegative_rows(local_of(index, cut).tensor, extent);
   const auto axes = cut->axes(0);
   RowTerms terms{layout, {}, {}};
   if (call.source.defined()) {

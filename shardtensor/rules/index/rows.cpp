@@ -58,8 +58,8 @@ void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
 /// What an argument of an index gives, whole on every rank.
 at::Tensor whole_index(const at::Tensor& index) {
   TORCH_CHECK_INDEX(
-      at::isIntegralType(index.scalar_type(), true),
-      "tensors used as indices must be integers or masks, got ",
+      is_mask(index) || is_row_index(index),
+      "tensors used as indices must be long, int, byte or bool tensors, got ",
       index.scalar_type());
   if (is_mask(index) && is_shard_tensor(index) && spec(index)->is_sharded()) {
     note_fallback("aten::index", spec(index), replicated(spec(index)));
@@ -85,28 +85,20 @@ std::vector<DimIndex> told_rows(
     const at::Tensor& self,
     const Indices& indices) {
   std::vector<DimIndex> dims;
-  int64_t dim = 0;
-  const auto add = [&](const at::Tensor& rows) {
+  for (const auto& given : given_indices(indices)) {
     TORCH_CHECK_INDEX(
-        dim < self.dim(),
+        given.dim < self.dim(),
         "too many indices for a tensor of sizes ",
         self.sizes());
-    dims.push_back({dim++, rows});
-  };
-  for (const std::optional<at::Tensor> index : indices) {
-    if (!index || !index->defined()) {
-      ++dim;
-      continue;
-    }
-    const auto plain = whole_index(*index);
+    const auto plain = whole_index(given.index);
     if (!is_mask(plain)) {
-      add(plain.to(at::kLong));
+      dims.push_back({given.dim, plain.to(at::kLong)});
       continue;
     }
-    check_mask(plain, self, dim);
+    check_mask(plain, self, given.dim);
     const auto rows = plain.nonzero();
-    for (int64_t k = 0; k < plain.dim(); ++k) {
-      add(rows.select(1, k));
+    for (int64_t k = 0; k < given.dims; ++k) {
+      dims.push_back({given.dim + k, rows.select(1, k)});
     }
   }
   return dims;
@@ -120,24 +112,37 @@ at::Tensor counted_rows(
   const auto extent = self.size(index.dim);
   check_rows(index.rows, index.dim, extent);
   // As in PyTorch, indices may lie on the host.
-  const auto rows = index.rows.to(self.device());
-  return at::where(rows.lt(0), rows + extent, rows).expand(sizes);
-}
-
-/// Where the indexed dims stand in the result: in front, unless side by side.
-int64_t position_of(const std::vector<DimIndex>& dims) {
-  if (dims.empty()) {
-    return 0;
-  }
-  const auto first = dims.front().dim;
-  const auto span = dims.back().dim - first + 1;
-  return span == static_cast<int64_t>(dims.size()) ? first : 0;
+  return nonnegative_rows(index.rows.to(self.device()), extent).expand(sizes);
 }
 
 } // namespace
 
 bool is_mask(const at::Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+}
+
+bool is_row_index(const at::Tensor& index) {
+  return index.scalar_type() == at::kLong || index.scalar_type() == at::kInt;
+}
+
+c10::SmallVector<GivenIndex, 4> given_indices(const Indices& indices) {
+  c10::SmallVector<GivenIndex, 4> given;
+  int64_t dim = 0;
+  for (const std::optional<at::Tensor> index : indices) {
+    int64_t dims = 1;
+    if (index && index->defined()) {
+      dims = is_mask(*index) ? index->dim() : 1;
+      given.push_back({*index, dim, dims});
+    }
+    dim += dims;
+  }
+  return given;
+}
+
+int64_t index_position(at::IntArrayRef named) {
+  const bool is_apart = named.empty() ||
+      named.back() - named.front() + 1 != static_cast<int64_t>(named.size());
+  return is_apart ? 0 : named.front();
 }
 
 bool is_cut(const at::Tensor& index) {
@@ -161,18 +166,12 @@ std::optional<NamedDims> named_by_rows(
     const at::Tensor& self,
     const Indices& indices) {
   NamedDims named;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const std::optional<at::Tensor> index = indices.get(i);
-    if (!index || !index->defined()) {
-      continue;
-    }
-    const auto type = index->scalar_type();
-    if (static_cast<int64_t>(i) >= self.dim() ||
-        (type != at::kLong && type != at::kInt)) {
+  for (const auto& given : given_indices(indices)) {
+    if (given.dim >= self.dim() || !is_row_index(given.index)) {
       return {};
     }
-    named.dims.push_back(static_cast<int64_t>(i));
-    named.indices.push_back(*index);
+    named.dims.push_back(given.dim);
+    named.indices.push_back(given.index);
   }
   return named.dims.empty() ? std::nullopt : std::optional(std::move(named));
 }
@@ -188,7 +187,7 @@ Index read_indices(const at::Tensor& self, const Indices& indices) {
   for (auto& index : result.dims) {
     index.rows = counted_rows(index, self, result.sizes);
   }
-  result.position = position_of(result.dims);
+  result.position = index_position(result.indexed());
   return result;
 }
 
@@ -239,13 +238,24 @@ SpecPtr with_dims_of(
   return make_spec(spec->mesh(), sizes, placements, partitions);
 }
 
-SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
-  std::vector<Placement> placements(spec->mesh()->axes());
-  for (const auto axis : spec->axes(dim)) {
+SpecPtr layout_of_rows(
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes,
+    const Partition& partition) {
+  std::vector<Placement> placements(mesh->axes());
+  for (const auto axis : axes) {
     placements[axis] = Placement::shard(0);
   }
-  return make_spec(
-      spec->mesh(), {spec->size(dim)}, placements, {spec->partition(dim)});
+  return make_spec(mesh, {partition.extent()}, placements, {partition});
+}
+
+SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim) {
+  return layout_of_rows(spec->mesh(), spec->axes(dim), spec->partition(dim));
+}
+
+at::Tensor nonnegative_rows(const at::Tensor& index, int64_t extent) {
+  const auto rows = index.to(at::kLong);
+  return at::where(rows.lt(0), rows + extent, rows);
 }
 
 OwnIndex own_index(const SpecPtr& spec, const Index& index) {
@@ -267,8 +277,8 @@ OwnIndex own_index(const SpecPtr& spec, const Index& index) {
 }
 
 std::optional<Indices> without_scalar_mask(const Indices& indices) {
-  for (const std::optional<at::Tensor> index : indices) {
-    if (index && index->defined() && is_mask(*index) && index->dim() == 0) {
+  for (const auto& given : given_indices(indices)) {
+    if (given.dims == 0) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           indices.size() == 1,
           "a mask without dims beside other indices is not supported for "
@@ -276,7 +286,7 @@ std::optional<Indices> without_scalar_mask(const Indices& indices) {
           indices.size(),
           " indices; index in two steps");
       Indices result;
-      result.push_back(index->unsqueeze(0));
+      result.push_back(given.index.unsqueeze(0));
       return result;
     }
   }
@@ -284,45 +294,23 @@ std::optional<Indices> without_scalar_mask(const Indices& indices) {
 }
 
 std::optional<int64_t> only_mask(const Indices& indices) {
-  std::optional<int64_t> found;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const std::optional<at::Tensor> index = indices.get(i);
-    if (index && index->defined()) {
-      if (found || !is_mask(*index) || index->dim() == 0) {
-        return {};
-      }
-      found = static_cast<int64_t>(i);
-    }
-  }
-  return found;
+  const auto given = given_indices(indices);
+  const bool is_one =
+      given.size() == 1 && is_mask(given[0].index) && given[0].dims > 0;
+  return is_one ? std::optional(given[0].dim) : std::nullopt;
 }
 
 std::optional<int64_t> only_rows(const Indices& indices) {
-  std::optional<int64_t> found;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const std::optional<at::Tensor> index = indices.get(i);
-    if (index && index->defined()) {
-      if (found || is_mask(*index) ||
-          !at::isIntegralType(index->scalar_type(), false)) {
-        return {};
-      }
-      found = static_cast<int64_t>(i);
-    }
-  }
-  return found;
+  const auto given = given_indices(indices);
+  const bool is_one = given.size() == 1 && is_row_index(given[0].index);
+  return is_one ? std::optional(given[0].dim) : std::nullopt;
 }
 
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
-  for (size_t dim = 0; dim < indices.size(); ++dim) {
-    const std::optional<at::Tensor> index = indices.get(dim);
-    if (index && index->defined() &&
-        (is_mask(*index) || static_cast<int64_t>(dim) >= spec->dim() ||
-         !at::isIntegralType(index->scalar_type(), false) ||
-         spec->is_sharded(static_cast<int64_t>(dim)))) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::all_of(given_indices(indices), [&](const auto& given) {
+    return is_row_index(given.index) && given.dim < spec->dim() &&
+        !spec->is_sharded(given.dim);
+  });
 }
 
 void check_indices(
@@ -330,14 +318,9 @@ void check_indices(
     const at::Tensor& self,
     const Indices& indices) {
   const bool may_be_unseen = has_empty_piece(*spec(self));
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const std::optional<at::Tensor> index = indices.get(i);
-    if (!index || !index->defined()) {
-      continue;
-    }
-    if (is_cut(*index) || may_be_unseen) {
-      const auto dim = static_cast<int64_t>(i);
-      check_index(op, *index, dim, self.size(dim), /*may_be_negative=*/true);
+  for (const auto& [index, dim, _] : given_indices(indices)) {
+    if (is_cut(index) || may_be_unseen) {
+      check_index(op, index, dim, self.size(dim), /*may_be_negative=*/true);
     }
   }
 }

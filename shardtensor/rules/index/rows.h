@@ -7,6 +7,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "shardtensor/layout/shard_spec.h"
 
@@ -19,6 +20,21 @@ namespace shardtensor::detail {
 using Indices = c10::List<std::optional<at::Tensor>>;
 
 bool is_mask(const at::Tensor& index);
+
+/// Integers that PyTorch takes as an index.
+bool is_row_index(const at::Tensor& index);
+
+/// One of the tensors of x[...].
+struct GivenIndex {
+  at::Tensor index;
+  int64_t dim; // the first that it names
+  int64_t dims; // how many it names: as many as a mask has, else one
+};
+c10::SmallVector<GivenIndex, 4> given_indices(const Indices& indices);
+
+/// Where the dims of the indices stand in x[...]: in the place of the dims that
+/// they name, told in order, where these are side by side, else in front.
+int64_t index_position(at::IntArrayRef named);
 
 /// Along some mesh axis.
 bool is_cut(const at::Tensor& index);
@@ -68,10 +84,8 @@ struct NamedDims {
   std::vector<int64_t> dims;
   std::vector<at::Tensor> indices;
 
-  /// Where the dims of the indices stand in the result.
   int64_t position() const {
-    const auto span = dims.back() - dims.front() + 1;
-    return span == static_cast<int64_t>(dims.size()) ? dims.front() : 0;
+    return index_position(dims);
   }
   const at::Tensor& index_of(int64_t dim) const {
     return indices[std::ranges::find(dims, dim) - dims.begin()];
@@ -104,8 +118,23 @@ SpecPtr with_dims_of(
     int64_t position,
     const SpecPtr& inserted);
 
+/// One dim, cut as `partition` says along `axes`; whole where there are none.
+SpecPtr layout_of_rows(
+    const MeshPtr& mesh,
+    const std::vector<int64_t>& axes,
+    const Partition& partition);
 /// The layout of the cut dim `dim` alone.
 SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim);
+
+/// What has one dim, as dim `dim` of `dims`: the others have one element.
+inline at::Tensor viewed_along(const at::Tensor& x, int64_t dim, int64_t dims) {
+  std::vector<int64_t> sizes(dims, 1);
+  sizes[dim] = -1;
+  return x.view(sizes);
+}
+
+/// Indices of int64, negative ones of `extent` rows counted from the front.
+at::Tensor nonnegative_rows(const at::Tensor& index, int64_t extent);
 
 /// Which elements of the index this rank has, and the index in local rows.
 struct OwnIndex {

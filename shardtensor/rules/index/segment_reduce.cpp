@@ -17,6 +17,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/row_terms.h"
+#include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"
 
 // Runs of rows, one behind the other. Each row learns the number of its run,
@@ -30,15 +31,7 @@ using OptionalTensor = std::optional<Tensor>;
 
 /// A layout of one dim, cut as the rows of `data`: for these pieces.
 SpecPtr beside_rows(const SpecPtr& data, const Partition& pieces) {
-  std::vector<Placement> placements(data->mesh()->axes());
-  for (const auto axis : data->axes(0)) {
-    placements[axis] = Placement::shard(0);
-  }
-  ShardSpec::Partitions partitions(1);
-  if (data->is_sharded(0)) {
-    partitions[0] = pieces;
-  }
-  return make_spec(data->mesh(), {pieces.extent()}, placements, partitions);
+  return layout_of_rows(data->mesh(), data->axes(0), pieces);
 }
 
 /// How many rows each piece of the runs has. Communication: one number.
@@ -101,12 +94,10 @@ Tensor reduced_runs(
   sizes[0] = lengths.size(0);
   const auto start = data.new_full(
       sizes, initial && !is_extreme ? *initial : at::Scalar(neutral(reduce)));
-  std::vector<int64_t> ones(data.dim(), 1);
-  ones[0] = -1;
   const auto result = at::scatter_reduce(
       start,
       0,
-      runs.view(ones).expand_as(data),
+      viewed_along(runs, 0, data.dim()).expand_as(data),
       data,
       is_extreme             ? "a" + reduce
           : reduce == "mean" ? "sum"
@@ -119,7 +110,7 @@ Tensor reduced_runs(
   }
   if (reduce == "mean") {
     const auto count = initial ? lengths.clamp_min(1) : lengths;
-    return result / count.to(data.scalar_type()).view(ones);
+    return result / viewed_along(count.to(data.scalar_type()), 0, data.dim());
   }
   return result;
 }

@@ -212,8 +212,7 @@ bool adds_rows(
     return false;
   }
   const std::optional<at::Tensor> index = given.get(*dim);
-  if (!is_shard_tensor(*index) ||
-      !at::isIntegralType(index->scalar_type(), false)) {
+  if (!is_shard_tensor(*index)) {
     return false;
   }
   auto sizes = self.sizes().vec();
