@@ -147,10 +147,11 @@ std::optional<at::Tensor> index_of_rows(const ByIndex& call) {
   return index_of_dims(index, *dims);
 }
 
-/// gather and scatter take small integers, too.
-bool is_index_type(const ByIndex& call, at::ScalarType type) {
-  return type == at::kLong || type == at::kInt ||
-      (!call.index_is_of_rows() && at::isIntegralType(type, false));
+/// As PyTorch: index_fill takes int64 alone.
+bool takes_type_of(const ByIndex& call, const at::Tensor& index) {
+  return call.fills() && call.index_is_of_rows()
+      ? index.scalar_type() == at::kLong
+      : is_row_index(index);
 }
 
 bool source_has_a_row_for_each(const ByIndex& call, const at::Tensor& index) {
@@ -275,7 +276,7 @@ bool runs_by_rows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return false;
   }
   const auto index = index_of_rows(call);
-  if (!index || !is_index_type(call, index->scalar_type()) ||
+  if (!index || !takes_type_of(call, *index) ||
       (!call.reads() && !call.fills() &&
        !source_has_a_row_for_each(call, *index))) {
     return false;

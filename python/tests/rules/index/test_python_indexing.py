@@ -219,7 +219,7 @@ def test_wrong_indices_raise(mesh):
         ("does not match the indexed tensor", IndexError,
          lambda: s[torch.ones(3, 6) > 0]),
         ("too many indices", IndexError, lambda: torch.ops.aten.index(s, [I % 4] * 3)),
-        ("integers or masks", IndexError,
+        ("must be long, int, byte or bool", IndexError,
          lambda: torch.ops.aten.index(s, [torch.ones(2)])),
         ("values of dtype", RuntimeError,
          lambda: s.index_put_((torch.tensor([0, 1]),), torch.ones(2, 6).double())),
@@ -227,6 +227,35 @@ def test_wrong_indices_raise(mesh):
     ):  # fmt: skip
         with pytest.raises(error, match=text):
             call()
+
+
+ONES = torch.ones(6, 4)
+BY_INTEGERS = {
+    "index": lambda s, i: s[i],
+    "index_put": lambda s, i: s.index_put((i,), torch.tensor(1.0)),
+    "added": lambda s, i: s.index_put((i,), ONES, accumulate=True),
+    "index_select": lambda s, i: s.index_select(0, i),
+    "index_add": lambda s, i: s.index_add(0, i, ONES),
+    "gather": lambda s, i: s.gather(0, i.unsqueeze(1).expand(6, 4)),
+    "scatter": lambda s, i: s.scatter(0, i.unsqueeze(1).expand(6, 4), 1.0),
+    "scatter_add": lambda s, i: s.scatter_add(0, i.unsqueeze(1).expand(6, 4), ONES),
+    "index_fill": lambda s, i: s.index_fill(0, i, 1.0),
+}
+
+
+@ranks(2, 3)
+def test_indices_of_types_that_pytorch_refuses(mesh):
+    refused = [(torch.int8, name) for name in BY_INTEGERS]
+    refused += [(torch.int16, name) for name in BY_INTEGERS]
+    refused += [(torch.int32, "index_fill")]
+    for dtype, name in refused:
+        index = torch.arange(6).to(dtype)
+        for i in (index, shard(index, mesh, [Shard(0)])):
+            for dim in (0, 1):
+                s = shard(torch.randn(6, 4), mesh, [Shard(dim)])
+                with pytest.raises((IndexError, RuntimeError), match="ndex|indices"):
+                    BY_INTEGERS[name](s, i)
+                    pytest.fail(f"{name} {dtype} {dim}")
 
 
 @ranks(1, 2)
