@@ -5,11 +5,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
@@ -72,6 +72,10 @@ class ByIndex {
   int64_t dim() const {
     return at::maybe_wrap_dim(
         at("dim").toInt(), std::max<int64_t>(self().dim(), 1));
+  }
+  /// Of that dim.
+  int64_t extent() const {
+    return self().dim() > 0 ? self().size(dim()) : 1;
   }
   bool reads() const {
     return !has("src") && !has("source") && !fills();
@@ -171,12 +175,7 @@ at::Tensor reduced(
   const auto reduce = call.reduce();
   const bool is_mean = reduce == "mean";
   const auto& rows = terms.rows;
-  if (reduce == "sum" && call.includes_self()) {
-    return at::add(self, rows, call.alpha());
-  }
-  std::vector<int64_t> sizes(self.dim(), 1);
-  sizes[call.dim()] = self.size(call.dim());
-  const auto counts = terms.counts.view(sizes);
+  const auto counts = viewed_along(terms.counts, call.dim(), self.dim());
   const auto joined = [&] {
     if (!call.includes_self()) {
       return at::where(counts.gt(0), rows, self);
@@ -195,7 +194,26 @@ at::Tensor reduced(
       : at::div(joined, divisors, "floor").to(self.scalar_type());
 }
 
-// Both raise nothing, do nothing and say so where another way is needed.
+/// What `change` makes of self's own part in a layout is that of the result;
+/// told to write, it is that of self, which lies so.
+void finish_with(
+    ByIndex& call,
+    const SpecPtr& layout,
+    c10::function_ref<at::Tensor(const at::Tensor& own, bool writes)> change) {
+  const auto& self = call.self();
+  if (!call.in_place()) {
+    const auto own = local_of(self, layout).tensor;
+    call.finish(wrap(change(own, /*writes=*/false), layout));
+    return;
+  }
+  begin_row_write(self, layout);
+  const LocalToWrite target(self, layout);
+  change(target.local(), /*writes=*/true);
+  target.finish();
+  call.finish(at::Tensor(self));
+}
+
+// The next three do nothing and say so where another way is needed.
 
 bool reads_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
@@ -227,16 +245,15 @@ bool reduces_rows(ByIndex& call, const at::Tensor& index) {
     return false;
   }
   const CommScope scope(call.name().c_str());
-  if (!call.in_place()) {
-    const auto local = local_of(self, terms->layout).tensor;
-    call.finish(wrap(reduced(call, *terms, local), terms->layout));
-    return true;
-  }
-  begin_row_write(self, terms->layout);
-  const LocalToWrite target(self, terms->layout);
-  target.local().copy_(reduced(call, *terms, target.local()));
-  target.finish();
-  call.finish(at::Tensor(self));
+  const bool adds = reduce == "sum" && call.includes_self();
+  finish_with(call, terms->layout, [&](const at::Tensor& own, bool writes) {
+    if (adds) {
+      return writes ? own.add_(terms->rows, call.alpha())
+                    : own.add(terms->rows, call.alpha());
+    }
+    const auto result = reduced(call, *terms, own);
+    return writes ? own.copy_(result) : result;
+  });
   return true;
 }
 
@@ -252,26 +269,17 @@ bool fills_rows(ByIndex& call, const at::Tensor& index) {
     return false;
   }
   const CommScope scope(call.name().c_str());
-  std::vector<int64_t> ones(self.dim(), 1);
-  ones[call.dim()] = -1;
-  const auto mask = terms->counts.gt(0).view(ones);
-  if (!call.in_place()) {
-    const auto local = local_of(self, terms->layout).tensor;
-    call.finish(wrap(local.masked_fill(mask, call.value()), terms->layout));
-    return true;
-  }
-  begin_row_write(self, terms->layout);
-  const LocalToWrite target(self, terms->layout);
-  target.local().masked_fill_(mask, call.value());
-  target.finish();
-  call.finish(at::Tensor(self));
+  const auto mask = viewed_along(terms->counts.gt(0), call.dim(), self.dim());
+  finish_with(call, terms->layout, [&](const at::Tensor& own, bool writes) {
+    return writes ? own.masked_fill_(mask, call.value())
+                  : own.masked_fill(mask, call.value());
+  });
   return true;
 }
 
 // ---- kernels ----------------------------------------------------------------
 
-bool runs_by_rows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  ByIndex call(op, stack);
+bool runs_by_rows(ByIndex& call) {
   if (!is_shard_tensor(call.self())) {
     return false;
   }
@@ -286,30 +294,20 @@ bool runs_by_rows(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                       : reduces_rows(call, *index);
 }
 
-/// gather and scatter. See Note [Indices out of bounds].
-void gather_kernel(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet,
-    torch::jit::Stack* stack) {
-  const ByIndex call(op, stack);
-  const auto& self = call.self();
-  check_gather_index(
-      call.name(),
-      call.index(),
-      call.dim(),
-      self.dim() > 0 ? self.size(call.dim()) : 1);
-  run_rule(op, along_dim_rule, stack);
+// See Note [Indices out of bounds].
+
+/// Of gather and scatter.
+void check_element_index(const ByIndex& call) {
+  check_gather_index(call.name(), call.index(), call.dim(), call.extent());
 }
 
-/// One dim's rows. See Note [Indices out of bounds].
-void check_row_index(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const ByIndex call(op, stack);
-  const auto& self = call.self();
+/// Of one dim's rows.
+void check_row_index(const ByIndex& call) {
   check_index(
       call.name(),
       call.index(),
       call.dim(),
-      self.dim() > 0 ? self.size(call.dim()) : 1,
+      call.extent(),
       /*may_be_negative=*/call.fills());
 }
 
@@ -333,8 +331,7 @@ SpecPtr layout_beside_source(const ByIndex& call) {
 }
 
 /// Before a rule writes into it.
-void begin_write_of(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const ByIndex call(op, stack);
+void begin_write_of(const ByIndex& call) {
   if (call.in_place() && is_shard_tensor(call.self())) {
     begin_row_write(call.self(), layout_beside_source(call));
   }
@@ -345,9 +342,10 @@ void by_rows_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
-  if (!runs_by_rows(op, stack)) {
-    check_row_index(op, stack);
-    begin_write_of(op, stack);
+  ByIndex call(op, stack);
+  if (!runs_by_rows(call)) {
+    check_row_index(call);
+    begin_write_of(call);
     run_rule(op, rule, stack);
   }
 }
@@ -356,17 +354,27 @@ void copy_rows_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
-  check_row_index(op, stack);
+  check_row_index(ByIndex(op, stack));
+  run_rule(op, along_dim_rule, stack);
+}
+
+void gather_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  check_element_index(ByIndex(op, stack));
   run_rule(op, along_dim_rule, stack);
 }
 
 void gather_rows_kernel(
     const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
+    c10::DispatchKeySet,
     torch::jit::Stack* stack) {
-  if (!runs_by_rows(op, stack)) {
-    begin_write_of(op, stack);
-    gather_kernel(op, keys, stack);
+  ByIndex call(op, stack);
+  if (!runs_by_rows(call)) {
+    begin_write_of(call);
+    check_element_index(call);
+    run_rule(op, along_dim_rule, stack);
   }
 }
 
