@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <numeric>
+
+#include <torch/library.h>
+
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/labels.h"
+
+// Rows of a table that indices name. The table's rows are whole, its columns
+// and the indices keep their layout.
+
+namespace shardtensor::detail {
+namespace {
+
+constexpr int64_t kColumn = 0;
+
+std::vector<int64_t> labels_of_indices(int64_t dims) {
+  std::vector<int64_t> labels(dims);
+  std::iota(labels.begin(), labels.end(), kColumn + 1);
+  return labels;
+}
+
+std::vector<int64_t> with_column(std::vector<int64_t> labels) {
+  labels.push_back(kColumn);
+  return labels;
+}
+
+Decision embedding_rule(Call& call) {
+  const auto indices = labels_of_indices(call.operand(1).dim());
+  return rule_by_labels(
+      call,
+      {{{kPrivate, kColumn}, indices}, {with_column(indices)}},
+      Linearity::None);
+}
+
+at::Tensor embedding_kernel(
+    const at::Tensor& weight,
+    const at::Tensor& indices,
+    c10::SymInt padding_idx,
+    bool scale_grad_by_freq,
+    bool sparse) {
+  TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D, got ", weight.dim());
+  if (is_shard_tensor(indices) && spec(indices)->is_sharded()) {
+    // See Note [Indices out of bounds].
+    check_index("aten::embedding", indices, 0, weight.size(0));
+  }
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::embedding", "");
+  torch::jit::Stack stack{
+      weight, indices, padding_idx.expect_int(), scale_grad_by_freq, sparse};
+  run_rule(op, embedding_rule, &stack);
+  return stack.back().toTensor();
+}
+
+/// Each rank's rows are terms of the whole table's gradient, unless they are
+/// weighed by how often they occur on all ranks.
+Decision embedding_backward_rule(Call& call) {
+  auto indices = labels_of_indices(call.operand(1).dim());
+  if (call.argument("scale_grad_by_freq").toBool()) {
+    std::fill(indices.begin(), indices.end(), kPrivate);
+  }
+  return rule_by_labels(
+      call,
+      {{with_column(indices), indices}, {{kPrivate, kColumn}}},
+      Linearity::None);
+}
+
+const RegisterRules embeddings{
+    {"aten::embedding_dense_backward", embedding_backward_rule},
+};
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("embedding", embedding_kernel);
+}
+
+} // namespace shardtensor::detail
