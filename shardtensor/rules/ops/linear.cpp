@@ -31,20 +31,6 @@ bool has_whole_rows(
       x->size(x->dim() - 1) == weight.size(1);
 }
 
-/// linear's own decomposition, whose operators have rules, with plain tensors
-/// promoted first.
-Tensor below(
-    c10::DispatchKeySet keys,
-    const Tensor& input,
-    const Tensor& weight,
-    const std::optional<Tensor>& bias) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
-  torch::jit::Stack stack{input, weight, bias};
-  run_below_function_level(op, keys, &stack);
-  return stack.back().toTensor();
-}
-
 Tensor linear_function(
     c10::DispatchKeySet keys,
     const Tensor& input,
@@ -53,7 +39,8 @@ Tensor linear_function(
   const auto bias = value_or_undefined(maybe_bias);
   if (promotion_mode() != TensorPromotionMode::Silent ||
       !has_whole_rows(input, weight, bias)) {
-    return below(keys, input, weight, maybe_bias);
+    // linear's own decomposition, whose operators have rules.
+    return without_rule<at::_ops::linear>(keys, input, weight, maybe_bias);
   }
   const auto& x = spec(input);
   const auto weights =
