@@ -3,6 +3,7 @@
 
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/tensor/constant.h"
 
@@ -64,23 +65,13 @@ void new_kernel(
   stack->back() = constant(value, layout->mesh(), std::move(sizes), is_zero);
 }
 
-/// Strides of a dense tensor of `sizes` whose dims lie in memory in the same
-/// order as those of `strides`.
-std::vector<int64_t> dense_strides(
-    const std::vector<int64_t>& sizes,
-    const std::vector<int64_t>& strides) {
-  std::vector<size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return strides[a] > strides[b];
-  });
-  std::vector<int64_t> result(sizes.size());
-  int64_t stride = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    result[*it] = stride;
-    stride *= std::max<int64_t>(sizes[*it], 1);
-  }
-  return result;
+/// The dims of a dense tensor of these strides, the innermost first.
+std::vector<int64_t> order_of(const std::vector<int64_t>& strides) {
+  std::vector<int64_t> order(strides.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::ranges::stable_sort(
+      order, {}, [&](int64_t dim) { return strides[dim]; });
+  return order;
 }
 
 Decision new_empty_strided_rule(Call& call) {
@@ -89,8 +80,8 @@ Decision new_empty_strided_rule(Call& call) {
   decision.arguments.emplace_back(
       index,
       dense_strides(
-          decision.outputs[0]->local_sizes(),
-          call.argument(index).toIntVector()));
+          order_of(call.argument(index).toIntVector()),
+          decision.outputs[0]->local_sizes()));
   return decision;
 }
 
