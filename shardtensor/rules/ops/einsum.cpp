@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -217,40 +219,80 @@ std::vector<int64_t> strides_of_result(
   return at::einsum(equation, shapes, path).strides().vec();
 }
 
-Tensor einsum_of_pieces(
+/// How ranks do an einsum of their pieces.
+struct EinsumPlan {
+  ProductLayouts layouts;
+  std::vector<int64_t> axes; // along which ranks have different pieces
+  std::vector<int64_t> strides; // of the result
+};
+
+/// None for what is not done so.
+std::optional<EinsumPlan> plan_einsum(
     c10::string_view text,
     at::TensorList tensors,
     at::OptionalIntArrayRef path,
-    const Equation& equation,
-    const std::vector<int64_t>& sizes,
     const MeshPtr& mesh) {
+  auto equation = parse(std::string(text), tensors);
+  const auto sizes = equation ? find_sizes(*equation, tensors) : std::nullopt;
+  if (!sizes) {
+    return std::nullopt;
+  }
   std::vector<SpecPtr> specs;
   for (const auto& tensor : tensors) {
-    if (must_promote(tensor)) {
-      check_promotion(tensor, "aten::einsum");
-    }
     specs.push_back(
         is_shard_tensor(tensor) ? spec(tensor)
                                 : make_replicated(mesh, tensor.sizes().vec()));
   }
-  const auto layouts =
-      product_layouts(specs, equation.operands, equation.output, sizes);
-  std::vector<int64_t> axes; // along which ranks have different pieces
+  EinsumPlan plan{
+      product_layouts(specs, equation->operands, equation->output, *sizes),
+      {},
+      strides_of_result(text, tensors, path)};
   for (int64_t axis = 0; axis < mesh->axes(); ++axis) {
-    if (std::ranges::any_of(layouts.operands, [&](const SpecPtr& layout) {
+    if (std::ranges::any_of(plan.layouts.operands, [&](const SpecPtr& layout) {
           return layout->placement(axis).is_shard();
         })) {
-      axes.push_back(axis);
+      plan.axes.push_back(axis);
     }
   }
+  return plan;
+}
+
+/// The plan that was made for such operands before, or a new one.
+std::shared_ptr<const std::optional<EinsumPlan>> find_plan(
+    c10::string_view text,
+    at::TensorList tensors,
+    at::OptionalIntArrayRef path,
+    const MeshPtr& mesh) {
+  static PlanCache<std::optional<EinsumPlan>> plans;
+  PlanKey key;
+  for (const char letter : text) {
+    key.add(int64_t{letter});
+  }
+  key.add(int64_t{path.has_value()}).add(path.value_or(at::IntArrayRef()));
+  for (const auto& tensor : tensors) {
+    key.add(is_shard_tensor(tensor) ? spec(tensor) : SpecPtr())
+        .add(tensor.sizes())
+        .add(tensor.strides());
+  }
+  return plans.find(
+      key, [&] { return plan_einsum(text, tensors, path, mesh); });
+}
+
+Tensor einsum_of_pieces(
+    c10::string_view text,
+    at::TensorList tensors,
+    at::OptionalIntArrayRef path,
+    const EinsumPlan& plan) {
   std::vector<Tensor> operands;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    operands.push_back(piece_of_operand(tensors[i], layouts.operands[i], axes));
+    if (must_promote(tensors[i])) {
+      check_promotion(tensors[i], "aten::einsum");
+    }
+    operands.push_back(
+        piece_of_operand(tensors[i], plan.layouts.operands[i], plan.axes));
   }
   return from_local_strided(
-      at::einsum(text, operands, path),
-      layouts.output,
-      strides_of_result(text, tensors, path));
+      at::einsum(text, operands, path), plan.layouts.output, plan.strides);
 }
 
 Tensor einsum_function(
@@ -259,10 +301,9 @@ Tensor einsum_function(
     at::TensorList tensors,
     at::OptionalIntArrayRef path) {
   if (const auto mesh = mesh_of_pieces(tensors)) {
-    if (auto equation = parse(std::string(text), tensors)) {
-      if (const auto sizes = find_sizes(*equation, tensors)) {
-        return einsum_of_pieces(text, tensors, path, *equation, *sizes, mesh);
-      }
+    const auto plan = find_plan(text, tensors, path, mesh);
+    if (*plan) {
+      return einsum_of_pieces(text, tensors, path, **plan);
     }
   }
   return without_rule<at::_ops::einsum>(keys, text, tensors, path);
