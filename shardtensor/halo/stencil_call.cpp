@@ -13,18 +13,6 @@ namespace shardtensor::detail {
 
 namespace {
 
-bool has_empty_pieces(const Partition& partition) {
-  const auto sizes = partition.sizes();
-  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
-}
-
-bool has_empty_pieces(const ShardSpec& spec) {
-  const auto dims = spec.sharded_dims();
-  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
-    return has_empty_pieces(spec.partition(dim));
-  });
-}
-
 bool contains(const std::vector<int64_t>& dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
 }
@@ -44,7 +32,7 @@ SpecPtr stencil_layout(
   for (const int64_t dim : layout->sharded_dims()) {
     const Partition& partition = layout->partition(dim);
     const bool fits = partition.is_contiguous() ||
-        (contains(rowwise, dim) && !has_empty_pieces(partition));
+        (contains(rowwise, dim) && !partition.has_empty_piece());
     if (!fits) {
       layout = contiguous_dim(layout, dim);
     }
@@ -161,7 +149,7 @@ int64_t find_overlap_stencil(
     const StencilCall& call,
     const std::vector<Stencil>& stencils) {
   return call.gathers && call.input->mesh()->contains_this_rank() &&
-          !has_empty_pieces(*call.input) && !has_empty_pieces(*call.output)
+          !call.input->has_empty_piece() && !call.output->has_empty_piece()
       ? find_gathering(call, stencils)
       : -1;
 }

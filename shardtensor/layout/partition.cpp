@@ -1,5 +1,7 @@
 #include "shardtensor/layout/partition.h"
 
+#include <algorithm>
+
 #include <c10/util/Exception.h>
 
 #include "shardtensor/layout/print.h"
@@ -90,6 +92,10 @@ std::vector<int64_t> Partition::sizes() const {
     result.push_back(interval(piece).extent());
   }
   return result;
+}
+
+bool Partition::has_empty_piece() const {
+  return std::ranges::adjacent_find(offsets_) != offsets_.end();
 }
 
 int64_t Partition::owner(int64_t row) const {

@@ -66,6 +66,7 @@ class Partition {
   std::vector<int64_t> local_extents() const;
   /// Piece sizes of one repetition.
   std::vector<int64_t> sizes() const;
+  bool has_empty_piece() const;
   const std::vector<int64_t>& offsets() const {
     return offsets_;
   }

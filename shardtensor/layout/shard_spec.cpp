@@ -1,5 +1,6 @@
 #include "shardtensor/layout/shard_spec.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <sstream>
@@ -270,6 +271,12 @@ std::vector<int64_t> ShardSpec::sharded_dims() const {
     }
   }
   return dims;
+}
+
+bool ShardSpec::has_empty_piece() const {
+  return std::ranges::any_of(partitions_, [](const auto& partition) {
+    return partition && partition->has_empty_piece();
+  });
 }
 
 bool ShardSpec::is_contiguous() const {

@@ -87,6 +87,8 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
   }
   /// No sharded dim has a repeated partition, see Note [Repeated partition].
   bool is_contiguous() const;
+  /// Some rank holds nothing of a sharded dim.
+  bool has_empty_piece() const;
 
   /// The piece of `dim` that position owns; 0 for a dim that is not sharded.
   int64_t piece(int64_t dim, int64_t position) const;

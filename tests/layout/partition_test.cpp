@@ -126,6 +126,16 @@ TEST(Partition, RefusesWhatIsNoPartition) {
       "Partition: repeated -1 times, expected at least 0");
 }
 
+TEST(Partition, KnowsWhetherAPieceIsEmpty) {
+  EXPECT_FALSE(Partition({3, 2}).has_empty_piece());
+  EXPECT_FALSE(Partition({3, 2}, 2).has_empty_piece());
+  for (const Sizes& sizes :
+       {Sizes{0}, Sizes{0, 3}, Sizes{3, 0, 2}, Sizes{3, 0}}) {
+    EXPECT_TRUE(Partition(sizes).has_empty_piece());
+  }
+  EXPECT_TRUE(Partition({3, 2}).repeated(0).has_empty_piece());
+}
+
 TEST(Partition, RefusesRowsOutside) {
   for (int64_t row : {int64_t{-1}, int64_t{5}}) {
     expect_error<c10::IndexError>(

@@ -18,14 +18,6 @@
 namespace shardtensor::detail {
 namespace {
 
-bool has_empty_piece(const ShardSpec& spec) {
-  const auto dims = spec.sharded_dims();
-  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
-    const auto& offsets = spec.partition(dim).offsets();
-    return std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end();
-  });
-}
-
 /// The whole tensor, plain, on this rank.
 at::Tensor whole(const at::Tensor& tensor) {
   return is_shard_tensor(tensor)
@@ -317,7 +309,7 @@ void check_indices(
     const std::string& op,
     const at::Tensor& self,
     const Indices& indices) {
-  const bool may_be_unseen = has_empty_piece(*spec(self));
+  const bool may_be_unseen = spec(self)->has_empty_piece();
   for (const auto& [index, dim, _] : given_indices(indices)) {
     if (is_cut(index) || may_be_unseen) {
       check_index(op, index, dim, self.size(dim), /*may_be_negative=*/true);

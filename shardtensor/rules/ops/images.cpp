@@ -133,9 +133,8 @@ bool keeps_channels(const Call& call) {
   const auto fits = [](const Operand& own) {
     const auto dims = own.spec ? own.spec->sharded_dims() : Dims();
     return std::all_of(dims.begin(), dims.end(), [&](int64_t dim) {
-      const auto sizes = own.spec->partition(dim).sizes();
       return dim == 0 ||
-          (dim == 1 && std::find(sizes.begin(), sizes.end(), 0) == sizes.end());
+          (dim == 1 && !own.spec->partition(dim).has_empty_piece());
     });
   };
   return std::all_of(call.operands().begin(), call.operands().end(), fits);

@@ -138,14 +138,6 @@ bool divides_integers(const std::string& op) {
       (begins("aten::div") && op.find("_mode") != std::string::npos);
 }
 
-bool has_empty_piece(const ShardSpec& spec) {
-  const auto dims = spec.sharded_dims();
-  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) {
-    const auto sizes = spec.partition(dim).sizes();
-    return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
-  });
-}
-
 /// A divisor that all ranks hold is zero on all that have anything to divide.
 Decision division_rule(Call& call) {
   auto decision = pointwise_rule(call);
@@ -160,7 +152,7 @@ Decision division_rule(Call& call) {
   }
   const bool has_own_divisor =
       operands.size() > 1 && operands[1].spec && operands[1].spec->is_sharded();
-  if (has_own_divisor || has_empty_piece(*layout)) {
+  if (has_own_divisor || layout->has_empty_piece()) {
     decision.refuses_values = layout;
   }
   return decision;

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -114,13 +113,9 @@ SpecPtr cut_in_columns(const SpecPtr& x) {
     }
   }
   const auto result = with_placements(x, placements);
-  if (result->is_sharded(columns)) {
-    const auto sizes = result->partition(columns).sizes();
-    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
-      return nullptr;
-    }
-  }
-  return result;
+  const bool is_short = result->is_sharded(columns) &&
+      result->partition(columns).has_empty_piece();
+  return is_short ? nullptr : result;
 }
 
 /// The layout in which an operand is multiplied: its own, or one cut in columns
