@@ -31,19 +31,6 @@ std::vector<Placement> with_positive_dims(
   return placements;
 }
 
-/// The axes that shard `dim`.
-std::vector<int64_t> axes_of(
-    const std::vector<Placement>& placements,
-    int64_t dim) {
-  std::vector<int64_t> axes;
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (placements[axis].is_shard(dim)) {
-      axes.push_back(static_cast<int64_t>(axis));
-    }
-  }
-  return axes;
-}
-
 void check_placements(
     const char* op,
     const Mesh& mesh,

@@ -47,6 +47,18 @@ Reduce parse_reduce(const std::string& name) {
       "', expected sum, avg, product, max or min");
 }
 
+std::vector<int64_t> detail::axes_of(
+    const std::vector<Placement>& placements,
+    int64_t dim) {
+  std::vector<int64_t> axes;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis].is_shard(dim)) {
+      axes.push_back(static_cast<int64_t>(axis));
+    }
+  }
+  return axes;
+}
+
 std::string to_string(const Placement& placement) {
   std::ostringstream out;
   out << placement;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <ostream>
 #include <string>
+#include <vector>
 
 namespace shardtensor {
 
@@ -58,6 +59,15 @@ inline bool is_linear_reduce(Reduce reduce) {
 inline bool is_linear(const Placement& placement) {
   return !placement.is_partial() || is_linear_reduce(placement.reduce);
 }
+
+namespace detail {
+
+/// The mesh axes that shard this dim, in order.
+std::vector<int64_t> axes_of(
+    const std::vector<Placement>& placements,
+    int64_t dim);
+
+} // namespace detail
 
 /// "Shard(dim=2)", "Replicate()", "Partial(sum)".
 std::string to_string(const Placement& placement);

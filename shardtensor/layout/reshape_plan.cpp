@@ -8,6 +8,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {
@@ -196,7 +197,7 @@ class Reshape {
   }
 
   SpecPtr repaired(const Group& group, const std::vector<int64_t>& dims) const {
-    const auto axes = axes_of(dims);
+    const auto axes = axes_of_dims(*wanted_, dims);
     const auto elsewhere = whole_dims(wanted_, dims, free_dims(group));
     using Score = std::tuple<bool, bool, int64_t, int64_t>;
     Score best{
@@ -224,16 +225,6 @@ class Reshape {
       }
     }
     return result;
-  }
-
-  std::vector<int64_t> axes_of(const std::vector<int64_t>& dims) const {
-    std::vector<int64_t> axes;
-    for (const int64_t dim : dims) {
-      const auto& of_dim = wanted_->axes(dim);
-      axes.insert(axes.end(), of_dim.begin(), of_dim.end());
-    }
-    std::sort(axes.begin(), axes.end());
-    return axes;
   }
 
   /// Dims that the view leaves as they are, where a mesh axis can go.

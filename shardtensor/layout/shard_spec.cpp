@@ -117,25 +117,12 @@ std::vector<Placement> normalize(
   return placements;
 }
 
-std::vector<int64_t> axes_sharding(
-    const Mesh& mesh,
-    const std::vector<Placement>& placements,
-    int64_t dim) {
-  std::vector<int64_t> axes;
-  for (int64_t axis = 0; axis < mesh.axes(); ++axis) {
-    if (placements[axis].is_shard(dim)) {
-      axes.push_back(axis);
-    }
-  }
-  return axes;
-}
-
 /// The ranks of each axis that shards `dim`.
 std::vector<int64_t> ranks_sharding(
     const Mesh& mesh,
     const std::vector<Placement>& placements,
     int64_t dim) {
-  auto ranks = axes_sharding(mesh, placements, dim);
+  auto ranks = axes_of(placements, dim);
   for (auto& axis : ranks) {
     axis = mesh.ranks(axis);
   }
@@ -395,7 +382,7 @@ SpecPtr with_placements(
   const bool complete = partitions.size() == spec->sizes().size();
   for (const int64_t dim : spec->sharded_dims()) {
     if (complete && !partitions[dim] &&
-        axes_sharding(mesh, placements, dim) == spec->axes(dim)) {
+        axes_of(placements, dim) == spec->axes(dim)) {
       partitions[dim] = spec->partition(dim);
     }
   }

@@ -13,16 +13,6 @@ namespace {
 using Placements = std::vector<Placement>;
 using Axes = std::vector<int64_t>;
 
-Axes axes_of(const Placements& placements, int64_t dim) {
-  Axes axes;
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (placements[axis].is_shard(dim)) {
-      axes.push_back(static_cast<int64_t>(axis));
-    }
-  }
-  return axes;
-}
-
 /// torch.chunk's split over these axes.
 Partition chunked(const Mesh& mesh, int64_t extent, const Axes& axes) {
   std::vector<int64_t> ranks;

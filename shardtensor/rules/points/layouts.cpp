@@ -10,16 +10,6 @@ namespace {
 using Axes = std::vector<int64_t>;
 using Placements = std::vector<Placement>;
 
-Axes axes_of(const Placements& placements, int64_t dim) {
-  Axes axes;
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    if (placements[axis].is_shard(dim)) {
-      axes.push_back(static_cast<int64_t>(axis));
-    }
-  }
-  return axes;
-}
-
 /// Neither Partial nor cut coordinates; rows in one interval each.
 SpecPtr searchable(const SpecPtr& given) {
   auto spec = without_shard(without_partial(given), given->dim() - 1);
