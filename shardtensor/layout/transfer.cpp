@@ -187,23 +187,6 @@ ExchangePlan make_plan(
 
 // ---- redistribute -----------------------------------------------------------
 
-void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
-  TORCH_CHECK_VALUE(
-      from.mesh() == to.mesh(),
-      "redistribute: from ",
-      *from.mesh(),
-      " to ",
-      *to.mesh(),
-      ", expected the same mesh");
-  TORCH_CHECK_VALUE(
-      from.sizes() == to.sizes(),
-      "redistribute: from sizes (",
-      join(from.sizes()),
-      ") to (",
-      join(to.sizes()),
-      "), expected the same");
-}
-
 void check_partial(const ShardSpec& from, const ShardSpec& to) {
   for (int64_t axis = 0; axis < from.mesh()->axes(); ++axis) {
     const Placement& before = from.placement(axis);
@@ -263,6 +246,23 @@ int64_t kept_elements(const MeshLinks& links, int64_t position) {
 }
 
 } // namespace
+
+void detail::check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
+  TORCH_CHECK_VALUE(
+      from.mesh() == to.mesh(),
+      "redistribute: from ",
+      *from.mesh(),
+      " to ",
+      *to.mesh(),
+      ", expected the same mesh");
+  TORCH_CHECK_VALUE(
+      from.sizes() == to.sizes(),
+      "redistribute: from sizes (",
+      join(from.sizes()),
+      ") to (",
+      join(to.sizes()),
+      "), expected the same");
+}
 
 ExchangePlan plan_redistribute(
     const SpecPtr& from,

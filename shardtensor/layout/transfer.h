@@ -62,6 +62,13 @@ ExchangePlan plan_redistribute(
     const SpecPtr& to,
     int64_t position);
 
+namespace detail {
+
+/// Raises, naming redistribute, for layouts on two meshes or of two sizes.
+void check_same_tensor(const ShardSpec& from, const ShardSpec& to);
+
+} // namespace detail
+
 /// Bytes-independent cost: elements that cross between ranks, over all ranks.
 /// A Partial that is reduced counts as Partial(sum) does; one that `to` adds
 /// costs nothing. Never raises for a combination of placements.

@@ -7,6 +7,7 @@
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -44,21 +45,6 @@ bool cut_only(const ShardSpec& from, const ShardSpec& to) {
     }
   }
   return to.is_contiguous();
-}
-
-void check_same_tensor(const ShardSpec& from, const ShardSpec& to) {
-  TORCH_CHECK_VALUE(
-      from.mesh() == to.mesh(),
-      "redistribute: expected both layouts on one mesh, got ",
-      to_string(from),
-      " and ",
-      to_string(to));
-  TORCH_CHECK_VALUE(
-      from.sizes() == to.sizes(),
-      "redistribute: expected layouts of one global size, got ",
-      to_string(from),
-      " and ",
-      to_string(to));
 }
 
 void add_reduced(RedistributePlan& plan, int64_t axis, Reduce reduce) {
