@@ -7,6 +7,7 @@
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/rules/norm/normalize.h"
@@ -21,6 +22,37 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
+// ---- groups of channels -----------------------------------------------------
+
+/// Sums over the own channels of each group, if ranks share groups.
+Tensor by_group(const Tensor& of_channels, const NormGeometry& geometry) {
+  if (!geometry.groups.defined()) {
+    return of_channels;
+  }
+  auto sizes = of_channels.sizes().vec();
+  sizes[1] = geometry.statistics->size(1);
+  return at::zeros(sizes, of_channels.options())
+      .index_add(1, geometry.groups, of_channels);
+}
+
+/// What is known of groups, for each own channel.
+Tensor by_channel(const Tensor& of_groups, const NormGeometry& geometry) {
+  return geometry.groups.defined() ? of_groups.index_select(1, geometry.groups)
+                                   : of_groups;
+}
+
+/// {mean, squares, counts} of each channel, as those of each group.
+Terms merge_channels(const Terms& own, const NormGeometry& geometry) {
+  if (!geometry.groups.defined()) {
+    return own;
+  }
+  const auto counts = by_group(own[2], geometry);
+  const auto shares = own[2] / by_channel(counts.clamp_min(1), geometry);
+  const auto mean = by_group(own[0] * shares, geometry);
+  const auto between = (own[0] - by_channel(mean, geometry)).square() * own[2];
+  return {mean, by_group(own[1] + between, geometry), counts};
+}
+
 // ---- statistics over ranks --------------------------------------------------
 
 /// Of all ranks together.
@@ -30,11 +62,11 @@ Moments merge_ranks(
     const NormGeometry& geometry) {
   const auto counts = at::full_like(own.mean, at::Scalar(count));
   const auto all = merge_terms(
-      {own.mean, own.squares, counts},
+      merge_channels({own.mean, own.squares, counts}, geometry),
       geometry.statistics,
       geometry.axes,
       merge_stacked_moments);
-  return {all[0], all[1]};
+  return {by_channel(all[0], geometry), by_channel(all[1], geometry)};
 }
 
 } // namespace
@@ -75,11 +107,10 @@ NormStatistics differentiable_statistics(
     const NormGeometry& geometry) {
   const at::Scalar count(static_cast<double>(geometry.count));
   const auto total = [&](const Tensor& values) {
-    return all_reduce(
-        kept_sum(values, geometry.dims),
-        Reduce::Sum,
-        *geometry.statistics->mesh(),
-        geometry.axes);
+    const auto own = by_group(kept_sum(values, geometry.dims), geometry);
+    const auto& mesh = *geometry.statistics->mesh();
+    return by_channel(
+        all_reduce(own, Reduce::Sum, mesh, geometry.axes), geometry);
   };
   const auto x_wide = wide(x);
   if (!geometry.centered) {
@@ -103,9 +134,12 @@ std::pair<Tensor, Tensor> total_pair(
   if (!geometry.centered) {
     return {Tensor(), all_reduce(product, Reduce::Sum, mesh, geometry.axes)};
   }
-  const auto total =
-      all_reduce(at::stack({sum, product}), Reduce::Sum, mesh, geometry.axes);
-  return {total.select(0, 0), total.select(0, 1)};
+  const auto own =
+      at::stack({by_group(sum, geometry), by_group(product, geometry)});
+  const auto total = all_reduce(own, Reduce::Sum, mesh, geometry.axes);
+  return {
+      by_channel(total.select(0, 0), geometry),
+      by_channel(total.select(0, 1), geometry)};
 }
 
 struct Gradients {

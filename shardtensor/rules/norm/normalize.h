@@ -17,13 +17,16 @@ struct NormGeometry {
   std::vector<int64_t> axes; // mesh axes whose ranks share each statistic
   int64_t count; // elements of one statistic, over all ranks
   bool centered = true; // false: the root mean square norm
+  // Where ranks have channels of the same groups: the group of each own one.
+  // `dims` are then those of a channel, the statistics of (samples, groups).
+  at::Tensor groups;
 };
 
 /// Of the elements of each statistic, over all ranks; the covered dims have
-/// extent 1. fp32, or fp64 for an fp64 tensor; no mean when not centered.
-/// Communication: merge_terms of three numbers per statistic (an all-reduce of
-/// one when not centered). Stable for any mean: no large number is squared. No
-/// autograd history.
+/// extent 1, each channel has its group's. fp32, or fp64 for an fp64 tensor; no
+/// mean when not centered. Communication: merge_terms of three numbers per
+/// statistic (an all-reduce of one when not centered). Stable for any mean: no
+/// large number is squared. No autograd history.
 Moments norm_moments(const at::Tensor& x, const NormGeometry& geometry);
 
 /// (x - mean) / sqrt(squares / count + eps) * weight + bias, in x's dtype.

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
@@ -9,6 +10,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/norm/arguments.h"
 
 // Norms of each sample at the function level. Where no covered dim is sharded,
@@ -43,7 +45,6 @@ SpecPtr group_statistics(
     int64_t groups,
     int64_t channels_per_group) {
   ShardSpec::Partitions partitions(2);
-  partitions[0] = x->partitions()[0];
   if (x->is_sharded(1)) {
     auto sizes = x->partition(1).sizes();
     for (auto& size : sizes) {
@@ -51,14 +52,12 @@ SpecPtr group_statistics(
     }
     partitions[1] = Partition(sizes);
   }
-  auto placements = x->placements();
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim > 1) {
-      placement = Placement::replicate();
-    }
-  }
-  return make_spec(
-      x->mesh(), {x->size(0), groups}, placements, std::move(partitions));
+  return with_dims(
+      x,
+      {x->size(0), groups},
+      {0, 1},
+      Placement::replicate(),
+      std::move(partitions));
 }
 
 Tensor sharded_group_norm(
@@ -87,6 +86,30 @@ Tensor sharded_group_norm(
              eps,
              geometry)
       .flatten(1, 2);
+}
+
+/// Where groups are cut: each rank has the statistics of its channels' groups.
+Tensor cut_group_norm(
+    const Tensor& local,
+    const SpecPtr& x,
+    int64_t groups,
+    const Affine& affine,
+    double eps) {
+  const auto per_group = x->size(1) / groups;
+  auto geometry = geometry_of(x, dims_from(2, x->dim()));
+  geometry.count *= per_group;
+  geometry.axes = axes_of_dims(*x, dims_from(1, x->dim()));
+  geometry.statistics = with_dims(x, {x->size(0), groups}, {0, -1});
+  const auto channels =
+      at::arange(x->size(1), local.options().dtype(at::kLong));
+  geometry.groups = cut_like(channels, *x, 1).div(per_group, "floor");
+  return normalize(
+      local,
+      per_channel(affine.weight, x->dim()),
+      per_channel(affine.bias, x->dim()),
+      norm_moments(local, geometry),
+      eps,
+      geometry);
 }
 
 /// Of a tensor without elements: nobody has anything to say.
@@ -118,7 +141,7 @@ Tensor group_norm_function(
     double eps,
     bool cudnn_enabled) {
   constexpr auto op = "aten::group_norm";
-  auto x = norm_input(op, input, {weight, bias});
+  const auto x = norm_input(op, input, {weight, bias});
   TORCH_CHECK(
       x.dim() >= 2,
       "group_norm: expected an input of at least 2 dims, got sizes ",
@@ -134,11 +157,6 @@ Tensor group_norm_function(
   if (x.size(1) == 0) {
     return x.clone(); // no channel: nothing to share out to groups
   }
-  if (!holds_whole_groups(*spec(x), x.size(1) / groups)) {
-    const auto whole = without_shard(spec(x), 1);
-    note_fallback(op, spec(x), whole);
-    x = redistribute(x, whole);
-  }
   const auto layout = spec(x);
   const auto affine = local_affine(op, weight, bias, *layout, 1);
   const auto local = to_local(x);
@@ -148,17 +166,20 @@ Tensor group_norm_function(
   }
   const bool is_local =
       axes_of_dims(*layout, dims_from(2, x.dim())).empty() && local.numel() > 0;
-  return from_local(
-      is_local ? at::group_norm(
-                     local,
-                     local.size(1) / per_group,
-                     affine.weight,
-                     affine.bias,
-                     eps,
-                     cudnn_enabled)
-               : sharded_group_norm(local, layout, groups, affine, eps),
-      layout,
-      x.suggest_memory_format());
+  const auto result = [&] {
+    if (!holds_whole_groups(*layout, per_group)) {
+      return cut_group_norm(local, layout, groups, affine, eps);
+    }
+    return is_local ? at::group_norm(
+                          local,
+                          local.size(1) / per_group,
+                          affine.weight,
+                          affine.bias,
+                          eps,
+                          cudnn_enabled)
+                    : sharded_group_norm(local, layout, groups, affine, eps);
+  }();
+  return from_local(result, layout, x.suggest_memory_format());
 }
 
 // ---- layer norm and root mean square norm -----------------------------------

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from layouts import check, check_native, placements_of
+from layouts import check, check_native, placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -67,6 +67,20 @@ def test_norms_on_a_grid_of_ranks(mesh, kind, dims):
     if dims[0] == dims[1]:
         part = sharded(x, placements, {2: [1, 0, 3, 2]})
         check_op(make(kind), part, mesh=mesh, second_order=True)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("shape", [(2, 6, 4, 3), (2, 6)])
+def test_groups_of_channels_that_ranks_share(mesh, shape):
+    w, b = (torch.randn(6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    with shardtensor.fallback_mode("error"):
+        for groups in (1, 2, 3):
+            for placements, sizes in sweep(mesh, shape):
+                check_op(
+                    lambda x, w, b, n=groups: F.group_norm(x, n, w, b),
+                    sharded(image(*shape), placements, sizes), w, b,
+                    mesh=mesh, second_order=True,
+                )  # fmt: skip
 
 
 LARGE = {
@@ -390,9 +404,8 @@ def test_running_statistics_of_either_kind(mesh):
 def test_native_norms_and_their_statistics(mesh, kind):
     w = torch.randn(4, dtype=torch.float64, requires_grad=True)
     check(mesh, None, NATIVE[kind], w, x=image(3, 4, 6, 5))
-    if mesh.ndim == 1:  # a group of channels that is cut is made whole
-        dims = [0, 2, 3]
-        check_native(mesh, None, NATIVE[kind], w, x=image(3, 4, 6, 5), dims=dims)
+    if mesh.ndim == 1:
+        check_native(mesh, None, NATIVE[kind], w, x=image(3, 4, 6, 5))
     check_op(
         NATIVE[kind], sharded(image(3, 4, 6, 5), placements_of(mesh, 2)), w,
         mesh=mesh, second_order=True,
