@@ -6,21 +6,22 @@
 
 namespace shardtensor::detail {
 
-// The arithmetic of a norm on `width` cells of `length` elements each that lie
-// interleaved: element i of cell c is x[i * width + c]. One cell alone is a run
-// of elements side by side. S is the tensor's type, T that of the arithmetic.
+// The arithmetic of a norm on `width` slices of `length` elements each that lie
+// interleaved: element i of slice c is x[i * width + c]. One slice alone is a
+// run of elements side by side. S is the tensor's type, T that of the
+// arithmetic.
 
 constexpr int64_t kLanes = 16; // elements side by side, for the vector units
 constexpr int64_t kRows = 128; // rows of lanes that stay in the first cache
 
-/// A column of elements, kLanes wide: those of as many cells, or of one.
+/// A column of elements, kLanes wide: those of as many slices, or of one.
 struct Lanes {
   int64_t first; // element
   int64_t rows;
   int64_t stride; // elements from one row to the next
   int64_t count; // at most kLanes
-  int64_t cell; // of the first lane
-  bool one_cell; // all lanes belong to that cell
+  int64_t slice; // of the first lane
+  bool one_slice; // all lanes belong to that slice
 };
 
 template <class Visit>
@@ -36,9 +37,9 @@ void for_lanes(int64_t length, int64_t width, const Visit& visit) {
     }
     return;
   }
-  for (int64_t cell = 0; cell < width; cell += kLanes) {
-    const auto count = std::min(kLanes, width - cell);
-    visit(Lanes{cell, length, width, count, cell, false});
+  for (int64_t slice = 0; slice < width; slice += kLanes) {
+    const auto count = std::min(kLanes, width - slice);
+    visit(Lanes{slice, length, width, count, slice, false});
   }
 }
 
@@ -66,12 +67,12 @@ void for_rows(
   }
 }
 
-/// What is known of the cell of each lane, from that of the first one on.
+/// What is known of the slice of each lane, from that of the first one on.
 template <class T>
 struct PerLane {
   PerLane(const T* first, const Lanes& lanes) {
     for (int64_t lane = 0; lane < lanes.count; ++lane) {
-      values[lane] = first[lanes.one_cell ? 0 : lane];
+      values[lane] = first[lanes.one_slice ? 0 : lane];
     }
   }
   const T& operator[](int64_t lane) const {
@@ -80,14 +81,14 @@ struct PerLane {
   T values[kLanes] = {};
 };
 
-/// Sums of lanes as those of cells: lanes of one cell sum into its first.
+/// Sums of lanes as those of slices: lanes of one slice sum into its first.
 template <class T>
-std::array<double, kLanes> by_cell(
+std::array<double, kLanes> by_slice(
     const T (&sums)[kLanes],
     const Lanes& lanes) {
   std::array<double, kLanes> result{};
   for (int64_t lane = 0; lane < lanes.count; ++lane) {
-    result[lanes.one_cell ? 0 : lane] += sums[lane];
+    result[lanes.one_slice ? 0 : lane] += sums[lane];
   }
   return result;
 }
@@ -116,7 +117,7 @@ void for_row_blocks(const Lanes& lanes, const Visit& visit) {
   }
 }
 
-/// Rows are merged into the samples of their cells. What is subtracted before
+/// Rows are merged into the samples of their slices. What is subtracted before
 /// squaring is the mean so far, at first that of the rows: where these are far
 /// from it the variance is large, too, so no digits are lost.
 template <class T, class S>
@@ -126,22 +127,22 @@ void add_rows(
     int64_t begin,
     int64_t end,
     Sample* samples) {
-  const int64_t cells = lanes.one_cell ? 1 : lanes.count;
+  const int64_t slices = lanes.one_slice ? 1 : lanes.count;
   const auto count =
-      static_cast<double>((end - begin) * (lanes.one_cell ? lanes.count : 1));
+      static_cast<double>((end - begin) * (lanes.one_slice ? lanes.count : 1));
   T shifts[kLanes];
   if (samples[0].count > 0) {
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      shifts[cell] = static_cast<T>(samples[cell].mean);
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      shifts[slice] = static_cast<T>(samples[slice].mean);
     }
   } else {
     T sums[kLanes] = {};
     for_rows(lanes, begin, end, [&](int64_t i, int64_t lane) {
       sums[lane] += static_cast<T>(x[i]);
     });
-    const auto totals = by_cell(sums, lanes);
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      shifts[cell] = static_cast<T>(totals[cell] / count);
+    const auto totals = by_slice(sums, lanes);
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      shifts[slice] = static_cast<T>(totals[slice] / count);
     }
   }
   const PerLane<T> shift(shifts, lanes);
@@ -152,10 +153,11 @@ void add_rows(
     sums[lane] += deviation;
     squares[lane] += deviation * deviation;
   });
-  const auto deviations = by_cell(sums, lanes);
-  const auto squared = by_cell(squares, lanes);
-  for (int64_t cell = 0; cell < cells; ++cell) {
-    samples[cell].merge(count, shifts[cell], deviations[cell], squared[cell]);
+  const auto deviations = by_slice(sums, lanes);
+  const auto squared = by_slice(squares, lanes);
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    samples[slice].merge(
+        count, shifts[slice], deviations[slice], squared[slice]);
   }
 }
 
@@ -168,16 +170,16 @@ void moments_of(
     T* squares) {
   Sample samples[kLanes];
   for_lanes(length, width, [&](const Lanes& lanes) {
-    const int64_t cells = lanes.one_cell ? 1 : lanes.count;
-    if (!lanes.one_cell) {
+    const int64_t slices = lanes.one_slice ? 1 : lanes.count;
+    if (!lanes.one_slice) {
       std::fill_n(samples, kLanes, Sample());
     }
     for_row_blocks(lanes, [&](int64_t begin, int64_t end) {
       add_rows<T>(x, lanes, begin, end, samples);
     });
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      mean[lanes.cell + cell] = static_cast<T>(samples[cell].mean);
-      squares[lanes.cell + cell] = static_cast<T>(samples[cell].squares);
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      mean[lanes.slice + slice] = static_cast<T>(samples[slice].mean);
+      squares[lanes.slice + slice] = static_cast<T>(samples[slice].squares);
     }
   });
 }
@@ -195,12 +197,12 @@ void sums_of(
   double total_values[kLanes] = {};
   double total_products[kLanes] = {};
   for_lanes(length, width, [&](const Lanes& lanes) {
-    const int64_t cells = lanes.one_cell ? 1 : lanes.count;
-    if (!lanes.one_cell) {
+    const int64_t slices = lanes.one_slice ? 1 : lanes.count;
+    if (!lanes.one_slice) {
       std::fill_n(total_values, kLanes, 0);
       std::fill_n(total_products, kLanes, 0);
     }
-    const PerLane<T> m(mean + lanes.cell, lanes);
+    const PerLane<T> m(mean + lanes.slice, lanes);
     for_row_blocks(lanes, [&](int64_t begin, int64_t end) {
       T sum[kLanes] = {};
       T product[kLanes] = {};
@@ -209,16 +211,16 @@ void sums_of(
         sum[lane] += value;
         product[lane] += value * (static_cast<T>(x[i]) - m[lane]);
       });
-      const auto block_values = by_cell(sum, lanes);
-      const auto block_products = by_cell(product, lanes);
-      for (int64_t cell = 0; cell < cells; ++cell) {
-        total_values[cell] += block_values[cell];
-        total_products[cell] += block_products[cell];
+      const auto block_values = by_slice(sum, lanes);
+      const auto block_products = by_slice(product, lanes);
+      for (int64_t slice = 0; slice < slices; ++slice) {
+        total_values[slice] += block_values[slice];
+        total_products[slice] += block_products[slice];
       }
     });
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      values[lanes.cell + cell] = static_cast<T>(total_values[cell]);
-      products[lanes.cell + cell] = static_cast<T>(total_products[cell]);
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      values[lanes.slice + slice] = static_cast<T>(total_values[slice]);
+      products[lanes.slice + slice] = static_cast<T>(total_products[slice]);
     }
   });
 }
@@ -234,9 +236,9 @@ void scale_of(
     int64_t length,
     int64_t width) {
   for_lanes(length, width, [&](const Lanes& lanes) {
-    const PerLane<T> m(mean + lanes.cell, lanes);
-    const PerLane<T> s(scale + lanes.cell, lanes);
-    const PerLane<T> b(bias + lanes.cell, lanes);
+    const PerLane<T> m(mean + lanes.slice, lanes);
+    const PerLane<T> s(scale + lanes.slice, lanes);
+    const PerLane<T> b(bias + lanes.slice, lanes);
     for_rows(lanes, 0, lanes.rows, [&](int64_t i, int64_t lane) {
       to[i] =
           static_cast<S>((static_cast<T>(x[i]) - m[lane]) * s[lane] + b[lane]);
@@ -257,10 +259,10 @@ void combine_of(
     int64_t length,
     int64_t width) {
   for_lanes(length, width, [&](const Lanes& lanes) {
-    const PerLane<T> m(mean + lanes.cell, lanes);
-    const PerLane<T> s(scale + lanes.cell, lanes);
-    const PerLane<T> t(scale_y + lanes.cell, lanes);
-    const PerLane<T> b(bias + lanes.cell, lanes);
+    const PerLane<T> m(mean + lanes.slice, lanes);
+    const PerLane<T> s(scale + lanes.slice, lanes);
+    const PerLane<T> t(scale_y + lanes.slice, lanes);
+    const PerLane<T> b(bias + lanes.slice, lanes);
     for_rows(lanes, 0, lanes.rows, [&](int64_t i, int64_t lane) {
       to[i] = static_cast<S>(
           (static_cast<T>(x[i]) - m[lane]) * s[lane] +

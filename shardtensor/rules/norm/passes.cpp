@@ -13,7 +13,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/rules/norm/cells.h"
+#include "shardtensor/rules/norm/slices.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -135,16 +135,16 @@ Tensor zero_sums(const Tensor& x, const std::vector<int64_t>& dims) {
 
 namespace {
 
-/// The dims of a statistic that its cells leave.
+/// The dims of a statistic that its slices leave.
 std::vector<int64_t> without(
     const std::vector<int64_t>& dims,
-    const std::vector<int64_t>& cell) {
+    const std::vector<int64_t>& slice) {
   std::vector<int64_t> result;
   std::set_difference(
       dims.begin(),
       dims.end(),
-      cell.begin(),
-      cell.end(),
+      slice.begin(),
+      slice.end(),
       std::back_inserter(result));
   return result;
 }
@@ -183,10 +183,10 @@ Moments two_pass_moments(const Tensor& x, const std::vector<int64_t>& dims) {
 } // namespace
 
 Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (const auto cells = find_cells({x}, dims)) {
-    const auto own = cell_moments(x, *cells);
-    const auto rest = without(dims, cells->dims);
-    const at::Scalar length(cells->length);
+  if (const auto slices = find_slices({x}, dims)) {
+    const auto own = slice_moments(x, *slices);
+    const auto rest = without(dims, slices->dims);
+    const at::Scalar length(slices->length);
     return rest.empty()
         ? own
         : merge_moments(own, at::full_like(own.mean, length), rest);
@@ -203,9 +203,10 @@ Moments own_moments(const Tensor& x, const std::vector<int64_t>& dims) {
 }
 
 Tensor own_squares(const Tensor& x, const std::vector<int64_t>& dims) {
-  if (const auto cells = find_cells({x}, dims)) {
+  if (const auto slices = find_slices({x}, dims)) {
     return kept_sum(
-        cell_sums(x, Tensor(), x, *cells).products, without(dims, cells->dims));
+        slice_sums(x, Tensor(), x, *slices).products,
+        without(dims, slices->dims));
   }
   return squares_about(x, {}, dims);
 }
@@ -249,8 +250,8 @@ Tensor apply_norm(
   const auto scale = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
   const auto constant = constant_along(x, {scale, rest, b});
-  if (const auto cells = find_cells({x}, constant)) {
-    return scale_cells(x, statistics.mean, scale, b, *cells);
+  if (const auto slices = find_slices({x}, constant)) {
+    return scale_slices(x, statistics.mean, scale, b, *slices);
   }
   const auto result = at::empty_like(x);
   Scratch scratch;
@@ -304,17 +305,17 @@ ConstantDims constant_dims(
 }
 
 /// The sums of y, and of y * (x - mean).
-CellSums deviation_sums(
+SliceSums deviation_sums(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& y,
     const std::vector<int64_t>& dims) {
-  if (const auto cells = find_cells({x, y}, dims)) {
-    const auto sums = cell_sums(x, mean, y, *cells);
-    const auto rest = without(dims, cells->dims);
+  if (const auto slices = find_slices({x, y}, dims)) {
+    const auto sums = slice_sums(x, mean, y, *slices);
+    const auto rest = without(dims, slices->dims);
     return {kept_sum(sums.values, rest), kept_sum(sums.products, rest)};
   }
-  const CellSums result{zero_sums(x, dims), zero_sums(x, dims)};
+  const SliceSums result{zero_sums(x, dims), zero_sums(x, dims)};
   Scratch scratch;
   visit_pieces(
       {x, y, result.values, result.products, mean},
@@ -328,7 +329,7 @@ CellSums deviation_sums(
 }
 
 /// Where weight and bias are constant along `inner`: sums over these first.
-NormSums sums_by_cell(
+NormSums sums_by_slice(
     const Tensor& grad,
     const Tensor& x,
     const Tensor& weight,
@@ -338,8 +339,8 @@ NormSums sums_by_cell(
   const auto [sums, deviations] =
       deviation_sums(x, statistics.mean, grad, inner);
   const auto products = deviations * statistics.rstd;
-  const auto weighted = [&](const Tensor& cells) {
-    return kept_sum(weight.defined() ? cells * weight : cells, geometry.dims);
+  const auto weighted = [&](const Tensor& slices) {
+    return kept_sum(weight.defined() ? slices * weight : slices, geometry.dims);
   };
   return {weighted(sums), weighted(products), products, sums};
 }
@@ -396,7 +397,7 @@ NormSums norm_sums(
   const auto [inner, outer] = constant_dims(x, weight, bias_sizes, geometry);
   return inner.empty()
       ? sums_by_element(grad, x, w, statistics, outer, geometry)
-      : sums_by_cell(grad, x, w, statistics, inner, geometry);
+      : sums_by_slice(grad, x, w, statistics, inner, geometry);
 }
 
 Tensor norm_input_gradient(
@@ -416,10 +417,10 @@ Tensor norm_input_gradient(
   const auto scale_grad = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
   const auto constant = constant_along(x, {scale_grad, rest});
-  const auto cells = find_cells({x, grad}, constant);
-  if (cells && worth_combining(x, *cells)) {
-    return combine_cells(
-        x, statistics.mean, scale, grad, scale_grad, shift, *cells);
+  const auto slices = find_slices({x, grad}, constant);
+  if (slices && worth_combining(x, *slices)) {
+    return combine_slices(
+        x, statistics.mean, scale, grad, scale_grad, shift, *slices);
   }
   const auto result = at::empty_like(x);
   Scratch scratch;

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/norm/cell_kernels.h"
+#include "shardtensor/rules/norm/slice_kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -30,23 +30,24 @@ constexpr int64_t kBlocks = 1024; // channels that fill a device
 constexpr int64_t kFewBlocks = 64; // that leave most of it idle
 constexpr int64_t kBlock = 4096; // elements worth a block of threads
 constexpr int64_t kShortBlock = 512; // that leave most of a block idle
-constexpr int64_t kManySets = 16; // of interleaved cells: a call each
+constexpr int64_t kManySets = 16; // of interleaved slices: a call each
 constexpr int64_t kManyElements = 1 << 20; // beside a dozen small operators
 
-// ---- which cells ------------------------------------------------------------
+// ---- which slices
+// ------------------------------------------------------------
 
-/// The sets of cells that lie interleaved, or the cells that do not.
-int64_t sets_of(const Tensor& x, const Cells& cells) {
-  return x.numel() / (cells.length * cells.width);
+/// The sets of slices that lie interleaved, or the slices that do not.
+int64_t sets_of(const Tensor& x, const Slices& slices) {
+  return x.numel() / (slices.length * slices.width);
 }
 
-/// A kernel gives each channel to one block of threads, so long cells are cut:
+/// A kernel gives each channel to one block of threads, so long slices are cut:
 /// into the most equal parts, as far as blocks are wanted.
-int64_t parts_of(const Tensor& x, const Cells& cells) {
+int64_t parts_of(const Tensor& x, const Slices& slices) {
   int64_t parts = std::min(
-      std::max<int64_t>(kBlocks / sets_of(x, cells), 1),
-      std::max<int64_t>(cells.length / kBlock, 1));
-  while (cells.length % parts != 0) {
+      std::max<int64_t>(kBlocks / sets_of(x, slices), 1),
+      std::max<int64_t>(slices.length / kBlock, 1));
+  while (slices.length % parts != 0) {
     --parts;
   }
   return parts;
@@ -73,123 +74,124 @@ bool have_kernels(const Tensor& x) {
          });
 }
 
-bool worth_combining(const Tensor& x, const Cells& cells) {
-  return cells.order.empty() || x.numel() >= kManyElements;
+bool worth_combining(const Tensor& x, const Slices& slices) {
+  return slices.order.empty() || x.numel() >= kManyElements;
 }
 
-bool suit_kernels(const Tensor& x, const Cells& cells) {
-  if (cells.length == 1 || x.numel() > std::numeric_limits<int32_t>::max()) {
+bool suit_kernels(const Tensor& x, const Slices& slices) {
+  if (slices.length == 1 || x.numel() > std::numeric_limits<int32_t>::max()) {
     return false; // with 64-bit indices they are others, not as exact
   }
-  const auto sets = sets_of(x, cells);
-  if (cells.width > 1) {
+  const auto sets = sets_of(x, slices);
+  if (slices.width > 1) {
     return sets <= kManySets;
   }
-  const auto parts = parts_of(x, cells);
+  const auto parts = parts_of(x, slices);
   const bool fill =
-      sets * parts >= kFewBlocks || cells.length / parts <= 8 * kBlock;
-  return fill && (cells.length >= kShortBlock || sets <= 4 * kBlocks);
+      sets * parts >= kFewBlocks || slices.length / parts <= 8 * kBlock;
+  return fill && (slices.length >= kShortBlock || sets <= 4 * kBlocks);
 }
 
-// ---- cells as channels ------------------------------------------------------
+// ---- slices as channels
+// ------------------------------------------------------
 
 namespace {
 
-/// Calls of (1, channels, part) for cells side by side, or one call for each
-/// set of interleaved cells of (elements, channels).
+/// Calls of (1, channels, part) for slices side by side, or one call for each
+/// set of interleaved slices of (elements, channels).
 class Channels {
  public:
-  Channels(const Tensor& x, const Cells& cells)
-      : cells_(cells),
+  Channels(const Tensor& x, const Slices& slices)
+      : slices_(slices),
         sizes_(x.sizes().vec()),
         options_(x.options().dtype(accumulate_type(x))),
-        sets_(sets_of(x, cells)),
-        parts_(cells.width == 1 ? parts_of(x, cells) : 1) {
-    for (const int64_t dim : cells.dims) {
+        sets_(sets_of(x, slices)),
+        parts_(slices.width == 1 ? parts_of(x, slices) : 1) {
+    for (const int64_t dim : slices.dims) {
       sizes_[dim] = 1;
     }
   }
 
   int64_t calls() const {
-    return cells_.width == 1 ? 1 : sets_;
+    return slices_.width == 1 ? 1 : sets_;
   }
   int64_t channels() const {
-    return cells_.width == 1 ? sets_ * parts_ : cells_.width;
+    return slices_.width == 1 ? sets_ * parts_ : slices_.width;
   }
   int64_t part() const {
-    return cells_.length / parts_;
+    return slices_.length / parts_;
   }
 
   /// What the calls see of a tensor, one below the other.
   Tensor seen(const Tensor& x) const {
-    const auto in_order = x.permute(cells_.order);
-    return cells_.width == 1
+    const auto in_order = x.permute(slices_.order);
+    return slices_.width == 1
         ? in_order.view({1, 1, channels(), part()})
-        : in_order.view({sets_, cells_.length, cells_.width});
+        : in_order.view({sets_, slices_.length, slices_.width});
   }
 
   /// The calls' results together, as a tensor like `x`.
   Tensor joined(const std::vector<Tensor>& results, const Tensor& x) const {
     const auto all = results.size() == 1 ? results[0] : at::stack(results);
-    return in_dims(all, x.permute(cells_.order).sizes());
+    return in_dims(all, x.permute(slices_.order).sizes());
   }
 
-  /// What is known of the cells, a row of channels for each call.
+  /// What is known of the slices, a row of channels for each call.
   Tensor known(const Tensor& tensor) const {
-    auto by_cell = tensor.to(options_.dtype())
-                       .expand(sizes_)
-                       .permute(cells_.order)
-                       .reshape({sets_ * cells_.width, 1});
-    return by_cell.expand({-1, parts_})
+    auto by_slice = tensor.to(options_.dtype())
+                        .expand(sizes_)
+                        .permute(slices_.order)
+                        .reshape({sets_ * slices_.width, 1});
+    return by_slice.expand({-1, parts_})
         .reshape({calls(), channels()})
-        .contiguous(); // a number for all cells is expanded
+        .contiguous(); // a number for all slices is expanded
   }
   Tensor known_or_zero(const Tensor& tensor) const {
     return tensor.defined() ? known(tensor)
                             : at::zeros({calls(), channels()}, options_);
   }
 
-  /// The sums of channels as those of cells.
+  /// The sums of channels as those of slices.
   Tensor total(const std::vector<Tensor>& rows) const {
     const auto parts = by_part(rows);
-    return by_cell(parts_ == 1 ? parts : at::sum(parts, at::IntArrayRef{1}));
+    return by_slice(parts_ == 1 ? parts : at::sum(parts, at::IntArrayRef{1}));
   }
 
-  /// The moments of channels as those of cells.
+  /// The moments of channels as those of slices.
   Moments merged(
       const std::vector<Tensor>& means,
       const std::vector<Tensor>& variances) const {
     const Moments parts{by_part(means), by_part(variances) * part()};
     if (parts_ == 1) {
-      return {by_cell(parts.mean), by_cell(parts.squares)};
+      return {by_slice(parts.mean), by_slice(parts.squares)};
     }
     const auto all =
         merge_moments(parts, at::full_like(parts.mean, part()), {1});
-    return {by_cell(all.mean), by_cell(all.squares)};
+    return {by_slice(all.mean), by_slice(all.squares)};
   }
 
  private:
   Tensor by_part(const std::vector<Tensor>& rows) const {
     return (rows.size() == 1 ? rows[0] : at::stack(rows)).view({-1, parts_});
   }
-  Tensor by_cell(const Tensor& values) const {
+  Tensor by_slice(const Tensor& values) const {
     std::vector<int64_t> in_order;
-    for (const int64_t dim : cells_.order) {
+    for (const int64_t dim : slices_.order) {
       in_order.push_back(sizes_[dim]);
     }
     return in_dims(values, in_order);
   }
   /// A tensor of `sizes` in the order of memory, with its dims back in place.
   Tensor in_dims(const Tensor& tensor, at::IntArrayRef sizes) const {
-    std::vector<int64_t> place(cells_.order.size());
+    std::vector<int64_t> place(slices_.order.size());
     for (size_t i = 0; i < place.size(); ++i) {
-      place[cells_.order[i]] = static_cast<int64_t>(i);
+      place[slices_.order[i]] = static_cast<int64_t>(i);
     }
     return tensor.view(sizes).permute(place);
   }
 
-  const Cells& cells_;
-  std::vector<int64_t> sizes_; // of what is known of each cell
+  const Slices& slices_;
+  std::vector<int64_t> sizes_; // of what is known of each slice
   at::TensorOptions options_;
   int64_t sets_;
   int64_t parts_;
@@ -199,8 +201,8 @@ class Channels {
 
 // ---- passes -----------------------------------------------------------------
 
-Moments moments_by_kernels(const Tensor& x, const Cells& cells) {
-  const Channels channels(x, cells);
+Moments moments_by_kernels(const Tensor& x, const Slices& slices) {
+  const Channels channels(x, slices);
   const auto seen = channels.seen(x);
   std::vector<Tensor> means;
   std::vector<Tensor> variances;
@@ -213,12 +215,12 @@ Moments moments_by_kernels(const Tensor& x, const Cells& cells) {
   return channels.merged(means, variances);
 }
 
-CellSums sums_by_kernels(
+SliceSums sums_by_kernels(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& y,
-    const Cells& cells) {
-  const Channels channels(x, cells);
+    const Slices& slices) {
+  const Channels channels(x, slices);
   const auto seen = channels.seen(x);
   const auto seen_y = channels.seen(y);
   const auto means = channels.known_or_zero(mean);
@@ -245,8 +247,8 @@ Tensor scale_by_kernels(
     const Tensor& mean,
     const Tensor& scale,
     const Tensor& bias,
-    const Cells& cells) {
-  const Channels channels(x, cells);
+    const Slices& slices) {
+  const Channels channels(x, slices);
   const auto seen = channels.seen(x);
   const auto means = channels.known_or_zero(mean);
   const auto scales = channels.known(scale);
@@ -290,8 +292,8 @@ Tensor combine_by_kernels(
     const Tensor& y,
     const Tensor& scale_y,
     const Tensor& bias,
-    const Cells& cells) {
-  const Channels channels(x, cells);
+    const Slices& slices) {
+  const Channels channels(x, slices);
   const auto seen = channels.seen(x);
   const auto seen_y = channels.seen(y);
   const auto means = channels.known_or_zero(mean);

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/norm/cell_kernels.h"
+#include "shardtensor/rules/norm/slice_kernels.h"
 
 #include <memory>
 #include <numeric>
@@ -63,36 +63,37 @@ TEST(NormKernelsOfOtherDevices, AreNone) {
   EXPECT_FALSE(have_kernels(at::zeros({2, 3})));
 }
 
-// ---- which cells ------------------------------------------------------------
+// ---- which slices
+// ------------------------------------------------------------
 
 TEST_P(NormKernels, TakeWholeImages) {
   const auto x = numbers({2, 6, 20, 30});
   const bool last = GetParam() == at::MemoryFormat::ChannelsLast;
-  const auto cells = find_cells({x.to(at::kHalf)}, {2, 3});
-  ASSERT_TRUE(cells);
-  EXPECT_EQ(cells->dims, Dims({2, 3}));
-  EXPECT_EQ(cells->length, 600);
-  EXPECT_EQ(cells->width, last ? 6 : 1);
-  EXPECT_EQ(cells->order, last ? Dims({0, 2, 3, 1}) : Dims({0, 1, 2, 3}));
+  const auto slices = find_slices({x.to(at::kHalf)}, {2, 3});
+  ASSERT_TRUE(slices);
+  EXPECT_EQ(slices->dims, Dims({2, 3}));
+  EXPECT_EQ(slices->length, 600);
+  EXPECT_EQ(slices->width, last ? 6 : 1);
+  EXPECT_EQ(slices->order, last ? Dims({0, 2, 3, 1}) : Dims({0, 1, 2, 3}));
 }
 
 TEST_P(NormKernels, AreLeftWhereTheyAreSlow) {
   const auto part = numbers({2, 6, 20, 30}).narrow(2, 0, 10);
-  EXPECT_FALSE(find_cells({part}, {2, 3})); // gaps
+  EXPECT_FALSE(find_slices({part}, {2, 3})); // gaps
   const auto many = at::zeros({5000, 20});
-  EXPECT_FALSE(find_cells({many}, {1})); // short cells
-  EXPECT_TRUE(find_cells({many.narrow(0, 0, 4000)}, {1}));
+  EXPECT_FALSE(find_slices({many}, {1})); // short slices
+  EXPECT_TRUE(find_slices({many.narrow(0, 0, 4000)}, {1}));
   const auto one = at::zeros({200003}); // a prime number
-  EXPECT_FALSE(find_cells({one}, {0})); // for one block of threads
-  EXPECT_TRUE(find_cells({one.narrow(0, 0, 1 << 17)}, {0})); // not cut
+  EXPECT_FALSE(find_slices({one}, {0})); // for one block of threads
+  EXPECT_TRUE(find_slices({one.narrow(0, 0, 1 << 17)}, {0})); // not cut
   const auto sets = at::zeros({17, 8, 4}).transpose(1, 2);
-  EXPECT_FALSE(find_cells({sets}, {2})); // a call for each sample
-  EXPECT_TRUE(find_cells({sets.narrow(0, 0, 16)}, {2}));
+  EXPECT_FALSE(find_slices({sets}, {2})); // a call for each sample
+  EXPECT_TRUE(find_slices({sets.narrow(0, 0, 16)}, {2}));
 }
 
 // ---- one pass each ----------------------------------------------------------
 
-TEST_P(NormKernels, MomentsOfLongCellsAreMergedFromParts) {
+TEST_P(NormKernels, MomentsOfLongSlicesAreMergedFromParts) {
   const auto exact = numbers({1, 3, 128, 256}, /*mean=*/4000);
   const auto x = exact.to(at::kFloat);
   const auto mean = x.to(at::kDouble).mean({2, 3}, true);
@@ -116,35 +117,35 @@ TEST_P(NormKernels, MomentsOfHalfAreInFloat) {
       own_squares(x, {0, 2, 3}), wide.square().sum({0, 2, 3}, true), 1e-5);
 }
 
-TEST_P(NormKernels, PassesOfCells) {
+TEST_P(NormKernels, PassesOfSlices) {
   const auto x = numbers({2, 3, 61, 67}, /*mean=*/1);
   const auto y = numbers({2, 3, 61, 67});
-  const auto cells = find_cells({x, y}, {2, 3}).value();
+  const auto slices = find_slices({x, y}, {2, 3}).value();
   const auto mean = at::linspace(-1, 2, 6, at::kDouble).view({2, 3, 1, 1});
   const auto scale = mean.exp();
   const auto bias = at::linspace(0, 1, 3, at::kFloat).view({1, 3, 1, 1});
-  const auto sums = cell_sums(x, mean, y, cells);
+  const auto sums = slice_sums(x, mean, y, slices);
   expect_near_to(sums.values, y.sum({2, 3}, true), 1e-12);
   expect_near_to(sums.products, (y * (x - mean)).sum({2, 3}, true), 1e-12);
   expect_near_to(
-      scale_cells(x, mean, scale, bias, cells),
+      scale_slices(x, mean, scale, bias, slices),
       (x - mean) * scale + bias,
       1e-13);
-  expect_near_to(scale_cells(x, {}, scale, {}, cells), x * scale, 1e-13);
-  EXPECT_EQ(scale_cells(x, {}, scale, {}, cells).strides(), x.strides());
+  expect_near_to(scale_slices(x, {}, scale, {}, slices), x * scale, 1e-13);
+  EXPECT_EQ(scale_slices(x, {}, scale, {}, slices).strides(), x.strides());
   expect_near_to(
-      combine_cells(x, mean, scale, y, mean, bias, cells),
+      combine_slices(x, mean, scale, y, mean, bias, slices),
       (x - mean) * scale + y * mean + bias,
       1e-13);
   EXPECT_EQ(
-      combine_cells(x, mean, scale, y, mean, bias, cells).strides(),
+      combine_slices(x, mean, scale, y, mean, bias, slices).strides(),
       x.strides());
 }
 
 TEST_P(NormKernels, CombineWithFactorsOfAnySize) {
   const auto x = numbers({1, 8, 20, 30}).to(at::kFloat);
   const auto y = numbers({1, 8, 20, 30}).to(at::kFloat);
-  const auto cells = find_cells({x, y}, {2, 3}).value();
+  const auto slices = find_slices({x, y}, {2, 3}).value();
   const auto row = [](std::vector<double> values) {
     return at::tensor(values).to(at::kFloat).view({1, 8, 1, 1});
   };
@@ -152,7 +153,7 @@ TEST_P(NormKernels, CombineWithFactorsOfAnySize) {
   const auto factor = row({0, 1e-30, 0, 0, 5, 1e-15, -1e-12, 1e-44});
   const auto bias = row({0, 1, 1e-30, 0, 0, 1e10, -1, 0});
   const auto expected = (x * scale + y * factor + bias);
-  const auto actual = combine_cells(x, {}, scale, y, factor, bias, cells);
+  const auto actual = combine_slices(x, {}, scale, y, factor, bias, slices);
   const auto largest = expected.abs().amax({2, 3}, true).clamp_min(1e-36);
   expect_near_to(actual / largest, expected / largest, 1e-6);
   EXPECT_TRUE(actual.select(1, 3).eq(0).all().item<bool>());

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/norm/cells.h"
+#include "shardtensor/rules/norm/slices.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using Dims = std::vector<int64_t>;
 
-/// Cells longer than one run, their length no multiple of the lanes.
+/// Slices longer than one run, their length no multiple of the lanes.
 at::Tensor images(at::ScalarType dtype, double mean = 0) {
   at::manual_seed(3);
   return at::randn({2, 3, 61, 67}, dtype) + mean;
@@ -31,50 +31,50 @@ void expect_close(
       << (actual - wanted).abs().max();
 }
 
-Dims cell_dims(const std::vector<at::Tensor>& tensors, const Dims& constant) {
-  const auto cells = find_cells(tensors, constant);
-  return cells ? cells->dims : Dims();
+Dims slice_dims(const std::vector<at::Tensor>& tensors, const Dims& constant) {
+  const auto slices = find_slices(tensors, constant);
+  return slices ? slices->dims : Dims();
 }
 
-TEST(NormCells, AreRunsSideBySide) {
+TEST(NormSlices, AreRunsSideBySide) {
   const auto x = at::zeros({2, 3, 20, 30});
-  EXPECT_EQ(cell_dims({x}, {2, 3}), Dims({2, 3}));
-  EXPECT_EQ(cell_dims({x}, {0, 2, 3}), Dims({2, 3}));
-  EXPECT_EQ(cell_dims({x}, {0, 1, 2, 3}), Dims({0, 1, 2, 3}));
-  EXPECT_EQ(cell_dims({x.narrow(1, 0, 2)}, {0, 1, 2, 3}), Dims({1, 2, 3}));
-  EXPECT_EQ(cell_dims({x, at::zeros({2, 3, 20, 30})}, {2, 3}), Dims({2, 3}));
-  EXPECT_EQ(cell_dims({x.transpose(2, 3)}, {2, 3}), Dims({2, 3}));
-  EXPECT_EQ(cell_dims({x.narrow(0, 0, 1)}, {0, 2}), Dims()); // 20 are few
-  EXPECT_EQ(find_cells({x}, {2, 3})->width, 1);
+  EXPECT_EQ(slice_dims({x}, {2, 3}), Dims({2, 3}));
+  EXPECT_EQ(slice_dims({x}, {0, 2, 3}), Dims({2, 3}));
+  EXPECT_EQ(slice_dims({x}, {0, 1, 2, 3}), Dims({0, 1, 2, 3}));
+  EXPECT_EQ(slice_dims({x.narrow(1, 0, 2)}, {0, 1, 2, 3}), Dims({1, 2, 3}));
+  EXPECT_EQ(slice_dims({x, at::zeros({2, 3, 20, 30})}, {2, 3}), Dims({2, 3}));
+  EXPECT_EQ(slice_dims({x.transpose(2, 3)}, {2, 3}), Dims({2, 3}));
+  EXPECT_EQ(slice_dims({x.narrow(0, 0, 1)}, {0, 2}), Dims()); // 20 are few
+  EXPECT_EQ(find_slices({x}, {2, 3})->width, 1);
 }
 
-TEST(NormCells, LieInterleavedWhereChannelsAreLast) {
+TEST(NormSlices, LieInterleavedWhereChannelsAreLast) {
   const auto x = at::zeros({2, 6, 20, 30}).to(at::MemoryFormat::ChannelsLast);
-  const auto cells = find_cells({x}, {2, 3});
-  ASSERT_TRUE(cells);
-  EXPECT_EQ(cells->dims, Dims({2, 3}));
-  EXPECT_EQ(cells->interleaved, Dims({1}));
-  EXPECT_EQ(cells->length, 600);
-  EXPECT_EQ(cells->width, 6);
-  const auto groups = find_cells({x.unflatten(1, {2, 3})}, {2, 3, 4});
+  const auto slices = find_slices({x}, {2, 3});
+  ASSERT_TRUE(slices);
+  EXPECT_EQ(slices->dims, Dims({2, 3}));
+  EXPECT_EQ(slices->interleaved, Dims({1}));
+  EXPECT_EQ(slices->length, 600);
+  EXPECT_EQ(slices->width, 6);
+  const auto groups = find_slices({x.unflatten(1, {2, 3})}, {2, 3, 4});
   ASSERT_TRUE(groups);
   EXPECT_EQ(groups->dims, Dims({3, 4}));
   EXPECT_EQ(groups->interleaved, Dims({1, 2}));
 }
 
-TEST(NormCells, OfLargeImagesAreRows) {
+TEST(NormSlices, OfLargeImagesAreRows) {
   const auto x = at::zeros({1, 16, 80, 100}).to(at::MemoryFormat::ChannelsLast);
-  EXPECT_EQ(cell_dims({x}, {0, 2, 3}), Dims({0, 3}));
+  EXPECT_EQ(slice_dims({x}, {0, 2, 3}), Dims({0, 3}));
 }
 
-TEST(NormCells, LeaveOtherTensorsToPyTorch) {
+TEST(NormSlices, LeaveOtherTensorsToPyTorch) {
   const auto x = at::zeros({2, 3, 20, 30});
-  EXPECT_FALSE(find_cells({x}, {0, 1}));
-  EXPECT_FALSE(find_cells({x}, {3})); // short
-  EXPECT_FALSE(find_cells({x.to(at::kHalf)}, {2, 3}));
-  EXPECT_FALSE(find_cells({x, at::zeros({}).expand_as(x)}, {2, 3}));
-  EXPECT_FALSE(find_cells({x, x.to(at::kDouble)}, {2, 3}));
-  EXPECT_FALSE(find_cells({x, x.to(at::MemoryFormat::ChannelsLast)}, {2, 3}));
+  EXPECT_FALSE(find_slices({x}, {0, 1}));
+  EXPECT_FALSE(find_slices({x}, {3})); // short
+  EXPECT_FALSE(find_slices({x.to(at::kHalf)}, {2, 3}));
+  EXPECT_FALSE(find_slices({x, at::zeros({}).expand_as(x)}, {2, 3}));
+  EXPECT_FALSE(find_slices({x, x.to(at::kDouble)}, {2, 3}));
+  EXPECT_FALSE(find_slices({x, x.to(at::MemoryFormat::ChannelsLast)}, {2, 3}));
 }
 
 class NormLoops : public ::testing::TestWithParam<at::MemoryFormat> {
@@ -82,8 +82,8 @@ class NormLoops : public ::testing::TestWithParam<at::MemoryFormat> {
   at::Tensor laid_out(const at::Tensor& x) {
     return x.contiguous(GetParam());
   }
-  Cells cells_of(const at::Tensor& x) {
-    return find_cells({x}, {2, 3}).value();
+  Slices slices_of(const at::Tensor& x) {
+    return find_slices({x}, {2, 3}).value();
   }
 };
 
@@ -98,13 +98,13 @@ TEST_P(NormLoops, MomentsHoldForALargeMean) {
   const auto x = laid_out(images(at::kFloat, /*mean=*/4000));
   const auto exact = x.to(at::kDouble);
   const auto mean = exact.mean({2, 3}, true);
-  const auto moments = cell_moments(x, cells_of(x));
+  const auto moments = slice_moments(x, slices_of(x));
   expect_close(moments.mean, mean, 1e-7);
   expect_close(
       moments.squares, (exact - mean).square().sum({2, 3}, true), 1e-5);
 }
 
-TEST_P(NormLoops, MomentsOfAStatisticMergeItsCells) {
+TEST_P(NormLoops, MomentsOfAStatisticMergeItsSlices) {
   const auto x = laid_out(images(at::kDouble, /*mean=*/-3));
   const auto mean = x.mean({0, 2, 3}, true);
   const auto moments = own_moments(x, {0, 2, 3});
@@ -119,7 +119,7 @@ TEST_P(NormLoops, SumsAndSumsTimesDeviations) {
   const auto x = laid_out(images(at::kDouble));
   const auto y = laid_out(images(at::kDouble, /*mean=*/2).flip(0));
   const auto mean = per_channel_numbers(at::kDouble);
-  const auto sums = cell_sums(x, mean, y, cells_of(x));
+  const auto sums = slice_sums(x, mean, y, slices_of(x));
   expect_close(sums.values, y.sum({2, 3}, true), 1e-13);
   expect_close(sums.products, (y * (x - mean)).sum({2, 3}, true), 1e-13);
 }
@@ -127,33 +127,33 @@ TEST_P(NormLoops, SumsAndSumsTimesDeviations) {
 TEST_P(NormLoops, ScaleAndCombine) {
   const auto x = laid_out(images(at::kDouble));
   const auto y = laid_out(x.flip(3));
-  const auto cells = cells_of(x);
+  const auto slices = slices_of(x);
   const auto mean = per_channel_numbers(at::kDouble);
   const auto scale = mean.exp();
   const auto bias = at::linspace(0, 1, 3, at::kFloat).view({1, 3, 1, 1});
   expect_close(
-      scale_cells(x, mean, scale, bias, cells),
+      scale_slices(x, mean, scale, bias, slices),
       (x - mean) * scale + bias,
       1e-13);
-  expect_close(scale_cells(x, {}, scale, {}, cells), x * scale, 1e-13);
+  expect_close(scale_slices(x, {}, scale, {}, slices), x * scale, 1e-13);
   expect_close(
-      combine_cells(x, mean, scale, y, mean, bias, cells),
+      combine_slices(x, mean, scale, y, mean, bias, slices),
       (x - mean) * scale + y * mean + bias,
       1e-13);
 }
 
 TEST_P(NormLoops, ReadPartsOfATensor) {
   const auto x = laid_out(images(at::kFloat)).narrow(0, 1, 1);
-  const auto cells = cells_of(x);
+  const auto slices = slices_of(x);
   const auto scale = at::arange(1, 4, at::kFloat).view({1, 3, 1, 1});
-  const auto moments = cell_moments(x, cells);
+  const auto moments = slice_moments(x, slices);
   expect_close(moments.mean, x.mean({2, 3}, true), 1e-6);
-  expect_close(scale_cells(x, {}, scale, {}, cells), x * scale, 1e-7);
+  expect_close(scale_slices(x, {}, scale, {}, slices), x * scale, 1e-7);
 }
 
-TEST(NormCells, ReadSomeChannelsOfATensor) {
+TEST(NormSlices, ReadSomeChannelsOfATensor) {
   const auto x = images(at::kFloat).narrow(1, 1, 2);
-  const auto moments = cell_moments(x, find_cells({x}, {2, 3}).value());
+  const auto moments = slice_moments(x, find_slices({x}, {2, 3}).value());
   expect_close(moments.mean, x.mean({2, 3}, true), 1e-6);
 }
 

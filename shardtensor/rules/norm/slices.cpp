@@ -1,4 +1,4 @@
-#include "shardtensor/rules/norm/cells.h"
+#include "shardtensor/rules/norm/slices.h"
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/rules/norm/cell_kernels.h"
 #include "shardtensor/rules/norm/loops.h"
+#include "shardtensor/rules/norm/slice_kernels.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -20,8 +20,9 @@ using at::Tensor;
 
 namespace {
 
-constexpr int64_t kShortest = 64; // elements of a cell worth a call
-constexpr int64_t kLargest = 65536; // elements of interleaved cells in one call
+constexpr int64_t kShortest = 64; // elements of a slice worth a call
+constexpr int64_t kLargest =
+    65536; // elements of interleaved slices in one call
 constexpr int64_t kGrain = 32768; // elements worth a thread
 
 using Dims = std::vector<int64_t>;
@@ -30,7 +31,8 @@ bool contains(const Dims& sorted, int64_t dim) {
   return std::binary_search(sorted.begin(), sorted.end(), dim);
 }
 
-// ---- cells ------------------------------------------------------------------
+// ---- slices
+// ------------------------------------------------------------------
 
 /// Tensors of one kind whose memory may be looked at.
 bool are_alike(const std::vector<Tensor>& tensors) {
@@ -75,39 +77,42 @@ Dims memory_order(const std::vector<Tensor>& tensors) {
   return order;
 }
 
-/// Cells that begin after the innermost `inner` dims; interleaved ones together
-/// have at most `largest` elements.
-Cells cells_beyond(
+/// Slices that begin after the innermost `inner` dims; interleaved ones
+/// together have at most `largest` elements.
+Slices slices_beyond(
     size_t inner,
     const Tensor& x,
     const Dims& order,
     const Dims& constant,
     int64_t largest) {
-  Cells cells;
+  Slices slices;
   for (size_t i = 0; i < inner; ++i) {
-    cells.interleaved.push_back(order[i]);
-    cells.width *= x.size(order[i]);
+    slices.interleaved.push_back(order[i]);
+    slices.width *= x.size(order[i]);
   }
   for (size_t i = inner; i < order.size(); ++i) {
-    const bool fits = cells.width == 1 || cells.length == 1 ||
-        cells.length * cells.width * x.size(order[i]) <= largest;
+    const bool fits = slices.width == 1 || slices.length == 1 ||
+        slices.length * slices.width * x.size(order[i]) <= largest;
     if (!contains(constant, order[i]) || !fits) {
       break;
     }
-    cells.dims.push_back(order[i]);
-    cells.length *= x.size(order[i]);
+    slices.dims.push_back(order[i]);
+    slices.length *= x.size(order[i]);
   }
-  return cells;
+  return slices;
 }
 
-/// Sizes and dense strides of what is known of the cells: interleaved ones side
-/// by side. Other dims have the sizes given.
-Tensor empty_by_cell(const Dims& sizes, const Tensor& x, const Cells& cells) {
+/// Sizes and dense strides of what is known of the slices: interleaved ones
+/// side by side. Other dims have the sizes given.
+Tensor empty_by_slice(
+    const Dims& sizes,
+    const Tensor& x,
+    const Slices& slices) {
   Dims strides(sizes.size());
   int64_t stride = 1;
   const auto place = [&](bool interleaved) {
     for (auto dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
-      if (contains(cells.interleaved, dim) == interleaved) {
+      if (contains(slices.interleaved, dim) == interleaved) {
         strides[dim] = stride;
         stride *= sizes[dim];
       }
@@ -119,18 +124,18 @@ Tensor empty_by_cell(const Dims& sizes, const Tensor& x, const Cells& cells) {
       sizes, strides, x.options().dtype(at::toOpMathType(x.scalar_type())));
 }
 
-Tensor per_cell(const Tensor& x, const Cells& cells) {
+Tensor per_slice(const Tensor& x, const Slices& slices) {
   auto sizes = x.sizes().vec();
-  for (const int64_t dim : cells.dims) {
+  for (const int64_t dim : slices.dims) {
     sizes[dim] = 1;
   }
-  return empty_by_cell(sizes, x, cells);
+  return empty_by_slice(sizes, x, slices);
 }
 
-/// What is known of each cell, in the type of the arithmetic; zero if
+/// What is known of each slice, in the type of the arithmetic; zero if
 /// undefined.
-Tensor known(const Tensor& tensor, const Tensor& x, const Cells& cells) {
-  if (cells.width == 1) {
+Tensor known(const Tensor& tensor, const Tensor& x, const Slices& slices) {
+  if (slices.width == 1) {
     const auto dtype = at::toOpMathType(x.scalar_type());
     return tensor.defined() ? tensor.to(dtype)
                             : at::zeros({1}, x.options().dtype(dtype));
@@ -139,17 +144,17 @@ Tensor known(const Tensor& tensor, const Tensor& x, const Cells& cells) {
   if (tensor.defined()) {
     sizes = tensor.sizes().vec();
   }
-  for (const int64_t dim : cells.interleaved) {
+  for (const int64_t dim : slices.interleaved) {
     sizes[dim] = x.size(dim);
   }
-  auto result = empty_by_cell(sizes, x, cells);
+  auto result = empty_by_slice(sizes, x, slices);
   return tensor.defined() ? result.copy_(tensor) : result.zero_();
 }
 
-/// The first element of each cell, of interleaved ones that of the first.
-Tensor first_elements(const Tensor& x, const Cells& cells) {
+/// The first element of each slice, of interleaved ones that of the first.
+Tensor first_elements(const Tensor& x, const Slices& slices) {
   auto sizes = x.sizes().vec();
-  for (const auto* dims : {&cells.dims, &cells.interleaved}) {
+  for (const auto* dims : {&slices.dims, &slices.interleaved}) {
     for (const int64_t dim : *dims) {
       if (dim < x.dim()) {
         sizes[dim] = 1;
@@ -168,12 +173,12 @@ struct Pointer {
   char* to;
 };
 
-/// Calls visit(pointers) for each cell, or each set of interleaved ones, with a
-/// pointer into each tensor: to what it says of the first cell, or to that
-/// cell's first element. PyTorch's threads share the cells.
+/// Calls visit(pointers) for each slice, or each set of interleaved ones, with
+/// a pointer into each tensor: to what it says of the first slice, or to that
+/// slice's first element. PyTorch's threads share the slices.
 template <size_t kTensors, class Visit>
-void visit_cells(
-    const Cells& cells,
+void visit_slices(
+    const Slices& slices,
     const std::array<Tensor, kTensors>& tensors,
     int64_t outputs,
     const Visit& visit) {
@@ -182,9 +187,9 @@ void visit_cells(
   config.check_all_same_dtype(false);
   for (size_t i = 0; i < kTensors; ++i) {
     if (static_cast<int64_t>(i) < outputs) {
-      config.add_owned_output(first_elements(tensors[i], cells));
+      config.add_owned_output(first_elements(tensors[i], slices));
     } else {
-      config.add_owned_const_input(first_elements(tensors[i], cells));
+      config.add_owned_const_input(first_elements(tensors[i], slices));
     }
   }
   const auto visit_grid =
@@ -200,7 +205,7 @@ void visit_cells(
           }
         }
       };
-  const int64_t elements = cells.length * cells.width;
+  const int64_t elements = slices.length * slices.width;
   config.build().for_each(visit_grid, std::max<int64_t>(kGrain / elements, 1));
 }
 
@@ -208,20 +213,20 @@ void visit_cells(
 
 namespace {
 
-Cells longest_cells(
+Slices longest_slices(
     const Tensor& x,
     const Dims& order,
     const Dims& constant,
     int64_t largest) {
-  Cells best;
+  Slices best;
   for (size_t inner = 0; inner < order.size(); ++inner) {
-    // What is known of interleaved cells lies in the order of their dims.
+    // What is known of interleaved slices lies in the order of their dims.
     if (inner > 1 && order[inner - 1] > order[inner - 2]) {
       break;
     }
-    auto cells = cells_beyond(inner, x, order, constant, largest);
-    if (cells.length > best.length) {
-      best = std::move(cells);
+    auto slices = slices_beyond(inner, x, order, constant, largest);
+    if (slices.length > best.length) {
+      best = std::move(slices);
     }
   }
   for (const int64_t dim : constant) {
@@ -234,17 +239,17 @@ Cells longest_cells(
   return best;
 }
 
-std::optional<Cells> find_loop_cells(
+std::optional<Slices> find_loop_slices(
     const std::vector<Tensor>& tensors,
     const Dims& constant) {
-  auto cells =
-      longest_cells(tensors[0], memory_order(tensors), constant, kLargest);
-  return cells.length < kShortest ? std::nullopt : std::optional(cells);
+  auto slices =
+      longest_slices(tensors[0], memory_order(tensors), constant, kLargest);
+  return slices.length < kShortest ? std::nullopt : std::optional(slices);
 }
 
 } // namespace
 
-std::optional<Cells> find_kernel_cells(
+std::optional<Slices> find_kernel_slices(
     const std::vector<Tensor>& tensors,
     const Dims& constant) {
   const auto& x = tensors[0];
@@ -252,127 +257,139 @@ std::optional<Cells> find_kernel_cells(
   if (count_over(x.sizes(), order) < x.numel()) {
     return std::nullopt;
   }
-  auto cells = longest_cells(x, order, constant, x.numel());
+  auto slices = longest_slices(x, order, constant, x.numel());
   for (int64_t dim = 0; dim < x.dim(); ++dim) {
     if (x.size(dim) == 1) {
       order.push_back(dim);
     }
   }
-  cells.order.assign(order.rbegin(), order.rend());
-  return suit_kernels(x, cells) ? std::optional(cells) : std::nullopt;
+  slices.order.assign(order.rbegin(), order.rend());
+  return suit_kernels(x, slices) ? std::optional(slices) : std::nullopt;
 }
 
-std::optional<Cells> find_cells(
+std::optional<Slices> find_slices(
     const std::vector<Tensor>& tensors,
     const Dims& constant) {
   if (!are_alike(tensors)) {
     return std::nullopt;
   }
   if (have_kernels(tensors[0])) {
-    return find_kernel_cells(tensors, constant);
+    return find_kernel_slices(tensors, constant);
   }
-  return have_loops(tensors[0]) ? find_loop_cells(tensors, constant)
+  return have_loops(tensors[0]) ? find_loop_slices(tensors, constant)
                                 : std::nullopt;
 }
 
 // ---- passes -----------------------------------------------------------------
 
-Moments cell_moments(const Tensor& x, const Cells& cells) {
-  if (!cells.order.empty()) {
-    return moments_by_kernels(x, cells);
+Moments slice_moments(const Tensor& x, const Slices& slices) {
+  if (!slices.order.empty()) {
+    return moments_by_kernels(x, slices);
   }
-  const Moments result{per_cell(x, cells), per_cell(x, cells)};
+  const Moments result{per_slice(x, slices), per_slice(x, slices)};
   AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "cell_moments", [&] {
-        visit_cells(
-            cells,
+      at::kBFloat16, x.scalar_type(), "slice_moments", [&] {
+        visit_slices(
+            slices,
             std::array{result.mean, result.squares, x},
             2,
             [&](const auto& at) {
               moments_of<at::opmath_type<scalar_t>, scalar_t>(
-                  at[2], cells.length, cells.width, at[0], at[1]);
+                  at[2], slices.length, slices.width, at[0], at[1]);
             });
       });
   return result;
 }
 
-CellSums cell_sums(
+SliceSums slice_sums(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& y,
-    const Cells& cells) {
-  if (!cells.order.empty()) {
-    return sums_by_kernels(x, mean, y, cells);
+    const Slices& slices) {
+  if (!slices.order.empty()) {
+    return sums_by_kernels(x, mean, y, slices);
   }
-  const CellSums result{per_cell(x, cells), per_cell(x, cells)};
+  const SliceSums result{per_slice(x, slices), per_slice(x, slices)};
   AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "cell_sums", [&] {
-        visit_cells(
-            cells,
+      at::kBFloat16, x.scalar_type(), "slice_sums", [&] {
+        visit_slices(
+            slices,
             std::array{
-                result.values, result.products, x, y, known(mean, x, cells)},
+                result.values, result.products, x, y, known(mean, x, slices)},
             2,
             [&](const auto& at) {
               sums_of<at::opmath_type<scalar_t>, scalar_t>(
-                  at[2], at[4], at[3], cells.length, cells.width, at[0], at[1]);
+                  at[2],
+                  at[4],
+                  at[3],
+                  slices.length,
+                  slices.width,
+                  at[0],
+                  at[1]);
             });
       });
   return result;
 }
 
-Tensor scale_cells(
+Tensor scale_slices(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& scale,
     const Tensor& bias,
-    const Cells& cells) {
-  if (!cells.order.empty()) {
-    return scale_by_kernels(x, mean, scale, bias, cells);
+    const Slices& slices) {
+  if (!slices.order.empty()) {
+    return scale_by_kernels(x, mean, scale, bias, slices);
   }
   auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "scale_cells", [&] {
-        visit_cells(
-            cells,
+      at::kBFloat16, x.scalar_type(), "scale_slices", [&] {
+        visit_slices(
+            slices,
             std::array{
                 result,
                 x,
-                known(mean, x, cells),
-                known(scale, x, cells),
-                known(bias, x, cells)},
+                known(mean, x, slices),
+                known(scale, x, slices),
+                known(bias, x, slices)},
             1,
             [&](const auto& at) {
               scale_of<at::opmath_type<scalar_t>, scalar_t>(
-                  at[0], at[1], at[2], at[3], at[4], cells.length, cells.width);
+                  at[0],
+                  at[1],
+                  at[2],
+                  at[3],
+                  at[4],
+                  slices.length,
+                  slices.width);
             });
       });
   return result;
 }
 
-Tensor combine_cells(
+Tensor combine_slices(
     const Tensor& x,
     const Tensor& mean,
     const Tensor& scale,
     const Tensor& y,
     const Tensor& scale_y,
     const Tensor& bias,
-    const Cells& cells) {
-  if (!cells.order.empty()) {
-    return combine_by_kernels(x, mean, scale, y, scale_y, bias, cells);
+    const Slices& slices) {
+  if (!slices.order.empty()) {
+    return combine_by_kernels(x, mean, scale, y, scale_y, bias, slices);
   }
   auto result = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "combine_cells", [&] {
-        visit_cells(
-            cells,
+      at::kBFloat16, x.scalar_type(), "combine_slices", [&] {
+        visit_slices(
+            slices,
             std::array{
                 result,
                 x,
                 y,
-                known(mean, x, cells),
-                known(scale, x, cells),
-                known(scale_y, x, cells),
-                known(bias, x, cells)},
+                known(mean, x, slices),
+                known(scale, x, slices),
+                known(scale_y, x, slices),
+                known(bias, x, slices)},
             1,
             [&](const auto& at) {
               combine_of<at::opmath_type<scalar_t>, scalar_t>(
@@ -383,8 +400,8 @@ Tensor combine_cells(
                   at[4],
                   at[5],
                   at[6],
-                  cells.length,
-                  cells.width);
+                  slices.length,
+                  slices.width);
             });
       });
   return result;
