@@ -1,5 +1,6 @@
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <typeinfo>
 #include <utility>
@@ -80,7 +81,8 @@ void ShardTensorImpl::take(Held held, at::IntArrayRef strides) {
   show(strides);
 }
 
-/// Sizes and strides, and a storage of that size.
+/// Sizes and strides, and a storage of that size. A compiler takes one of no
+/// bytes for one that was freed.
 void ShardTensorImpl::show(at::IntArrayRef strides) {
   set_allow_tensor_metadata_change(true);
   if (strides.empty()) {
@@ -91,7 +93,7 @@ void ShardTensorImpl::show(at::IntArrayRef strides) {
   const auto bytes = numel() * static_cast<int64_t>(held_.local.element_size());
   storage_ = c10::Storage(
       c10::Storage::use_byte_size_t{},
-      bytes,
+      std::max<int64_t>(bytes, 1),
       c10::DataPtr{nullptr, held_.local.device()},
       nullptr,
       false);

@@ -70,6 +70,19 @@ def test_views_that_are_results_compile(mesh):
 
 
 @ranks(2)
+def test_tensors_without_elements_compile(mesh):
+    for shape in ((0, 4), (4, 0)):
+        x = torch.randn(shape, dtype=torch.float64)
+        given = shard(x, mesh, [Shard(0)]).requires_grad_()
+        torch._dynamo.reset()
+        compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+        result = compiled(given)
+        result.backward()
+        assert_close(result, total(x))
+        assert_close(given.grad, x)
+
+
+@ranks(2)
 def test_inductor_keeps_any_layout(mesh):
     check(in_one_row, mesh, "inductor")
 
