@@ -141,7 +141,9 @@ void bind_tensor(py::module_& module) {
       [](const at::Tensor& local,
          const SpecHandle& spec,
          const std::vector<int64_t>& strides) {
-        const auto result = wrap(local.detach(), spec, strides);
+        // A graph that writes into its input must see the input itself.
+        const auto part = local.requires_grad() ? local.detach() : local;
+        const auto result = wrap(part, spec, strides);
         if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) {
           // A mode leaves the next call to __torch_dispatch__, which it finds
           // by the key: AOTAutograd's own does, in a graph's first run.

@@ -38,6 +38,25 @@ def test_writes_compile_whole(mesh):
         )
 
 
+def larger(x, y):
+    y.mul_(2)
+    x.copy_(torch.maximum(x, y))
+    return x.sqrt()
+
+
+@ranks(2)
+def test_inputs_are_written_in_place(mesh):
+    """As an optimizer's states are."""
+    whole = torch.rand(7, 4), torch.rand(7, 4)
+    parts = [shard(x, mesh, [Shard(0)], {0: uneven(7, mesh.size())}) for x in whole]
+    torch._dynamo.reset()
+    compiled = torch.compile(larger, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        assert_close(compiled(*parts), larger(*whole))
+        for actual, expected in zip(parts, whole, strict=True):
+            assert_close(actual, expected)
+
+
 @ranks(2)
 def test_a_compiled_function_makes_plain_tensors_within_the_mode(mesh):
     shardtensor.set_fallback_mode("silent")
