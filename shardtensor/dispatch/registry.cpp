@@ -126,12 +126,14 @@ class Registry {
 
   void add_table_rule(const std::string& op, Rule rule) {
     const auto name = parse_operator_name(op);
-    if (name.getNamespace() == "aten" &&
-        !c10::Dispatcher::singleton().findSchema(name)) {
+    const bool absent = !c10::Dispatcher::singleton().findSchema(name);
+    if (absent && name.getNamespace() == "aten") {
       absent_.insert(op);
-      return;
+    } else if (absent && name.getNamespace() == "prims") {
+      late_rules_.emplace(name, rule);
+    } else {
+      add_rule(op, rule);
     }
-    add_rule(op, rule);
   }
 
   const std::set<std::string>& absent() const {
@@ -162,6 +164,15 @@ class Registry {
     const bool hidden = dispatch_level_.count(name) && !rules_.count(name);
     return op && !has(kFunctionKey) && (hidden || !has(kDispatchKey)) &&
         !has(DispatchKey::CompositeImplicitAutograd) && !decomposes(name);
+  }
+
+  /// A rule that waits for its operator.
+  void add_late_rule(const OperatorName& name) {
+    const Lock lock(mutex_);
+    const auto late = late_rules_.find(name);
+    if (late != late_rules_.end() && rules_.insert(*late).second) {
+      place_rule(name);
+    }
   }
 
   /// A composite kernel that is explicit about autograd hides the backend
@@ -216,6 +227,7 @@ class Registry {
 
   mutable std::mutex mutex_; // rules come at any time
   std::unordered_map<OperatorName, Rule> rules_;
+  std::unordered_map<OperatorName, Rule> late_rules_;
   std::set<std::string> absent_;
   std::unordered_map<OperatorName, UnboxedOperator> unboxed_;
   std::unordered_map<OperatorName, c10::RegistrationHandleRAII> dispatch_level_;
@@ -248,6 +260,7 @@ void register_pending() {
     names.swap(pending_names);
   }
   for (const auto& name : names) {
+    Registry::instance().add_late_rule(name);
     Registry::instance().add_fallback_if_hidden(name);
   }
   const std::lock_guard<std::mutex> lock(pending_mutex);

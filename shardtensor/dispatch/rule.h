@@ -50,7 +50,8 @@ struct RuleEntry {
 /// The twin of TORCH_LIBRARY_IMPL for these rules. At namespace scope:
 ///   const RegisterRules products{{"aten::mm", mm_rule}, ...};
 ///   const RegisterRules scans{along_dim_rule, {"aten::cumsum", ...}};
-/// An ATen operator that this version of PyTorch doesn't have is left out.
+/// An ATen operator that this version of PyTorch doesn't have is left out; one
+/// of "prims", which PyTorch's compiler defines, gets its rule when it comes.
 struct RegisterRules {
   RegisterRules(std::initializer_list<RuleEntry> entries);
   RegisterRules(Rule rule, std::initializer_list<const char*> operators);

@@ -187,6 +187,21 @@ TEST(Rule, TablesLeaveOutWhatThisPyTorchHasNot) {
       RegisterRules(pointwise_rule, {"rule_test::gone"}), c10::ValueError);
 }
 
+TEST(Rule, TablesWaitForWhatTheCompilerDefines) {
+  const RegisterRules late(pointwise_rule, {"prims::rule_test"});
+  torch::Library library(
+      torch::Library::FRAGMENT, "prims", std::nullopt, __FILE__, __LINE__);
+  library.def("rule_test(Tensor x) -> Tensor");
+  library.impl(
+      "rule_test",
+      torch::dispatch(
+          c10::DispatchKey::CompositeExplicitAutograd, twice_kernel));
+  const auto local = at::rand({3, 2});
+  const auto result = call("prims::rule_test", rank_zero(local, 0, {3, 1}));
+  EXPECT_EQ(result.sizes(), at::IntArrayRef({4, 2}));
+  EXPECT_TRUE(to_local(result).equal(local * 2));
+}
+
 TEST(Rule, DecidesAnewForAnotherDtype) {
   register_rule("rule_test::by_dtype", by_dtype_rule);
   const auto numbers = laid_out(at::ones({4}), Placement::replicate());

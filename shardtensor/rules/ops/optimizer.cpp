@@ -1,3 +1,4 @@
+#include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/rule.h"
 
 namespace shardtensor::detail {
@@ -45,6 +46,9 @@ const RegisterRules fused_steps{
         "aten::_fused_sgd_.tensor_lr",
         "aten::_fused_adagrad_",
     }};
+
+/// What the compiler makes of addcmul_ and addcdiv_ with a value.
+const RegisterRules compiled_steps{pointwise_rule, {"prims::fma"}};
 
 } // namespace
 } // namespace shardtensor::detail

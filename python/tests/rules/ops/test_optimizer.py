@@ -51,6 +51,26 @@ def test_fused_steps(mesh, name):
         assert actual[0][0]._spec == part._spec
 
 
+@ranks(2)
+def test_compiled_steps_gather_nothing(mesh):
+    """What they are made of in a graph has rules."""
+    shardtensor.set_fallback_mode("silent")
+    whole = torch.randn(5, 4)
+    results = []
+    for x in (whole.clone(), shard(whole, mesh, [Shard(0)], {0: [4, 1]})):
+        torch._dynamo.reset()
+        x.requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=0.1, amsgrad=True)
+        step = torch.compile(optimizer.step, backend="aot_eager")
+        for _ in range(2):
+            x.grad = x.detach().cos()
+            step()
+        results.append([x, *optimizer.state[x].values()])
+    assert shardtensor.fallback_counts() == {}
+    for expected, actual in zip(*results, strict=True):
+        assert_close(actual, expected)
+
+
 @ranks(2, 3, "2x2")
 def test_fused_adam_with_gradient_and_states_in_other_layouts(mesh):
     """Each keeps its layout; the step is taken in the parameter's."""
