@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor import _C, _ops
+from shardtensor import _C, _ops, traced
 from shardtensor.agree import errors_on_all_ranks
 from shardtensor.device_mesh import check_axis, group_along
 from shardtensor.distributed.autograd import check_local, number
 from shardtensor.shard_tensor import ShardTensor
 
 
+@traced.one_node
 def halo_exchange(
     x, width, dims=None, boundary="none", *, vector=False, pole_rows=False
 ):
@@ -52,6 +53,7 @@ def _widths_on_sphere(what, width, dims):
     return [before for before, _ in pairs], list(width)
 
 
+@traced.one_node
 def halo_trim(local, like, width, dims=None, boundary="none"):
     """The inverse of halo_exchange: drops the ghost cells of the plain tensor
     `local` and returns what is left as a ShardTensor laid out as `like`, a

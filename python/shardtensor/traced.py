@@ -6,6 +6,7 @@ number instead.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,23 @@ def _while_tracing(function: Callable) -> Callable:
     """The compiler calls it, and takes what it returns for a constant."""
     function._dynamo_marked_constant = True
     return function
+
+
+def one_node(function: Callable) -> Callable:
+    """Of tensors and plain values, which a graph can hold: a call is a node of it."""
+
+    @_while_tracing
+    def allow():
+        torch._dynamo.allow_in_graph(function)
+        order_communication()
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if is_tracing():
+            allow()
+        return function(*args, **kwargs)
+
+    return call
 
 
 @_while_tracing

@@ -327,6 +327,32 @@ def layouts():
     ]
 
 
+def three_rows(x, dim, boundary):
+    """The second difference along `dim`, from rows of the neighbours."""
+    rows = shardtensor.halo_exchange(x, 1, dim, boundary)
+    inner = rows.diff(dim=dim).diff(dim=dim).movedim(dim, -1)
+    inner = F.pad(inner, (1, 1)).movedim(-1, dim)
+    return shardtensor.halo_trim(inner, x, 1, dim, boundary)
+
+
+def around(x):
+    """What is north and what is west of each place on a sphere."""
+    rows = shardtensor.halo_exchange(x, 1, (1, 2), "sphere")
+    inner = F.pad(rows[:, :-2, 1:-1] * rows[:, 1:-1, :-2], (1, 1, 1, 1))
+    return shardtensor.halo_trim(inner, x, 1, (1, 2), "sphere")
+
+
+@family(WORDS)
+def halos():
+    return [
+        lambda x: three_rows(x.sin(), 1, "periodic"),
+        lambda x: three_rows(x.sin(), 0, "replicate"),
+        lambda x: shardtensor.halo_trim(shardtensor.halo_exchange(x, 2), x, 2),
+        around,
+        lambda x: shardtensor.nn.functional.pad_sphere(x, (1, 2)).sin(),
+    ]
+
+
 # ---- the check --------------------------------------------------------------
 
 
@@ -371,8 +397,8 @@ def check(mesh, name, backend, chosen=slice(None), layouts=4):
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     plain = [numbers(s).requires_grad_() for s in (shape, *weight_shapes)]
-    if name == "layouts":
-        function = all_of(LAYOUTS_OF_ONE_DEVICE[chosen])
+    if name in OF_ONE_DEVICE:
+        function = all_of(OF_ONE_DEVICE[name][chosen])
     expected = function(*plain)
     expected_gradients = gradients(expected, plain)
     for spec in itertools.islice(layouts_of(mesh, shape), layouts):
@@ -388,11 +414,31 @@ def check(mesh, name, backend, chosen=slice(None), layouts=4):
                 assert_close(actual, wanted, what="gradient")
 
 
-LAYOUTS_OF_ONE_DEVICE = [
-    lambda x: x.sin(),
-    lambda x: x * 2,
-    lambda x: (x.sin() * 2).sum() * x,
-]
+def difference(x, before, after):
+    """Of rows `before` and `after` those of x."""
+    return before - 2 * x + after
+
+
+def north_times_west(x):
+    rows = shardtensor.nn.functional.pad_sphere(x, 1)
+    return rows[:, :-2, 1:-1] * rows[:, 1:-1, :-2]
+
+
+# What functions of ShardTensors alone come to.
+OF_ONE_DEVICE = {
+    "layouts": [
+        lambda x: x.sin(),
+        lambda x: x * 2,
+        lambda x: (x.sin() * 2).sum() * x,
+    ],
+    "halos": [
+        lambda x: difference(x.sin(), x.sin().roll(1, 1), x.sin().roll(-1, 1)),
+        lambda x: difference(x.sin(), x[[0, 0, 1, 2]].sin(), x[[1, 2, 3, 3]].sin()),
+        lambda x: x * 1,
+        north_times_west,
+        lambda x: shardtensor.nn.functional.pad_sphere(x, (1, 2)).sin(),
+    ],
+}
 
 # Two layouts of these are in the tail.
 SLOW = ("convolutions", "interpolation", "losses", "norms", "pointwise", "reductions")
