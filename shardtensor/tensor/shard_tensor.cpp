@@ -158,9 +158,9 @@ struct LeafGradientHook : torch::autograd::FunctionPreHook {
   const ShardTensorImpl* leaf_;
 };
 
+/// Of a wrapper and a plain tensor of one memory: autograd sees what is written
+/// into either, where the other was saved.
 void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
-  // Below autograd an in-place operator bumps the wrapper's counter only; a
-  // plain node that saved the local tensor must see that.
   if (!from.is_inference() && !to.is_inference()) {
     torch::autograd::impl::set_version_counter(
         to, torch::autograd::impl::version_counter(from));
@@ -205,6 +205,7 @@ at::Tensor detail::from_local_strided(
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
   auto result = wrap(local.detach(), spec, strides);
+  share_version_counter(local, result);
   connect<FromLocalBackward>(result, local, spec);
   carry_tangent(result, local, [&](const auto& t) {
     return from_local_strided(t, spec, strides);
@@ -332,6 +333,7 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
       : tensor.detach();
   check_equal_on_all_ranks(local, *mesh);
   auto result = wrap(local, make_replicated(mesh, tensor.sizes().vec()));
+  share_version_counter(tensor, result);
   check_no_tangent("a plain tensor beside ShardTensors", tensor);
   connect<PromoteBackward>(result, tensor, mesh);
   return result;

@@ -14,13 +14,14 @@ namespace shardtensor {
 const SpecPtr& spec(const at::Tensor& tensor);
 
 /// A ShardTensor of spec's global sizes whose shard on this rank is `local`
-/// (no copy). Differentiable: the gradient of `local` is the local part of the
-/// wrapper's gradient, brought to spec's layout with each Partial axis made
-/// Replicate, and divided by the number of terms where they are averaged. It
-/// shows the strides of `format` (channels-last where it has the dims for it),
-/// however `local` lies. No communication; that of redistribute in backward.
-/// Raises when local's sizes are not spec's local sizes on this rank, and in
-/// backward for the terms of a maximum, a minimum or a product.
+/// (no copy, shared version counter). Differentiable: the gradient of `local`
+/// is the local part of the wrapper's gradient, brought to spec's layout with
+/// each Partial axis made Replicate, and divided by the number of terms where
+/// they are averaged. It shows the strides of `format` (channels-last where it
+/// has the dims for it), however `local` lies. No communication; that of
+/// redistribute in backward. Raises when local's sizes are not spec's local
+/// sizes on this rank, and in backward for the terms of a maximum, a minimum or
+/// a product.
 at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
