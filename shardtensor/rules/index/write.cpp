@@ -207,7 +207,7 @@ bool adds_rows(
     const Indices& given,
     const at::Tensor& values) {
   const auto dim = only_rows(given);
-  if (!dim || !is_shard_tensor(values) ||
+  if (!dim || *dim >= self.dim() || !is_shard_tensor(values) ||
       values.scalar_type() != self.scalar_type()) {
     return false;
   }
