@@ -269,6 +269,7 @@ def test_len_iteration_indexing_and_comparison(mesh):
         assert_close(x == y, whole == whole * whole)
         assert_close(x < 5, whole < 5)
         assert torch.equal(x, x.clone()) and not torch.equal(x, y)
+        assert torch.equal(x, x.long()) and not torch.equal(x, y.long())
         assert torch.allclose(x, x + 1e-12) and (x == x).all()
         assert x in [x] and hash(x) == id(x)
 

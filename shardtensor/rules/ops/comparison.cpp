@@ -14,12 +14,6 @@ namespace {
 
 bool equal_function(const at::Tensor& self, const at::Tensor& other) {
   common_mesh("aten::equal", {self, other});
-  TORCH_CHECK(
-      self.scalar_type() == other.scalar_type(),
-      "aten::equal: expected tensors of one dtype, got ",
-      self.scalar_type(),
-      " and ",
-      other.scalar_type());
   return self.sizes() == other.sizes() &&
       at::eq(self, other).all().item<bool>();
 }
