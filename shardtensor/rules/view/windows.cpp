@@ -412,11 +412,13 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
       ", got sizes ",
       self.sizes());
   const auto& own = spec(self);
+  // Bits of terms are no terms of the bits.
+  const auto read = dtype == self.scalar_type() ? own : without_partial(own);
   const auto plan = find_view_plan(
       "view.dtype",
       self,
-      {from, to},
-      [&] { return plan_dtype(own, from, to); },
+      {from, to, dtype == self.scalar_type()},
+      [&] { return plan_dtype(read, from, to); },
       [&](const at::Tensor& whole) { return whole.view(dtype); });
   note_view_repair("view.dtype", own, plan->wanted);
   auto source = resolved_source(view_source(self, plan->wanted), self);

@@ -4,7 +4,7 @@ import pytest
 import torch
 from layouts import ALL, check, check_native, placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 
 import shardtensor
 
@@ -345,6 +345,42 @@ def test_writing_into_a_view_writes_into_its_base(mesh, name):
             assert_close(actual, expected)
 
 
+SHOWN_OTHERWISE = {
+    "t_": lambda v: v.t_(),
+    "transpose_": lambda v: v.transpose_(0, 1),
+    "swapaxes_": lambda v: v.swapaxes_(1, 0),
+    "unsqueeze_": lambda v: v.unsqueeze_(1),
+    "squeeze_": lambda v: v[:, :1].squeeze_(),
+    "squeeze_ dim": lambda v: v[:, :1].squeeze_(1),
+    "squeeze_ dims": lambda v: torch.ops.aten.squeeze_.dims(v[:, :1], [1, 0]),
+    "twice": lambda v: v.t_().unsqueeze_(0),
+}
+THEN = {
+    "base": lambda y, v: y.mul_(torch.linspace(1, 2, y.shape[1]).to(y)),
+    "view": lambda y, v: v.mul_(torch.arange(1.0, 1 + v.shape[-1]).to(v)),
+    "part": lambda y, v: v[0].mul_(3),
+}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("then", THEN)
+def test_gradients_of_views_that_are_shown_otherwise(mesh, then):
+    """Autograd goes from the base to such a view again after a write."""
+
+    def changed(x, name):
+        y = x * 1
+        v = SHOWN_OTHERWISE[name](y[:3, 1:4])
+        THEN[then](y, v)
+        return v.sin(), y.cos()
+
+    for name in SHOWN_OTHERWISE:
+        check(mesh, (4, 5), lambda x, name=name: changed(x, name))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    y = shard(x, mesh, [Shard(0)] * mesh.ndim).requires_grad_() * 1
+    for view in (y.t().t_(), y.unsqueeze(0).squeeze_(0)):
+        assert_close(view._rev_view_func_unsafe(y), x)
+
+
 @ranks(1, 2, 3)
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_view_sees_what_is_written_into_its_base(mesh, inference):
@@ -434,6 +470,13 @@ def test_views_of_other_element_types(mesh):
         pairs = s.view(4, 3, 2), x.view(4, 3, 2)
         assert_close(*map(torch.view_as_complex, pairs))
     check(mesh, (4, 3, 2), lambda x: torch.view_as_real(torch.view_as_complex(x)))
+    terms = shard(x, mesh, [Partial()] * mesh.ndim)
+    bits = terms.view(torch.int32)
+    assert_close(bits, terms.full_tensor().view(torch.int32))
+    bits.bitwise_and_(0x7FFFFFFF)
+    assert_close(terms, x.abs(), atol=1e-5, rtol=1e-5)
+    same = shard(x, mesh, [Partial()] * mesh.ndim).view(torch.float32)
+    assert all(placement.is_partial() for placement in same.placements)
 
 
 @ranks(2)
