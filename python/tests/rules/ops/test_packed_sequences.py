@@ -1,9 +1,9 @@
-"""Sequences of several lengths, packed, in recurrent layers."""
+"""Recurrent layers: cut sequences, and packed ones of several lengths."""
 
 import pytest
 import torch
-from layouts import placements_of
-from ranks import assert_close, ranks, shard
+from layouts import check_native, placements_of
+from ranks import assert_close, ranks, shard, uneven
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -15,6 +15,27 @@ LAYERS = {
     "tanh": lambda: nn.RNN(4, 3),
     "relu": lambda: nn.RNN(4, 3, nonlinearity="relu"),
 }
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", LAYERS)
+def test_steps_become_whole_and_samples_cut(mesh, name):
+    layer = LAYERS[name]().double()
+    for layer.batch_first in (False, True):
+        check_native(mesh, (9, 8, 4), layer)
+    if mesh.ndim == 1:
+        x = torch.randn(5, 9, 4).double()
+        x = shard(x, mesh, placements_of(mesh, 1), {1: uneven(9, mesh.size())})
+        assert layer(x)[0].to_local().shape[:2] == x.to_local().shape[:2]
+
+
+@ranks(2, 3)
+def test_one_sample_is_gathered_step_by_step(mesh):
+    shardtensor.set_fallback_mode("silent")
+    layer, x = nn.GRU(4, 3).double(), torch.randn(9, 1, 4).double()
+    found, _ = layer(shard(x, mesh, placements_of(mesh, 0)))
+    assert_close(found, layer(x)[0])
+    assert "aten::unbind" in shardtensor.fallback_counts()
 
 
 def results(layer, x, lengths):
