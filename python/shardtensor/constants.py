@@ -33,9 +33,10 @@ _FROM_TENSOR = {
 @contextlib.contextmanager
 def new_tensors_on(device_mesh: DeviceMesh | None = None) -> Iterator[None]:
     """Within it `torch.zeros`, `ones`, `full`, `empty`, their `_like` and
-    `new_` forms on plain tensors give ShardTensors: constants without memory,
-    Replicate until a ShardTensor is written into them, whose layout they then
-    take. For models that make a tensor and fill it, around forward:
+    `new_` forms on plain tensors, and `repeat` of a plain 0-d one, give
+    ShardTensors: constants without memory, Replicate until a ShardTensor is
+    written into them, whose layout they then take. For models that make a tensor
+    and fill it, around forward:
 
         with shardtensor.new_tensors_on(mesh):
             y = model(x)
@@ -112,7 +113,24 @@ class _Constants(TorchFunctionMode):
             made = self._constant(func, args, kwargs)
             if made is not None:
                 return made
+        elif func is torch.Tensor.repeat and self._is_number(args[0]):
+            return self._repeated(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _is_number(self, x):
+        return (
+            type(x) is torch.Tensor
+            and x.dim() == 0
+            and x.device.type == self._device_type
+            and not x.requires_grad
+            and not _is_traced()
+        )
+
+    def _repeated(self, x, *sizes, **named):
+        with torch._C.DisableTorchFunction():  # another mode around this one
+            told = x.to("meta").repeat(*sizes, **named)
+            value = x.detach().clone()
+        return _C.constant(value, self._mesh, list(told.shape), False)
 
     def _constant(self, func, args, kwargs):
         """None where the factory itself has to make the tensor."""

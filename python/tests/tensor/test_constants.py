@@ -62,6 +62,9 @@ def test_factories_give_what_they_give_without_memory(mesh):
         "new_full": lambda: like.new_full((4, 2), 3),
         "new_empty": lambda: like.new_empty(5).fill_(2),
         "leaf": lambda: torch.ones(3, requires_grad=True),
+        "repeat": lambda: torch.tensor(2.5).repeat(4, 5),
+        "repeat of a size": lambda: torch.as_tensor(0).repeat([3]),
+        "repeat by name": lambda: torch.tensor(True).repeat(repeats=(2, 3)),
     }
     for name, call in calls.items():
         expected = call()
@@ -93,8 +96,15 @@ def test_what_stays_plain_within_it(mesh):
             torch.zeros(2, layout=torch.sparse_coo, device="cpu"),
             torch.empty(1, 2, 3, 3, memory_format=torch.channels_last),
             torch.randn(2),
+            torch.tensor([1.0]).repeat(4),
+            torch.tensor(1.0, requires_grad=True).repeat(4),
+            torch.tensor(1.0, device="meta").repeat(4),
         ):
             assert type(plain) is torch.Tensor
+        number = torch.tensor(2.0)
+        repeated = number.repeat(4)
+        number.zero_()
+        assert_close(repeated, torch.full((4,), 2.0))
         assert torch.zeros_like(x)._spec == x._spec
         assert memory(torch.zeros_like(x)) == x.to_local().numel()
     with pytest.raises(ValueError, match="device_mesh"), new_tensors_on():
