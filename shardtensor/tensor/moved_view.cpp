@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
@@ -58,6 +59,10 @@ void MovedView::pull() {
   }
   if (is_stale()) {
     note_seen();
+    std::optional<c10::InferenceMode> as_it_was_made;
+    if (!has_version_) {
+      as_it_was_made.emplace();
+    }
     at::NoGradGuard no_grad;
     copy_.copy_(redistribute_local(source_, source_spec_, copy_spec_));
   }

@@ -69,6 +69,19 @@ def test_of_inference_tensors(mesh):
 
 
 @ranks(2, 3, "2x2")
+def test_a_view_is_looked_at_after_the_mode(mesh):
+    x = torch.arange(24.0).reshape(6, 4)
+    with torch.inference_mode():
+        whole = x * 1
+        s = shard(x, mesh, [Shard(0)] * mesh.ndim) * 1
+        views = [(t[1], t.view(-1), t[1][2:], t.diagonal()) for t in (whole, s)]
+        for t in (whole, s):
+            t.add_(1)
+    for expected, found in zip(*views, strict=True):
+        assert_close(found.clone(), expected)
+
+
+@ranks(2, 3, "2x2")
 def test_writes_through_views(mesh):
     x = torch.arange(24.0).reshape(6, 4)
     s = shard(x, mesh, [Shard(0)] * mesh.ndim)
