@@ -26,12 +26,15 @@ Decision linear_rule(Call& call) {
   return elementwise_rule(call, linearity);
 }
 
-/// A cast keeps a sum of terms, unless it rounds each of them.
+/// A cast keeps a sum of terms, unless it rounds each of them to few digits.
 Decision cast_rule(Call& call) {
   const auto& dtype = call.argument("dtype");
-  const bool rounds = dtype.isInt() &&
-      at::isIntegralType(static_cast<at::ScalarType>(dtype.toInt()), true);
-  return elementwise_rule(call, rounds ? Linearity::None : Linearity::Unary);
+  const auto rounds = [](at::ScalarType type) {
+    return at::isIntegralType(type, true) || at::isReducedFloatingType(type);
+  };
+  const bool rounded =
+      dtype.isInt() && rounds(static_cast<at::ScalarType>(dtype.toInt()));
+  return elementwise_rule(call, rounded ? Linearity::None : Linearity::Unary);
 }
 
 /// fill and the like: the old values do not count, the layout stays.

@@ -17,6 +17,8 @@ from ranks import (
 )
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardtensor import ShardTensor
+
 
 def values(*shape, dtype=torch.float64):
     return torch.randn(shape, dtype=dtype, requires_grad=True)
@@ -110,6 +112,19 @@ def test_a_sum_to_be_done_stays_one_in_linear_operators(mesh):
     ]:  # fmt: skip
         assert result.placements == (Replicate(),)
         assert_close(result, expected)
+
+
+@ranks(2, 3, "2x2")
+def test_a_cast_rounds_the_sum_and_not_its_terms(mesh):
+    x, rank = torch.randn(4, 3), mesh.get_rank()
+    others = 1000.3 * ((rank == 0) - float(rank == 1))
+    part = ShardTensor.from_local(
+        x * (rank == 0) + others, mesh, [Partial()] * mesh.ndim
+    )
+    whole = part.full_tensor()
+    for dtype in (torch.bfloat16, torch.half, torch.float8_e5m2, torch.int32):
+        assert_close(part.to(dtype).float(), whole.to(dtype).float(), rtol=0, atol=0)
+    assert part.double().placements == part.placements
 
 
 # ---- in place and out= ------------------------------------------------------
