@@ -141,8 +141,12 @@ void bind_tensor(py::module_& module) {
       [](const at::Tensor& local,
          const SpecHandle& spec,
          const std::vector<int64_t>& strides) {
-        // A graph that writes into its input must see the input itself.
-        const auto part = local.requires_grad() ? local.detach() : local;
+        // A graph that writes into its input must see the input itself. A copy
+        // of one whose sizes were symbols shows them as numbers.
+        const bool had_symbols =
+            local.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+        const auto part =
+            local.requires_grad() || had_symbols ? local.detach() : local;
         const auto result = wrap(part, spec, strides);
         if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) {
           // A mode leaves the next call to __torch_dispatch__, which it finds
