@@ -46,9 +46,9 @@ def test_a_tensor_of_one_rank_is_scattered_and_cut_another_way(mesh):
 
 
 def test_a_convolution_of_two_halves_is_wrong_where_they_meet():
-    image = torch.randn(1, 8, 64, 48)
+    image = torch.randn(1, 8, 64, 48).double()
     left, right = image[:, :, :32], image[:, :, 32:]
-    conv = torch.nn.Conv2d(8, 8, 3, stride=1, padding=1)
+    conv = torch.nn.Conv2d(8, 8, 3, stride=1, padding=1).double()
     whole = conv(image)
     halves = torch.cat([conv(left), conv(right)], dim=2)
     wrong = torch.where((whole - halves).abs() > 1e-6)
