@@ -3,6 +3,7 @@ those of the others: one error on every rank of the mesh, and it goes on."""
 
 import time
 
+import rig
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,7 +24,7 @@ def bad_pieces(mesh, mine):
     """(What is wrong, the call, the error's kind, its text) of pieces that ranks have,
     where this rank is told something else than the others if it is `mine`."""
     x, rows = torch.ones(1, 2), [Shard(0)] * mesh.ndim
-    ask = ShardTensor.from_local
+    ask, on = ShardTensor.from_local, f"on {x.device.type}"
 
     def open_spec(local, shape=None):
         meta = TensorMeta(torch.Size((mesh.size(), 2)), (2, 1), x.dtype)
@@ -35,15 +36,18 @@ def bad_pieces(mesh, mine):
     for wrong, kind, text in (
         (None, TypeError, "from_local: expected a plain tensor, got a NoneType"),
         ([1.0], TypeError, "from_local: expected a plain tensor, got a list"),
-        (x.to_sparse(), TypeError, "infer_spec: expected a strided tensor, got layout"),
         (x.to("meta"), ValueError, "infer_spec of Float tensors of 2 dims on meta"),
-        (x.double(), ValueError, "infer_spec of Double tensors of 2 dims on cpu"),
-        (x[0], ValueError, "infer_spec of Float tensors of 1 dims on cpu"),
-        (x.clone().requires_grad_(), ValueError, "on cpu, which require grad, Shard"),
+        (x.double(), ValueError, "infer_spec of Double tensors of 2 dims " + on),
+        (x[0], ValueError, "infer_spec of Float tensors of 1 dims " + on),
+        (x.clone().requires_grad_(), ValueError, on + ", which require grad, Shard"),
         (torch.ones([1] * 31), ValueError, "expected at most 30 dims, got 31"),
     ):
         told = wrong if mine else x
         yield f"from_local: {text}", lambda t=told: ask(t, mesh, rows), kind, text
+    if rig.DEVICE != "guarded":  # it has no sparse tensors
+        told = x.to_sparse() if mine else x
+        text = "infer_spec: expected a strided tensor, got layout"
+        yield f"from_local: {text}", lambda t=told: ask(t, mesh, rows), TypeError, text
     for wrong, kind, text in (
         (None, ValueError, "Replicate()"),
         ([], ValueError, f"expected one placement for each of the {mesh.ndim} mesh"),
@@ -87,7 +91,7 @@ def bad_sources(mesh, mine):
     """The same of tensors that one rank has."""
     x, rows = torch.ones(6, 2), [Shard(0)] * mesh.ndim
     bad = int(mesh.mesh.flatten()[-1])  # where it is `mine`
-    for wrong in (x.to_sparse(), x.to_sparse_csr()):
+    for wrong in (x.cpu().to_sparse(), x.cpu().to_sparse_csr()):
         told = wrong if mine else x
         text = ": expected a strided tensor that has values, got one of"
         yield (

@@ -156,7 +156,11 @@ def bad_kinds(mine, mesh):
     """The same of tensors that are none, or have no values in strides."""
     ranks = mesh.size()
     x = torch.ones(ranks, 2)
-    sparse, meta, sized = x.to_sparse(), x.to("meta"), "expected a local strided tensor"
+    sparse, meta, sized = (
+        x.cpu().to_sparse(),
+        x.to("meta"),
+        "expected a local strided tensor",
+    )
     for wrong, text in ((None, "got None"), (sparse, sized), (meta, sized)):
         yield (
             f"distributed_transpose: of {type(wrong)}",
