@@ -54,8 +54,8 @@ def fused_all_reduce(
     tensor gives a tensor, a mapping a dict in its own order, another sequence a
     list, a TensorDict a TensorDict, in any nest; leaves keep shape, dtype and
     device, and share nothing with the inputs. A ShardTensor or DTensor gives a plain
-    tensor: its whole value is what each rank has. Ranks may insert keys in any
-    order. `op`: SUM, AVG, MAX or MIN.
+    tensor: its whole value is what each rank has, which costs what full_tensor()
+    does for each. Ranks may insert keys in any order. `op`: SUM, AVG, MAX or MIN.
 
     The values travel in one buffer of `buffer_dtype` (default: the leaves'
     promoted dtype, floats as fp32 at least; integers beside floats need it
