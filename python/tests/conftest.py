@@ -21,10 +21,10 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """A table of operators, swept over the ranks: 3 (uneven and empty pieces, a
-    middle one) show what is wrong with an operator; 2 and 4 ranks are the tail. Of
-    many operators 1 rank is so, too, and 2x2 but for every third: two axes are a
-    family's matter. And so is inductor, a minute of g++, on a second mesh. What else
-    is in the tail says so where it stands."""
+    middle one) show what is wrong with an operator; 1, 2 and 4 ranks are the tail. Of
+    many operators every third is on 2x2 and the others on 3; of a few, every second is
+    on 2x2, too: two axes are a family's matter. And so is inductor, a minute of g++, on
+    a second mesh. What else is in the tail says so where it stands."""
     if rig.DEVICE != "cpu":
         items[:] = [item for item in items if _test(item)[1] not in OF_THE_CPU]
     if rig.DEVICE == "guarded":
@@ -40,11 +40,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.tail)
         if cases[test] <= FEW or not meshes[test, "3"]:
             continue
-        many = cases[test] > MANY
-        third = seen[test, mesh] % 3 == 1
-        if mesh in ("2", "4") and "inductor" not in item.name:
+        many, place = cases[test] > MANY, seen[test, mesh] - 1
+        if mesh in ("1", "2", "4") and "inductor" not in item.name:
             item.add_marker(pytest.mark.tail)
-        if many and (mesh == "1" or mesh == "2x2" and not third):
+        if mesh == "2x2" and place % (3 if many else 2):
+            item.add_marker(pytest.mark.tail)
+        if mesh == "3" and many and meshes[test, "2x2"] and place % 3 == 0:
             item.add_marker(pytest.mark.tail)
 
 

@@ -137,8 +137,8 @@ CUT = [kind for kind in KINDS if kind not in PLAIN[1:]]
 @pytest.mark.parametrize("how, kinds", [("hsdp", CUT), ("ddp", PLAIN)])
 def test_every_optimizer_goes_on_elsewhere(tmp_path, how, kinds):
     run(4, save, how, kinds, tmp_path)
-    run(4, load, "2x1x2", how, 0, kinds, tmp_path)
     every, more = (1, 0) if WHOLE else (2, 1)
+    run(4, load, "2x1x2", how, 0, kinds[more::every], tmp_path)
     run(2, load, "1x2", how, 1, kinds[::every], tmp_path)
     run(3, load, "1x3", "ddp", 1, kinds[more::every], tmp_path)
 

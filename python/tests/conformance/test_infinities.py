@@ -234,11 +234,11 @@ class Case:
     def given(self):
         """(where, input, gradient of the output) of each call."""
         rows = places(self.x.size(self.dim), cuts_of(pieces_of(self.mesh)))
-        for value in VALUES:
-            for row in rows:
+        for turn, value in enumerate(VALUES):
+            for row in rows if WHOLE else rows[turn::2]:
                 x = with_value(self.x, self.dim, row, value)
                 yield f"{value} in row {row}", x, self.grad
-            for row in self.output_rows:
+            for row in self.output_rows if WHOLE else self.output_rows[turn::2]:
                 grad = with_value(self.grad, self.output_dim, row, value)
                 yield f"{value} in the gradient of row {row}", self.x, grad
 

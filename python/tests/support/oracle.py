@@ -41,18 +41,21 @@ class Repeated(list):
 
 
 def partitions(extent, ranks, repeated=True):
-    """Piece sizes to sweep: torch.chunk's split, an uneven one, one with empty pieces
-    and, where the extent has a divisor, an uneven one repeated. Of what is empty, the
-    first piece, the last one or all but one, the extent decides; a whole sweep has
-    them all, and the uneven one's reverse."""
+    """Piece sizes to sweep: torch.chunk's split or an uneven one, one with empty pieces
+    and, where the extent has a divisor, an uneven one repeated. Which of the first two,
+    and of what is empty, the first piece, the last one or all but one, the extent
+    decides; a whole sweep has them all, and the uneven one's reverse."""
     step = -(-extent // ranks)
     chunk = [max(0, min(step, extent - r * step)) for r in range(ranks)]
     if ranks == 1:
         return [chunk]
     fewer, none = uneven(extent, ranks - 1), [0] * (ranks - 1)
     empty = [[0, *fewer], [*fewer, 0], [*none, extent]]
-    several = [chunk, uneven(extent, ranks)[::-1]]
-    several += [uneven(extent, ranks), *empty] if WHOLE else [empty[extent % 3]]
+    ordinary = [chunk, uneven(extent, ranks)[::-1]]
+    if WHOLE:
+        several = [*ordinary, uneven(extent, ranks), *empty]
+    else:
+        several = [ordinary[extent % 2], empty[extent % 3]]
     if repeated and (of_merged := merged(extent, ranks)):
         several.append(of_merged)
     return [p for i, p in enumerate(several) if p not in several[:i]]

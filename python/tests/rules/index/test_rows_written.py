@@ -3,6 +3,7 @@
 import pytest
 import torch
 from layouts import placements_of
+from oracle import WHOLE
 from ranks import check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
@@ -106,8 +107,9 @@ def test_any_pieces(mesh, name):
     i, j = places()
     whole = [[Replicate()] * mesh.ndim, None]
     with shardtensor.fallback_mode("error"):
-        for layout, sizes, *cut in layouts_of(mesh):
-            for index, given in ((cut, cut), (cut, whole), (whole, cut)):
+        for number, (layout, sizes, *cut) in enumerate(layouts_of(mesh)):
+            ways = (cut, cut), (cut, whole), (whole, cut)
+            for index, given in ways if WHOLE else ways[number % 3 :][:1]:
                 check_op(
                     write, sharded(table(), layout, sizes), sharded(i, *index), j,
                     sharded(values, *given), mesh=mesh, second_order=True,

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import shardtensor
 
 LAYERS = {
-    "gru": lambda: nn.GRU(4, 3, 2, bidirectional=True),
-    "lstm": lambda: nn.LSTM(4, 3, bidirectional=True),
+    "gru": lambda: nn.GRU(4, 3, bidirectional=True),
+    "lstm": lambda: nn.LSTM(4, 3, 2),
     "tanh": lambda: nn.RNN(4, 3),
     "relu": lambda: nn.RNN(4, 3, nonlinearity="relu"),
 }

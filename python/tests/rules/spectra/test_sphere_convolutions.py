@@ -342,9 +342,19 @@ def gradients(attention, given, weight):
     return [result, *(x.grad for x in given), *parameters]
 
 
+@ranks(3)
+def test_attention_to_neighbours(mesh):
+    check_attention_to_neighbours(mesh, 2)
+
+
+@pytest.mark.tail
 @ranks(2, 3, "2x2")
-@pytest.mark.parametrize("heads", [pytest.param(1, marks=pytest.mark.tail), 2])
-def test_attention_to_neighbours(mesh, heads):
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_of_heads_to_neighbours(mesh, heads):
+    check_attention_to_neighbours(mesh, heads)
+
+
+def check_attention_to_neighbours(mesh, heads):
     from torch_harmonics.attention import NeighborhoodAttentionS2
 
     attention = NeighborhoodAttentionS2(2, (3, 4), (3, 4), num_heads=heads)
@@ -362,7 +372,7 @@ def test_attention_to_neighbours(mesh, heads):
             assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@ranks(2, "2x2")
+@ranks(2)
 def test_attention_to_a_coarser_grid(mesh):
     from torch_harmonics.attention import NeighborhoodAttentionS2
 
