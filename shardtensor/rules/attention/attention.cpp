@@ -211,11 +211,9 @@ struct AttentionBackward : SavedInputsNode {
       const auto backward =
           is_traced(query) ? backward_as_operator : attend_all_backward;
       local = backward(
-          local_part(grad),
-          query,
+          {query, attended, local_part(grad)},
           {local_part(operands.key), local_part(operands.value)},
           {local_mask(operands.mask, *all.query), hidden},
-          attended,
           wants_mask,
           work);
     }

@@ -60,16 +60,17 @@ Tensor log_sum_for_kernel(const Tensor& log_sum, const BlockOptions& options) {
 
 // ---- PyTorch's kernel of the CPU --------------------------------------------
 
-bool flash_takes(const Tensor& query, const Tensor& key, const Tensor& value) {
+bool flash_takes(const Tensor& query, const Keys& keys) {
+  const auto& [key, value] = keys;
   return query.is_cpu() && query.size(3) == value.size(3) &&
       query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1;
 }
 
 Attended flash(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [key, value] = keys;
   const auto mask = mask_of_flash(options.mask, query.scalar_type());
   const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
   auto [output, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -82,13 +83,12 @@ Attended flash(
   return {output, log_sum};
 }
 
-BlockGradients flash_backward(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients flash_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [query, all, grad] = queries;
+  const auto& [key, value] = keys;
   const auto mask = mask_of_flash(options.mask, query.scalar_type());
   const auto optional = mask.defined() ? std::optional(mask) : std::nullopt;
   const auto [dquery, dkey, dvalue] =
@@ -168,15 +168,14 @@ void for_chunks(const Tensor& query, const Tensor& key, const Visit& visit) {
 
 Attended attend_by_scores(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
   const auto type = at::toOpMathType(query.scalar_type());
-  const auto k = for_heads(key, query.size(1)).to(type);
-  const auto v = for_heads(value, query.size(1)).to(type);
+  const auto k = for_heads(keys.key, query.size(1)).to(type);
+  const auto v = for_heads(keys.value, query.size(1)).to(type);
   std::vector<Tensor> outputs;
   std::vector<Tensor> log_sums;
-  for_chunks(query, key, [&](int64_t first, int64_t rows) {
+  for_chunks(query, keys.key, [&](int64_t first, int64_t rows) {
     const auto q = query.narrow(2, first, rows).to(type);
     const auto scores = scores_of(q, k, first, options);
     log_sums.push_back(at::logsumexp(scores, {-1}));
@@ -190,32 +189,30 @@ Attended attend_by_scores(
   return {at::cat(outputs, 2), at::cat(log_sums, 2)};
 }
 
-BlockGradients backward_by_scores(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients backward_by_scores(
+    const AttendedQueries& queries,
+    const Keys& keys,
     bool wants_mask,
     const BlockOptions& options) {
+  const auto& query = queries.query;
   const auto type = at::toOpMathType(query.scalar_type());
-  const auto k = for_heads(key, query.size(1)).to(type);
-  const auto v = for_heads(value, query.size(1)).to(type);
-  const auto log_sum = finite(all.log_sum).unsqueeze(-1);
+  const auto k = for_heads(keys.key, query.size(1)).to(type);
+  const auto v = for_heads(keys.value, query.size(1)).to(type);
+  const auto log_sum = finite(queries.all.log_sum).unsqueeze(-1);
   auto dkey = at::zeros_like(k);
   auto dvalue = at::zeros_like(v);
   std::vector<Tensor> dqueries;
   std::vector<Tensor> dmasks;
-  for_chunks(query, key, [&](int64_t first, int64_t rows) {
+  for_chunks(query, keys.key, [&](int64_t first, int64_t rows) {
     const auto part = [&](const Tensor& x) {
       return x.narrow(2, first, rows).to(type);
     };
     const auto q = part(query);
-    const auto g = part(grad);
+    const auto g = part(queries.grad);
     // Rounding, coarse next to large numbers, may differ from forward's.
     const auto weights =
         (scores_of(q, k, first, options) - part(log_sum)).clamp_max_(0).exp_();
-    const auto mean = (g * part(all.output)).sum(-1, /*keepdim=*/true);
+    const auto mean = (g * part(queries.all.output)).sum(-1, /*keepdim=*/true);
     const auto dweights = kept(at::matmul(g, v.mT()), first, options);
     const auto dscores = weights * (dweights - mean);
     dvalue += at::matmul(kept(weights, first, options).mT(), g);
@@ -228,8 +225,8 @@ BlockGradients backward_by_scores(
   const auto dtype = query.scalar_type();
   return {
       at::cat(dqueries, 2).to(dtype),
-      of_shared_heads(dkey, key.size(1)).to(dtype),
-      of_shared_heads(dvalue, value.size(1)).to(dtype),
+      of_shared_heads(dkey, keys.key.size(1)).to(dtype),
+      of_shared_heads(dvalue, keys.value.size(1)).to(dtype),
       wants_mask ? at::cat(dmasks, 2) : Tensor()};
 }
 
@@ -260,41 +257,34 @@ BlockOptions options_of_rows(const BlockOptions& options, const Tensor& rows) {
 Attended with_hidden_rows(
     Attended result,
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
   const auto& rows = options.hidden.queries;
   if (rows.defined()) {
     const auto part = attend_by_scores(
-        query.index_select(2, rows),
-        key,
-        value,
-        options_of_rows(options, rows));
+        query.index_select(2, rows), keys, options_of_rows(options, rows));
     result.output.index_copy_(2, rows, part.output);
     result.log_sum.index_copy_(2, rows, part.log_sum);
   }
   return result;
 }
 
-BlockGradients with_hidden_rows(
-    BlockGradients result,
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients with_hidden_rows(
+    AttentionGradients result,
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [query, all, grad] = queries;
   const auto& rows = options.hidden.queries;
   if (rows.defined()) {
-    const auto of_rows = [&](const Tensor& x) {
+    const auto of_rows = [&rows](const Tensor& x) {
       return x.index_select(2, rows);
     };
     const auto part = backward_by_scores(
-        of_rows(grad),
-        of_rows(query),
-        key,
-        value,
-        {of_rows(all.output), of_rows(all.log_sum)},
+        {of_rows(query),
+         {of_rows(all.output), of_rows(all.log_sum)},
+         of_rows(grad)},
+        keys,
         /*wants_mask=*/false,
         options_of_rows(options, rows));
     result.query.index_add_(2, rows, part.query);
@@ -308,62 +298,49 @@ BlockGradients with_hidden_rows(
 
 Attended attend(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
   check_mask(options);
   const auto with_hidden = [&](Attended by_kernel) {
-    return with_hidden_rows(std::move(by_kernel), query, key, value, options);
+    return with_hidden_rows(std::move(by_kernel), query, keys, options);
   };
   if (options.dropout) {
-    return attend_by_scores(query, key, value, options);
+    return attend_by_scores(query, keys, options);
   }
-  if (flash_takes(query, key, value)) {
-    return with_hidden(flash(query, key, value, options));
+  if (flash_takes(query, keys)) {
+    return with_hidden(flash(query, keys, options));
   }
   const auto added = with_added_mask(options, query);
-  const auto kernel =
-      choose_kernel(query, key, value, added, /*for_backward=*/false);
+  const auto kernel = choose_kernel(query, keys, added, /*for_backward=*/false);
   return kernel == at::SDPBackend::math
-      ? attend_by_scores(query, key, value, options)
-      : with_hidden(attend_with(kernel, query, key, value, added));
+      ? attend_by_scores(query, keys, options)
+      : with_hidden(attend_with(kernel, query, keys, added));
 }
 
-BlockGradients attend_backward(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients attend_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     bool wants_mask,
     const BlockOptions& options) {
   check_mask(options);
-  const auto with_hidden = [&](BlockGradients by_kernel) {
-    return with_hidden_rows(
-        std::move(by_kernel), grad, query, key, value, all, options);
+  const auto with_hidden = [&](AttentionGradients by_kernel) {
+    return with_hidden_rows(std::move(by_kernel), queries, keys, options);
   };
   if (wants_mask || options.dropout) {
-    return backward_by_scores(
-        grad, query, key, value, all, wants_mask, options);
+    return backward_by_scores(queries, keys, wants_mask, options);
   }
-  if (flash_takes(query, key, value)) {
-    return with_hidden(flash_backward(grad, query, key, value, all, options));
+  if (flash_takes(queries.query, keys)) {
+    return with_hidden(flash_backward(queries, keys, options));
   }
-  const auto added = with_added_mask(options, query);
+  const auto added = with_added_mask(options, queries.query);
   const auto kernel =
-      choose_kernel(query, key, value, added, /*for_backward=*/true);
+      choose_kernel(queries.query, keys, added, /*for_backward=*/true);
   if (kernel == at::SDPBackend::math) {
-    return backward_by_scores(
-        grad, query, key, value, all, wants_mask, options);
+    return backward_by_scores(queries, keys, wants_mask, options);
   }
-  return with_hidden(attend_backward_with(
-      kernel,
-      grad,
-      query,
-      key,
-      value,
-      {all.output, log_sum_for_kernel(all.log_sum, options)},
-      added));
+  auto for_kernel = queries;
+  for_kernel.all.log_sum = log_sum_for_kernel(queries.all.log_sum, options);
+  return with_hidden(attend_backward_with(kernel, for_kernel, keys, added));
 }
 
 } // namespace shardtensor::detail

@@ -33,29 +33,37 @@ struct BlockOptions {
   HiddenRows hidden = {};
 };
 
+struct Keys {
+  at::Tensor key;
+  at::Tensor value;
+};
+
 /// The log_sum in fp32, or fp64 for fp64; where the mask hides all keys,
 /// counted from its largest value.
 Attended attend(
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
+    const Keys& keys,
     const BlockOptions& options);
 
-struct BlockGradients {
+/// What gradients come from, besides keys.
+struct AttendedQueries {
+  at::Tensor query;
+  Attended all; // to the keys of all blocks
+  at::Tensor grad; // of all.output
+};
+
+struct AttentionGradients {
   at::Tensor query;
   at::Tensor key;
   at::Tensor value;
-  at::Tensor mask; // of the scores, where wanted: broadcasts are not summed
+  at::Tensor mask; // undefined unless wanted
 };
 
-/// What the block contributes to the gradients. `all` is the attention to the
-/// keys of all blocks, `grad` its output's gradient.
-BlockGradients attend_backward(
-    const at::Tensor& grad,
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const Attended& all,
+/// What the block contributes to the gradients. The mask's is that of the
+/// scores: broadcasts are not summed.
+AttentionGradients attend_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     bool wants_mask,
     const BlockOptions& options);
 

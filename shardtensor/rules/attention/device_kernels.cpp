@@ -59,9 +59,9 @@ constexpr int64_t kFeatures = 8;
 
 Attended fused_flash(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [key, value] = keys;
   const auto result = at::_scaled_dot_product_flash_attention(
       padded(query, kFeatures),
       padded(key, kFeatures),
@@ -73,13 +73,12 @@ Attended fused_flash(
   return {columns(std::get<0>(result), value.size(3)), std::get<1>(result)};
 }
 
-BlockGradients fused_flash_backward(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients fused_flash_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [query, all, grad] = queries;
+  const auto& [key, value] = keys;
   const auto [dquery, dkey, dvalue] =
       at::_scaled_dot_product_flash_attention_backward(
           padded(grad, kFeatures),
@@ -111,9 +110,9 @@ constexpr int64_t kLogSums = 32;
 
 Attended fused_efficient(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [key, value] = keys;
   const auto result = at::_scaled_dot_product_efficient_attention(
       query,
       for_heads(key, query.size(1)),
@@ -128,13 +127,12 @@ Attended fused_efficient(
       columns(std::get<1>(result), query.size(2)).contiguous()};
 }
 
-BlockGradients fused_efficient_backward(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients fused_efficient_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [query, all, grad] = queries;
+  const auto& [key, value] = keys;
   const auto result = at::_scaled_dot_product_efficient_attention_backward(
       grad,
       query,
@@ -161,9 +159,9 @@ BlockGradients fused_efficient_backward(
 
 Attended fused_cudnn(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [key, value] = keys;
   const auto result = at::_scaled_dot_product_cudnn_attention(
       query,
       for_heads(key, query.size(1)),
@@ -177,13 +175,12 @@ Attended fused_cudnn(
   return {std::get<0>(result), std::get<1>(result).squeeze(-1)};
 }
 
-BlockGradients fused_cudnn_backward(
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+AttentionGradients fused_cudnn_backward(
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [query, all, grad] = queries;
+  const auto& [key, value] = keys;
   const auto [dquery, dkey, dvalue] =
       at::_scaled_dot_product_cudnn_attention_backward(
           grad,
@@ -214,9 +211,9 @@ BlockGradients fused_cudnn_backward(
 /// What PyTorch would take for these sizes.
 SDPBackend fused_choice(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
+  const auto& [key, value] = keys;
   return static_cast<SDPBackend>(at::_fused_sdp_choice(
       query,
       key,
@@ -237,8 +234,7 @@ Tensor as_for_heads(const Tensor& key, int64_t heads) {
 
 SDPBackend choose_kernel(
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options,
     bool for_backward) {
   if (query.is_cpu()) {
@@ -247,11 +243,13 @@ SDPBackend choose_kernel(
   auto asking = query.detach(); // some kernels have no backward of wide heads
   asking.set_requires_grad(for_backward);
   const int64_t heads = query.size(1);
-  auto choice = fused_choice(asking, key, value, options);
-  if (choice != SDPBackend::flash_attention && key.size(1) != heads) {
+  auto choice = fused_choice(asking, keys, options);
+  if (choice != SDPBackend::flash_attention && keys.key.size(1) != heads) {
     // Flash alone takes shared heads as they are.
     choice = fused_choice(
-        asking, as_for_heads(key, heads), as_for_heads(value, heads), options);
+        asking,
+        {as_for_heads(keys.key, heads), as_for_heads(keys.value, heads)},
+        options);
   }
   const bool is_known = choice == SDPBackend::flash_attention ||
       choice == SDPBackend::efficient_attention ||
@@ -262,13 +260,12 @@ SDPBackend choose_kernel(
 Attended attend_with(
     SDPBackend kernel,
     const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Keys& keys,
     const BlockOptions& options) {
   const auto attend_fused = kernel == SDPBackend::flash_attention ? fused_flash
       : kernel == SDPBackend::cudnn_attention                     ? fused_cudnn
                                               : fused_efficient;
-  auto result = attend_fused(query, key, value, options);
+  auto result = attend_fused(query, keys, options);
   if (options.mask.defined()) {
     const auto sees_nothing = options.mask.isneginf().all(-1);
     result.log_sum = result.log_sum.masked_fill(sees_nothing, kUnseen);
@@ -277,19 +274,16 @@ Attended attend_with(
   return result;
 }
 
-BlockGradients attend_backward_with(
+AttentionGradients attend_backward_with(
     SDPBackend kernel,
-    const Tensor& grad,
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const Attended& all,
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options) {
   const auto backward = kernel == SDPBackend::flash_attention
       ? fused_flash_backward
       : kernel == SDPBackend::cudnn_attention ? fused_cudnn_backward
                                               : fused_efficient_backward;
-  return backward(grad, query, key, value, all, options);
+  return backward(queries, keys, options);
 }
 
 } // namespace shardtensor::detail

@@ -14,26 +14,21 @@ namespace shardtensor::detail {
 /// switches (torch.nn.attention.sdpa_kernel) say; math where none takes these.
 at::SDPBackend choose_kernel(
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
+    const Keys& keys,
     const BlockOptions& options,
     bool for_backward);
 
 Attended attend_with(
     at::SDPBackend kernel,
     const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
+    const Keys& keys,
     const BlockOptions& options);
 
 /// As attend_backward; log-sum-exps are finite.
-BlockGradients attend_backward_with(
+AttentionGradients attend_backward_with(
     at::SDPBackend kernel,
-    const at::Tensor& grad,
-    const at::Tensor& query,
-    const at::Tensor& key,
-    const at::Tensor& value,
-    const Attended& all,
+    const AttendedQueries& queries,
+    const Keys& keys,
     const BlockOptions& options);
 
 } // namespace shardtensor::detail

@@ -53,10 +53,25 @@ void add_rows(
   rows_of(sum, rows).add_(term);
 }
 
+AttendedQueries part_of(
+    const AttendedQueries& queries,
+    const Interval& rows,
+    int64_t dim) {
+  const auto& [query, all, grad] = queries;
+  return {
+      rows_of(query, rows, dim),
+      {rows_of(all.output, rows, dim), rows_of(all.log_sum, rows, dim)},
+      rows_of(grad, rows, dim)};
+}
+
 } // namespace
 
 Tensor rows_of(const Tensor& x, const Interval& rows, int64_t dim) {
   return x.narrow(dim, rows.begin, rows.extent());
+}
+
+Keys rows_of(const Keys& keys, const Interval& rows, int64_t dim) {
+  return {rows_of(keys.key, rows, dim), rows_of(keys.value, rows, dim)};
 }
 
 void Attention::meet(const Keys& keys, const Rows& rows) {
@@ -68,8 +83,7 @@ void Attention::meet(const Keys& keys, const Rows& rows) {
     add(product,
         attend(
             rows_of(query_, product.queries),
-            rows_of(keys.key, product.keys),
-            rows_of(keys.value, product.keys),
+            rows_of(keys, product.keys),
             options_of(product, mask_, work_)));
   }
 }
@@ -117,9 +131,7 @@ Queries Queries::part(int64_t dim, const Interval& keys, int64_t of) const {
   const int64_t each = of ? query.size(dim) / of : 0;
   const Interval own{keys.begin * each, keys.end * each};
   return {
-      rows_of(query, own, dim),
-      rows_of(grad, own, dim),
-      {rows_of(all.output, own, dim), rows_of(all.log_sum, own, dim)},
+      part_of(*this, own, dim),
       mask.part(dim, own),
       rows_of(query_grad, own, dim),
       mask_part(mask_grad, dim, own)};
@@ -138,11 +150,8 @@ Keys meet_backward(
   for (const auto& product : products) {
     const auto& q = product.queries;
     const auto part = attend_backward(
-        rows_of(queries.grad, q),
-        rows_of(queries.query, q),
-        rows_of(keys.key, product.keys),
-        rows_of(keys.value, product.keys),
-        {rows_of(queries.all.output, q), rows_of(queries.all.log_sum, q)},
+        part_of(queries, q, kRows),
+        rows_of(keys, product.keys),
         queries.mask_grad.defined(),
         options_of(product, queries.mask, work));
     add_rows(queries.query_grad, queries.query, q, part.query);

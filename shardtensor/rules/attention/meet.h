@@ -16,6 +16,7 @@ at::Tensor rows_of(
     const at::Tensor& x,
     const Interval& rows,
     int64_t dim = kRows);
+Keys rows_of(const Keys& keys, const Interval& rows, int64_t dim = kRows);
 
 /// The attention of this rank's queries to the keys met so far.
 class Attention {
@@ -42,10 +43,7 @@ class Attention {
 };
 
 /// Queries with all that their gradients come from, and those that grow.
-struct Queries {
-  at::Tensor query;
-  at::Tensor grad;
-  Attended all;
+struct Queries : AttendedQueries {
   Mask mask;
   at::Tensor query_grad; // undefined: nothing yet
   at::Tensor mask_grad; // undefined unless wanted

@@ -98,17 +98,12 @@ Keys tour_backward(
   const auto sum = at::zeros_like(own, options);
   const auto sums = unpacked(sum, keys);
   const auto meet_own = [&](const Interval& part) {
-    const auto part_of = [&](const Tensor& x) {
-      return rows_of(x, part, halves.dim);
-    };
     auto of_part = queries.part(halves.dim, part, keys.key.size(halves.dim));
     const auto grads = meet_backward(
-        of_part,
-        {part_of(keys.key), part_of(keys.value)},
-        work.keys[work.rank],
-        work);
-    part_of(sums.key).add_(grads.key);
-    part_of(sums.value).add_(grads.value);
+        of_part, rows_of(keys, part, halves.dim), work.keys[work.rank], work);
+    const auto target = rows_of(sums, part, halves.dim);
+    target.key.add_(grads.key);
+    target.value.add_(grads.value);
   };
   RingStops stops;
   stops.own = [&] { meet_own(halves.first); };
@@ -150,10 +145,6 @@ std::vector<Interval> plan_tours(const Keys& keys, const AttentionWork& work) {
     parts.push_back({heads * tour / tours, heads * (tour + 1) / tours});
   }
   return parts;
-}
-
-Keys heads_of(const Keys& keys, const Interval& heads) {
-  return {rows_of(keys.key, heads, kHeads), rows_of(keys.value, heads, kHeads)};
 }
 
 } // namespace
@@ -208,7 +199,7 @@ Attended attend_in_ring(
     const Interval own{heads.begin * each, heads.end * each};
     const auto part = attend_on_tour(
         rows_of(query, own, kHeads),
-        heads_of(keys, heads),
+        rows_of(keys, heads, kHeads),
         mask.part(kHeads, own),
         work);
     outputs.push_back(part.output.to(query.scalar_type()));
@@ -230,8 +221,9 @@ Keys ring_backward(
   const Keys grads{at::empty_like(keys.key), at::empty_like(keys.value)};
   for (const auto& heads : tours) {
     auto of_heads = queries.part(kHeads, heads, all);
-    const auto part = tour_backward(of_heads, heads_of(keys, heads), work);
-    const auto target = heads_of(grads, heads);
+    const auto part =
+        tour_backward(of_heads, rows_of(keys, heads, kHeads), work);
+    const auto target = rows_of(grads, heads, kHeads);
     target.key.copy_(part.key);
     target.value.copy_(part.value);
   }

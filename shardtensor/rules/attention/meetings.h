@@ -18,41 +18,23 @@ at::Tensor move_rows(
     const std::vector<Rows>& to,
     const AttentionWork& work);
 
-Attended attend_here(
+using MeetKeys = Attended(
     const at::Tensor& query,
     const Keys& keys,
     const Mask& mask,
     const AttentionWork& work);
-Keys backward_here(
-    Queries& queries,
-    const Keys& keys,
-    const AttentionWork& work);
+using MeetKeysBackward =
+    Keys(Queries& queries, const Keys& keys, const AttentionWork& work);
 
-Attended attend_in_ring(
-    const at::Tensor& query,
-    const Keys& keys,
-    const Mask& mask,
-    const AttentionWork& work);
-Keys ring_backward(
-    Queries& queries,
-    const Keys& keys,
-    const AttentionWork& work);
+MeetKeys attend_here;
+MeetKeysBackward backward_here;
 
-Attended attend_to_gathered(
-    const at::Tensor& query,
-    const Keys& keys,
-    const Mask& mask,
-    const AttentionWork& work);
-Keys gathered_backward(
-    Queries& queries,
-    const Keys& keys,
-    const AttentionWork& work);
+MeetKeys attend_in_ring;
+MeetKeysBackward ring_backward;
 
-/// Its backward is backward_here.
-Attended attend_and_merge(
-    const at::Tensor& query,
-    const Keys& keys,
-    const Mask& mask,
-    const AttentionWork& work);
+MeetKeys attend_to_gathered;
+MeetKeysBackward gathered_backward;
+
+MeetKeys attend_and_merge; // its backward is backward_here
 
 } // namespace shardtensor::detail

@@ -43,32 +43,28 @@ Attended attend_in_place(
 }
 
 AttentionGradients backward_in_place(
-    const Tensor& grad,
-    const Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
-  const auto options =
-      query.options().dtype(at::toOpMathType(query.scalar_type()));
-  Queries queries{
-      query,
-      grad,
-      all,
+  const auto type = queries.query.scalar_type();
+  const auto options = queries.query.options().dtype(at::toOpMathType(type));
+  Queries meeting{
+      queries,
       mask,
       Tensor(),
       wants_mask ? at::zeros_like(mask.added, options) : Tensor()};
   const auto backward = work.meeting == Meeting::Ring ? ring_backward
       : work.meeting == Meeting::AllGather            ? gathered_backward
                                                       : backward_here;
-  const auto of_keys = backward(queries, keys, work);
-  queries.start_grad(); // where no query met a key
+  const auto of_keys = backward(meeting, keys, work);
+  meeting.start_grad(); // where no query met a key
   return {
-      queries.query_grad.to(query.scalar_type()),
+      meeting.query_grad.to(type),
       of_keys.key.to(keys.key.scalar_type()),
       of_keys.value.to(keys.value.scalar_type()),
-      wants_mask ? queries.mask_grad.to(mask.added.scalar_type()) : Tensor()};
+      wants_mask ? meeting.mask_grad.to(mask.added.scalar_type()) : Tensor()};
 }
 
 // ---- rows in zigzag ---------------------------------------------------------
@@ -119,20 +115,18 @@ Attended attend_balanced(
 }
 
 AttentionGradients backward_balanced(
-    const Tensor& grad,
-    const Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
   const Zigzag moved(work);
   const auto grads = backward_in_place(
-      moved.queries(grad),
-      moved.queries(query),
+      {moved.queries(queries.query),
+       moved.queries(queries.all),
+       moved.queries(queries.grad)},
       moved.keys(keys),
       mask,
-      moved.queries(all),
       wants_mask,
       moved.work);
   return {
@@ -155,16 +149,14 @@ Attended attend_all(
 }
 
 AttentionGradients attend_all_backward(
-    const Tensor& grad,
-    const Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
   RECORD_FUNCTION(name_of(work.meeting, true), std::vector<c10::IValue>());
   const auto backward = work.balanced ? backward_balanced : backward_in_place;
-  return backward(grad, query, keys, mask, all, wants_mask, work);
+  return backward(queries, keys, mask, wants_mask, work);
 }
 
 } // namespace shardtensor::detail

@@ -5,9 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/rules/attention/dropout.h"
-#include "shardtensor/rules/attention/mask.h"
-#include "shardtensor/rules/attention/merge.h"
+#include "shardtensor/rules/attention/block.h"
 #include "shardtensor/rules/attention/rows.h"
 
 namespace shardtensor::detail {
@@ -42,11 +40,6 @@ struct AttentionWork {
   std::string group; // "" for Meeting::Here
 };
 
-struct Keys {
-  at::Tensor key;
-  at::Tensor value;
-};
-
 /// `mask` is that of this rank's queries. Communication: none, one tour, one
 /// exchange, or one exchange and an all-reduce, by the meeting; balanced, an
 /// exchange for each tensor besides.
@@ -57,19 +50,11 @@ Attended attend_all(
     const AttentionWork& work);
 
 /// Complete but for Meeting::Merge, where the query's is this rank's term. The
-/// mask's is undefined unless wanted, and of mask's sizes.
-struct AttentionGradients {
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value;
-  at::Tensor mask;
-};
+/// mask's is of mask's sizes.
 AttentionGradients attend_all_backward(
-    const at::Tensor& grad,
-    const at::Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work);
 

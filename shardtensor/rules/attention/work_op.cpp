@@ -140,11 +140,9 @@ Tensors backward_kernel(
     const Optional& dropout_key,
     std::string group) {
   const auto grads = attend_all_backward(
-      grad,
-      query,
+      {query, {output, log_sum}, grad},
       {key, value},
       mask_for(mask, query),
-      {output, log_sum},
       wants_mask,
       decode(code, scale, dropout, dropout_key, std::move(group)));
   Tensors results{
@@ -215,23 +213,21 @@ Attended attend_as_operator(
 }
 
 AttentionGradients backward_as_operator(
-    const Tensor& grad,
-    const Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work) {
   static const auto op = find_own_operator<decltype(backward_kernel)>(
       "shardtensor::attention_backward");
   const auto result = op.call(
-      grad,
-      query,
+      queries.grad,
+      queries.query,
       keys.key,
       keys.value,
       optional(mask.added),
-      all.output,
-      all.log_sum,
+      queries.all.output,
+      queries.all.log_sum,
       wants_mask,
       encode(work),
       work.scale,

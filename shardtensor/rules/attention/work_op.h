@@ -14,11 +14,9 @@ Attended attend_as_operator(
     const Mask& mask,
     const AttentionWork& work);
 AttentionGradients backward_as_operator(
-    const at::Tensor& grad,
-    const at::Tensor& query,
+    const AttendedQueries& queries,
     const Keys& keys,
     const Mask& mask,
-    const Attended& all,
     bool wants_mask,
     const AttentionWork& work);
 

@@ -37,9 +37,8 @@ Attended in_parts(
   for (const int64_t rows : parts) {
     BlockOptions options{false, kScale, mask.narrow(3, first, rows)};
     options.hidden = hidden_rows(mask, q);
-    merge(
-        all,
-        attend(q, k.narrow(2, first, rows), v.narrow(2, first, rows), options));
+    const Keys keys{k.narrow(2, first, rows), v.narrow(2, first, rows)};
+    merge(all, attend(q, keys, options));
     first += rows;
   }
   return all;
