@@ -44,27 +44,14 @@ struct Conv {
   std::optional<bool> same = {}; // padding="same" (true) or "valid" (false)
 };
 
+/// By sizes, or by name ("same", "valid").
+template <class Padding>
 Tensor plain_conv(
-    const Conv& conv,
+    const Conv& c,
     const Tensor& x,
     const Tensor& w,
     const Tensor& b,
-    IntArrayRef padding,
-    IntArrayRef output_padding) {
-  const auto& c = conv;
-  if (c.transposed) {
-    switch (c.dims) {
-      case 1:
-        return at::conv_transpose1d(
-            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
-      case 2:
-        return at::conv_transpose2d(
-            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
-      default:
-        return at::conv_transpose3d(
-            x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
-    }
-  }
+    const Padding& padding) {
   switch (c.dims) {
     case 1:
       return at::conv1d(x, w, b, c.stride, padding, c.dilation, c.groups);
@@ -75,20 +62,26 @@ Tensor plain_conv(
   }
 }
 
-/// padding="same" and "valid" are functions of their own.
-Tensor plain_conv_by_name(
+Tensor plain_conv(
     const Conv& c,
     const Tensor& x,
     const Tensor& w,
-    const Tensor& b) {
-  const c10::string_view padding = *c.same ? "same" : "valid";
+    const Tensor& b,
+    IntArrayRef padding,
+    IntArrayRef output_padding) {
+  if (!c.transposed) {
+    return plain_conv(c, x, w, b, padding);
+  }
   switch (c.dims) {
     case 1:
-      return at::conv1d(x, w, b, c.stride, padding, c.dilation, c.groups);
+      return at::conv_transpose1d(
+          x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
     case 2:
-      return at::conv2d(x, w, b, c.stride, padding, c.dilation, c.groups);
+      return at::conv_transpose2d(
+          x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
     default:
-      return at::conv3d(x, w, b, c.stride, padding, c.dilation, c.groups);
+      return at::conv_transpose3d(
+          x, w, b, c.stride, padding, output_padding, c.groups, c.dilation);
   }
 }
 
@@ -97,8 +90,10 @@ Tensor call_plain(
     const Tensor& x,
     const Tensor& w,
     const Tensor& b) {
-  return c.same ? plain_conv_by_name(c, x, w, b)
-                : plain_conv(c, x, w, b, c.padding, c.output_padding);
+  if (c.same) {
+    return plain_conv(c, x, w, b, c10::string_view(*c.same ? "same" : "valid"));
+  }
+  return plain_conv(c, x, w, b, c.padding, c.output_padding);
 }
 
 std::vector<int64_t> output_sizes(
