@@ -6,7 +6,7 @@ import pytest
 import torch
 from layouts import ALL, placements_of
 from neighborhood import dense
-from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -172,7 +172,7 @@ def test_operands_that_lie_otherwise(mesh):
 
 
 def uneven_rows(mesh):
-    return partitions(6, mesh.size())[1]
+    return uneven(6, mesh.size())[::-1]
 
 
 @ranks(2)
