@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -48,7 +49,8 @@ class StepProgress:
 
 
 def show_losses(sharded, single):
-    table = Table("step", "sharded", "one process", "difference", title="loss")
+    names = ("step", "sharded", "one process", "difference")
+    table = Table(*names, title="loss", box=SIMPLE_HEAD, pad_edge=False)
     for i, (a, b) in enumerate(zip(sharded.steps, single.steps, strict=True)):
         difference = f"{abs(a.loss - b.loss):.1e}"
         table.add_row(str(i + 1), f"{a.loss:.6f}", f"{b.loss:.6f}", difference)
@@ -64,10 +66,12 @@ def largest(sharded, single):
 def show_costs(runs, pieces, single=None):
     """One row per rank, one for the same pieces without communication, if given.
     The first step, which plans, is left out of the times where there are others."""
+    # Broken so that names are whole on 80 columns.
     table = Table(
-        "", "added MiB", "peak MiB", "step s", "compute s", "comm. s", "messages",
-        "all-reduces", "sent MiB",
+        "", "added\nMiB", "peak\nMiB", "step\ns", "compute\ns", "comm.\ns",
+        "messages", "all-\nreduces", "sent\nMiB",
         title="memory that training adds, and at the peak; time per step",
+        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
     )  # fmt: skip
     for rank, run in enumerate(runs):
         table.add_row(f"rank {rank}", *memory(run), *costs(run))
