@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string>
 #include <typeinfo>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "shardtensor/comm/autograd_node.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/streams.h"
 
 namespace shardtensor {
@@ -21,6 +23,12 @@ void born(const at::Tensor& tensor) {
   if (auto hook = birth_hook.load(std::memory_order_acquire)) {
     hook(tensor);
   }
+}
+
+// For errors: who asks, where somebody has said so.
+std::string in_scope() {
+  const auto& scope = current_comm_scope();
+  return scope.empty() ? scope : scope + ": ";
 }
 
 // For who reads a storage's data, as torch::save does.
@@ -205,6 +213,7 @@ ShardTensorImpl* impl_of(const at::Tensor& tensor) {
   // Every operator asks; nothing is derived from it, so no dynamic_cast.
   TORCH_CHECK_TYPE(
       typeid(*impl) == typeid(ShardTensorImpl),
+      in_scope(),
       "expected a ShardTensor, got a plain tensor of sizes ",
       tensor.sizes(),
       " (the .data of a plain tensor cannot be set to a ShardTensor)");

@@ -127,6 +127,16 @@ TEST_P(HaloExchange, NamesWrongArguments) {
         halo_trim(
             at::arange(4, kDouble), spec(x), {{0, 1, 1}}, Boundary::Zeros),
         c10::ValueError);
+    try {
+      halo_exchange(at::arange(4, kDouble), {{0, 1, 1}});
+      FAIL();
+    } catch (const c10::TypeError& error) {
+      EXPECT_STREQ(
+          error.what_without_backtrace(),
+          "shardtensor::halo_exchange: expected a ShardTensor, got a plain "
+          "tensor of sizes [4] (the .data of a plain tensor cannot be set to a "
+          "ShardTensor)");
+    }
   });
 }
 
