@@ -10,6 +10,7 @@
 #include "shardtensor/distributed/choices.h"
 #include "shardtensor/distributed/job_groups.h"
 #include "shardtensor/distributed/launch.h"
+#include "shardtensor/layout/mesh_axes.h"
 
 namespace shardtensor {
 
@@ -165,6 +166,10 @@ const MeshPtr& DistributedManager::global_mesh() const {
       state_->mesh,
       "DistributedManager::global_mesh: call initialize_mesh() first");
   return state_->mesh;
+}
+
+MeshPtr DistributedManager::mesh(const std::string& name) const {
+  return axis_mesh(*global_mesh(), name);
 }
 
 } // namespace shardtensor

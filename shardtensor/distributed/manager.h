@@ -64,6 +64,12 @@ class DistributedManager {
       const std::vector<std::string>& axis_names);
   /// Raises before initialize_mesh().
   const MeshPtr& global_mesh() const;
+  /// One axis of the global mesh: this rank and those that differ from it along
+  /// this axis alone. Raises for another name. No communication.
+  ///
+  /// Example: {2, 2} as {"data", "domain"}: mesh("domain") is that of ranks 2
+  /// and 3 on both, so each pair may work on a sample of its own.
+  MeshPtr mesh(const std::string& name) const;
 
   /// Returns when all ranks have come here.
   void barrier() const;

@@ -1,5 +1,6 @@
 #include "shardtensor/layout/mesh_axes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -74,6 +75,24 @@ SpecPtr on_mesh(const SpecPtr& spec, const MeshPtr& mesh) {
   }
   return make_spec(
       mesh, spec->sizes(), std::move(placements), spec->partitions());
+}
+
+MeshPtr detail::axis_mesh(const Mesh& mesh, const std::string& name) {
+  const auto& names = mesh.options().axis_names;
+  const auto found = std::ranges::find(names, name);
+  TORCH_CHECK_VALUE(
+      found != names.end(), "expected an axis of ", mesh, ", got '", name, "'");
+  TORCH_CHECK_VALUE(
+      mesh.contains_this_rank(), "expected a rank of ", mesh, ", got another");
+  const int64_t axis = found - names.begin();
+  Mesh::Options options;
+  options.shape = {mesh.ranks(axis)};
+  options.ranks = line(mesh, axis);
+  options.axis_names = {name};
+  options.group = mesh.group(axis);
+  options.axis_groups = {options.group};
+  options.position = mesh.coordinate(axis);
+  return make_mesh(std::move(options));
 }
 
 std::optional<std::string> detail::group_of(

@@ -26,6 +26,10 @@ SpecPtr on_mesh(const SpecPtr& spec, const MeshPtr& mesh);
 
 namespace detail {
 
+/// The ranks along the axis of this name, this one among them. Raises for
+/// another name, and where this rank is not in the mesh.
+MeshPtr axis_mesh(const Mesh& mesh, const std::string& name);
+
 /// The process group of the ranks that `axes` join, in the order of the pieces
 /// that these cut: one axis, or all of them; others have none.
 std::optional<std::string> group_of(

@@ -44,6 +44,27 @@ TEST(AxesIn, TellsAxesOfOneRankByName) {
       axes_in(*mesh_over({1, 2}, {0, 1}, 0, {"b", "c"}), *whole), (Axes{1, 2}));
 }
 
+TEST(AxisMesh, HasTheRanksAlongOneAxis) {
+  Mesh::Options options;
+  options.shape = {2, 2};
+  options.ranks = {0, 1, 2, 3};
+  options.axis_names = {"data", "domain"};
+  options.axis_groups = {"columns", "rows"};
+  options.group = "world";
+  options.position = 3;
+  const auto whole = make_mesh(options);
+  const auto domain = detail::axis_mesh(*whole, "domain");
+  EXPECT_EQ(domain->options().ranks, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(domain->position(), 1);
+  EXPECT_EQ(domain->group(), "rows");
+  EXPECT_EQ(domain->group(0), "rows");
+  EXPECT_EQ(axes_in(*domain, *whole), Axes{1});
+  EXPECT_EQ(detail::axis_mesh(*domain, "domain"), domain);
+  EXPECT_THROW(detail::axis_mesh(*whole, "time"), c10::ValueError);
+  options.position = -1;
+  EXPECT_THROW(detail::axis_mesh(*make_mesh(options), "data"), c10::ValueError);
+}
+
 TEST(OnMesh, IsReplicateAlongTheOtherAxes) {
   const auto whole = mesh_over({2, 2}, {0, 1, 2, 3}, 2);
   const auto part = mesh_over({2}, {0, 2}, 1);

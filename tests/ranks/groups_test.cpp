@@ -47,7 +47,12 @@ TEST(RanksManager, GivesEachAxisItsGroup) {
       expected += mesh->with_coordinate(mesh->position(), axis, i);
     }
     EXPECT_EQ(sum.item<int64_t>(), expected);
+    const auto line = manager().mesh(mesh->axis_name(axis));
+    EXPECT_EQ(line->ranks(), mesh->ranks(axis));
+    EXPECT_EQ(line->position(), mesh->coordinate(axis));
+    EXPECT_EQ(line->group(), mesh->group(axis));
   }
+  EXPECT_THROW(manager().mesh("time"), c10::ValueError);
 }
 
 TEST(RanksManager, RefusesMeshesThatDoNotFit) {

@@ -123,6 +123,9 @@ TEST(RanksConv, EqualsOneDeviceOnATwoDimensionalMesh) {
   const int64_t rows = manager().world_size() % 2 == 0 ? 2 : 1;
   expect_conv_like_one_device(make_spec(
       grid(rows), {1, 2, 13, 10}, {Placement::shard(2), Placement::shard(3)}));
+  // Each row of ranks has an image of its own.
+  expect_conv_like_one_device(make_spec(
+      manager().mesh("columns"), {1, 2, 13, 10}, {Placement::shard(2)}));
 }
 
 TEST(RanksReductions, EqualOneDevice) {
