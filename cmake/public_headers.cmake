@@ -55,6 +55,7 @@ set(public_headers
   shardtensor/rules/stencil/overlap_bytes.h
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
+  shardtensor/tensor/create.h
   shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h

@@ -16,6 +16,7 @@
 #include "shardtensor/layout/shard_spec.h"
 
 // Sharded tensors: operators of PyTorch work on them as on any tensor.
+#include "shardtensor/tensor/create.h"
 #include "shardtensor/tensor/gradient_readers.h"
 #include "shardtensor/tensor/infer_spec.h"
 #include "shardtensor/tensor/parameter_gradients.h"

@@ -3,27 +3,13 @@
 #include <atomic>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
-#include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/create.h"
 
 namespace shardtensor {
 namespace {
 
 std::atomic<RandomPolicy> policy_of_process{RandomPolicy::OneDevice};
-
-at::Tensor empty(
-    const char* op,
-    const SpecPtr& spec,
-    const at::TensorOptions& options) {
-  TORCH_CHECK_VALUE(spec, op, ": no spec, expected one");
-  TORCH_CHECK_VALUE(
-      !spec->has_partial(),
-      op,
-      ": expected Shard and Replicate placements, got ",
-      *spec);
-  return wrap(at::empty(spec->local_sizes(), options), spec);
-}
 
 } // namespace
 
@@ -59,13 +45,15 @@ RandomPolicy parse_random_policy(const std::string& name) {
 }
 
 at::Tensor rand(const SpecPtr& spec, const at::TensorOptions& options) {
+  detail::check_made("rand", spec);
   const at::NoGradGuard no_grad;
-  return empty("rand", spec, options).uniform_(0, 1);
+  return empty(spec, options).uniform_(0, 1);
 }
 
 at::Tensor randn(const SpecPtr& spec, const at::TensorOptions& options) {
+  detail::check_made("randn", spec);
   const at::NoGradGuard no_grad;
-  return empty("randn", spec, options).normal_(0, 1);
+  return empty(spec, options).normal_(0, 1);
 }
 
 } // namespace shardtensor

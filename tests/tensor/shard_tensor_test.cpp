@@ -10,6 +10,7 @@
 #include <torch/serialize.h>
 
 #include "../layout/support.h"
+#include "shardtensor/tensor/create.h"
 #include "shardtensor/tensor/infer_spec.h"
 #include "shardtensor/tensor/random.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -42,6 +43,28 @@ TEST(ShardTensor, ShowsGlobalSizesAndHoldsItsShard) {
   EXPECT_EQ(tensor.strides(), full.strides());
   EXPECT_TRUE(is_shard_tensor(tensor));
   EXPECT_TRUE(to_local(tensor).equal(full.narrow(0, 4, 1)));
+}
+
+TEST(ShardTensor, IsMadeOfNothing) {
+  const auto spec = make_spec(
+      mesh_of({3}, 1),
+      {5, 4},
+      {Placement::shard(0)},
+      {Partition({4, 1, 0}), {}});
+  const std::pair<at::Tensor, at::Tensor> made[] = {
+      {zeros(spec, at::kLong), at::zeros({1, 4}, at::kLong)},
+      {ones(spec), at::ones({1, 4})},
+      {full(spec, 2), at::full({1, 4}, 2)},
+      {full(spec, 0.5, at::kHalf), at::full({1, 4}, 0.5, at::kHalf)},
+      {empty(spec, at::kBool).zero_(), at::zeros({1, 4}, at::kBool)}};
+  for (const auto& [x, piece] : made) {
+    EXPECT_EQ(x.sizes(), spec->sizes());
+    EXPECT_EQ(x.scalar_type(), piece.scalar_type());
+    EXPECT_TRUE(to_local(x).equal(piece));
+  }
+  const auto terms = make_spec(mesh_of({2}), {3}, {Placement::partial()});
+  EXPECT_THROW(zeros(terms), c10::ValueError);
+  EXPECT_THROW(empty(nullptr), c10::ValueError);
 }
 
 TEST(ShardTensor, HasStridesThatDoNotDependOnTheShard) {
