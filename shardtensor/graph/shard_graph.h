@@ -29,8 +29,8 @@ class ShardGraph {
  public:
   /// `edge_index` (2, E), int64: sources, then targets, in the numbers before;
   /// a ShardTensor in any layout or a plain tensor that all ranks have alike.
-  /// `targets` and `sources`, which are the same unless the graph leads from
-  /// one set of nodes to another: int64 (N) cut by all axes of their mesh,
+  /// `targets` and `sources`, one set of nodes or two, where the graph leads
+  /// from one to the other: int64 (N) cut by all axes of their mesh,
   /// node i was node targets[i], as partition_points gives it. Raises on all
   /// ranks for an edge to nowhere and for what is no permutation.
   /// Communication: each edge once, and four numbers for each end.
@@ -39,6 +39,9 @@ class ShardGraph {
       const at::Tensor& edge_index,
       const at::Tensor& targets,
       const at::Tensor& sources);
+  /// Of one set of nodes.
+  ShardGraph(const at::Tensor& edge_index, const at::Tensor& nodes)
+      : ShardGraph(edge_index, nodes, nodes) {}
 
   /// (2, E) in new numbers, cut along E: each rank's end in its nodes, the
   /// interior ones first, else in the order that was given.

@@ -64,7 +64,7 @@ TEST(RanksShardGraph, GivesEdgesToTheOwnersOfTheirTargets) {
 TEST(RanksShardGraph, LayersByHandAreThoseOfOneDevice) {
   for (const auto& nodes : orders()) {
     const auto order = full_tensor(nodes);
-    const ShardGraph graph(edges(), nodes, nodes);
+    const ShardGraph graph(edges(), nodes);
     const auto whole = numbered({kNodes, 2}).requires_grad_();
     const auto expected = layer(whole, edges());
     const auto x =

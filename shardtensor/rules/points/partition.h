@@ -32,7 +32,7 @@ namespace shardtensor {
 /// permutation {1, 3} and {2, 0}.
 std::tuple<at::Tensor, at::Tensor> partition_points(
     const at::Tensor& points,
-    const std::string& method,
+    const std::string& method = "rcb",
     const std::optional<at::Tensor>& weights = std::nullopt,
     const std::optional<at::Tensor>& owners = std::nullopt);
 
