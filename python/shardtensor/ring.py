@@ -135,7 +135,11 @@ def ring_sum(
     the order of ring_tour. Differentiable once, also where fn is: backward is
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
-    gradient. Communication and errors: as ring_tour."""
+    gradient. `shapes`, communication and errors: as ring_tour.
+
+        shapes = bodies.spec.sharding_shapes()[0]
+        own = bodies.to_local()
+        forces = ring_sum(attraction, own, own, mesh=mesh, shapes=shapes)"""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_sum", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)

@@ -1,4 +1,4 @@
-"""The README's launch lines on two nodes: a step, then the second node vanishes,
+"""The launch lines of docs/jobs.md on two nodes: a step, then the second node vanishes,
 which is an error for the first."""
 
 import queue

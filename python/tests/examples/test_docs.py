@@ -8,6 +8,7 @@ import sys
 import pytest
 from programs import ROOT, blocks
 from ranks import ranks
+from torch.distributed.device_mesh import init_device_mesh
 
 import shardtensor
 
@@ -49,6 +50,14 @@ def test_python_code_about_domains(mesh, page):
         exec(compile(source, page, "exec"), names)
 
 
+@ranks(4)
+def test_python_code_about_jobs(mesh):
+    axes = ("data", "domain")
+    names = {"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=axes)}
+    for source in blocks(DOCS / "jobs.md", "python"):
+        exec(compile(source, "jobs.md", "exec"), names)
+
+
 @ranks(1, 2)
 def test_python_code_about_settings(mesh):
     x = shardtensor.rand(5, device_mesh=mesh, requires_grad=True)
@@ -79,9 +88,9 @@ def test_cpp_code_about_own_operators_is_tested():
         assert block in tested, block
 
 
-def test_the_readme_program_in_cpp_is_built_by_ctest():
+def test_the_cpp_program_is_built_by_ctest():
     built = ROOT / "tests" / "package" / "main.cpp"
-    assert blocks(ROOT / "README.md", "cpp") == [built.read_text()]
+    assert blocks(DOCS / "cpp.md", "cpp") == [built.read_text()]
 
 
 @pytest.mark.parametrize(
