@@ -128,6 +128,12 @@ void check_equal_along_new_axes(
       "the larger mesh");
 }
 
+/// The one that has the other's axes, if one has: what a program without device
+/// meshes knows.
+MeshPtr larger_mesh(const MeshPtr& one, const MeshPtr& other) {
+  return axes_in(*one, *other) ? other : axes_in(*other, *one) ? one : nullptr;
+}
+
 } // namespace
 
 void set_dtensor_bridge(std::unique_ptr<DTensorBridge> value) {
@@ -144,7 +150,8 @@ MeshPtr joint_mesh(const char* op, const MeshPtr& one, const MeshPtr& other) {
   if (one == other) {
     return one;
   }
-  const auto joint = bridge ? bridge->joint_mesh(one, other) : nullptr;
+  const auto joint =
+      bridge ? bridge->joint_mesh(one, other) : larger_mesh(one, other);
   TORCH_CHECK_VALUE(
       joint,
       op,

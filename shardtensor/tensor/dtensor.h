@@ -45,8 +45,8 @@ void set_dtensor_bridge(std::unique_ptr<DTensorBridge> bridge);
 
 bool is_dtensor(const at::Tensor& tensor);
 
-/// The smallest mesh that has the axes of both meshes. Raises, on every rank,
-/// for meshes that have nothing to do with each other; `op` is for the message.
+/// The smallest mesh that has the axes of both meshes; without a bridge one of
+/// them. Raises, on every rank, where there is none; `op` is for the message.
 /// Communication: a process group is made where the mesh was never used.
 MeshPtr joint_mesh(const char* op, const MeshPtr& one, const MeshPtr& other);
 

@@ -128,6 +128,24 @@ TEST(RanksConv, EqualsOneDeviceOnATwoDimensionalMesh) {
       manager().mesh("columns"), {1, 2, 13, 10}, {Placement::shard(2)}));
 }
 
+TEST(RanksMeshes, AnAxisMeetsTheWhole) {
+  const auto mesh = grid(manager().world_size() % 2 == 0 ? 2 : 1);
+  const auto axis = manager().mesh("columns");
+  const auto whole = numbered({5, 6});
+  const auto rows = make_spec(axis, {5, 6}, {Placement::shard(0)});
+  const auto both =
+      make_spec(mesh, {5, 6}, {Placement::shard(1), Placement::shard(0)});
+  auto x = shard(whole, rows).requires_grad_();
+  auto y = shard(whole, both).requires_grad_();
+  const auto product = x * y;
+  EXPECT_EQ(spec(product)->mesh(), mesh);
+  expect_close(full_tensor(product.detach()), whole * whole);
+  product.sum().backward();
+  EXPECT_EQ(spec(x.grad()), rows);
+  expect_close(full_tensor(x.grad()), whole);
+  expect_close(full_tensor(y.grad()), whole);
+}
+
 TEST(RanksReductions, EqualOneDevice) {
   const auto mesh = line();
   for (const auto& cut : cuts(9, mesh->ranks())) {
