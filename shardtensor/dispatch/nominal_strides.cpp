@@ -56,22 +56,27 @@ bool keeps_first_order(const std::string& op) {
   return op == "aten::glu" || op == "aten::index_fill" || op == "aten::sort";
 }
 
+/// What cat makes: the operands' format where all have the same.
+at::MemoryFormat common_format(const Call& call) {
+  const auto format = call.operand(0).tensor.suggest_memory_format();
+  const bool common =
+      std::ranges::all_of(call.operands(), [&](const auto& own) {
+        return own.written || own.tensor.suggest_memory_format() == format;
+      });
+  return common ? format : at::MemoryFormat::Contiguous;
+}
+
 /// As of a cat along the dim, seen with one more: what ATen's stack does.
 Dims stacked_strides(const Call& call, const Dims& sizes) {
-  const auto format = call.operand(0).tensor.suggest_memory_format();
   const auto dim = at::maybe_wrap_dim(
       call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()));
   auto joined = sizes;
   joined.erase(joined.begin() + dim);
-  if (dim == static_cast<int64_t>(joined.size()) ||
-      !std::all_of(
-          call.operands().begin(), call.operands().end(), [&](const auto& own) {
-            return own.written || own.tensor.suggest_memory_format() == format;
-          })) {
+  if (dim == static_cast<int64_t>(joined.size())) {
     return {};
   }
   joined[dim] *= sizes[dim];
-  auto strides = strides_of_format(format, joined);
+  auto strides = strides_of_format(common_format(call), joined);
   if (!strides.empty()) {
     strides.insert(strides.begin() + dim, strides[dim] * sizes[dim + 1]);
   }
@@ -207,6 +212,9 @@ Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
   }
   if (call.op().operator_name().name == "aten::stack") {
     return stacked_strides(call, sizes);
+  }
+  if (call.op().operator_name().name == "aten::cat") {
+    return strides_of_format(common_format(call), sizes);
   }
   if (!keeps_order && keeps_first_order(call.op().operator_name().name)) {
     return elementwise_strides(call.operand(0).tensor, sizes);
