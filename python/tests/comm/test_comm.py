@@ -283,6 +283,15 @@ def test_the_profiler_names_the_operators(mesh):
     assert counts["shardtensor::all_reduce"] == 1
 
 
+@ranks(1, 2)
+def test_the_profiler_notes_global_shapes(mesh):
+    x = shard(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
+    with torch.profiler.profile(record_shapes=True, profile_memory=True) as profile:
+        x.relu().sum().backward()
+    shapes = {event.name: event.input_shapes for event in profile.events()}
+    assert shapes["aten::relu"] == [[6, 4]]
+
+
 @ranks(3)
 def test_statistics_count_what_this_rank_sends(mesh):
     x, sizes = own()
