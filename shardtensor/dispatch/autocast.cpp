@@ -40,6 +40,7 @@ at::ScalarType autocast_lower_precision(const at::Tensor& tensor) {
   const auto device = tensor.device().type();
   const bool casts = tensor.is_floating_point() &&
       tensor.scalar_type() != at::kDouble &&
+      at::autocast::is_autocast_available(device) &&
       at::autocast::is_autocast_enabled(device);
   return casts ? at::autocast::get_autocast_dtype(device)
                : tensor.scalar_type();

@@ -217,6 +217,8 @@ def test_meta_tensors_are_cut_without_messages(mesh):
         ):
             assert y.is_meta and y.is_leaf and y.requires_grad and y.shape == (7, 4)
             assert y.to_local().shape == make_spec(mesh, (7, 4), placements).local_shape
+            convolved = torch.nn.functional.conv1d(y.t(), y.new_empty(4, 4, 3))
+            assert convolved.is_meta and convolved.shape == (4, 5)
             y = torch.nn.init.constant_(torch.empty_like(y, device=rig.DEVICE), 1.5)
             assert_close(y, torch.full((7, 4), 1.5))
 
