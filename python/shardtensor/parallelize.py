@@ -103,6 +103,7 @@ def _agree_on(module, mesh, told, units, options):
         if not isinstance(module, nn.Module):
             raise TypeError(f"module: expected a module, got {module!r}")
         _check_axes(mesh, data, domain, tensor)
+        _check_values(module)
         if data == "ddp" and tensor:
             _check_plain(module)
         units = None if units is None else [*units]
@@ -164,6 +165,15 @@ def _check_axes(mesh, data, domain, tensor):
             f'data: the axes {others} have other samples, expected "ddp", "fsdp" or '
             '"hsdp", got None'
         )
+
+
+def _check_values(module):
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if x.is_meta:
+            raise ValueError(
+                f"module: {name} is on meta, without values, expected values: "
+                "to_empty() gives it memory, load_state_dict() or init what is in it"
+            )
 
 
 def _check_plain(module):

@@ -450,6 +450,9 @@ def test_axes_and_wrappers_that_are_not_there(mesh):
         parallelize(net(), mesh, None, ("domain_w",))
     with pytest.raises(ValueError, match=r"units: expected modules of Net.*got Linear"):
         parallelize(net(), mesh, "fsdp", ("domain_w",), units=[nn.Linear(1, 1)])
+    for data in ("ddp", "fsdp"):
+        with pytest.raises(ValueError, match="module: .* is on meta, without values"):
+            parallelize(net().to("meta"), mesh, data, ("domain_w",))
 
 
 @ranks("2x2")
