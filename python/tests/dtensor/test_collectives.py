@@ -12,6 +12,15 @@ import shardtensor
 # Older PyTorchs have other names for them.
 gather = getattr(functional, "all_gather_single", functional.all_gather_tensor)
 scatter = getattr(functional, "reduce_scatter_single", functional.reduce_scatter_tensor)
+
+
+def change_dim(x, group, gathered, cut):
+    """What DTensor calls on a device, from Shard(gathered) to Shard(cut)."""
+    mesh, axis = group if isinstance(group, tuple) else (group, 0)
+    name = mesh.get_group(axis).group_name
+    return torch.ops._dtensor.shard_dim_alltoall(x, gathered, cut, name)
+
+
 COLLECTIVES = {
     "all_reduce": lambda x, group: functional.all_reduce(x, "sum", group),
     "maximum": lambda x, group: functional.all_reduce(x, "max", group),
@@ -20,6 +29,8 @@ COLLECTIVES = {
     "gather_columns": lambda x, group: gather(x, 1, group),
     "scatter": lambda x, group: scatter(x, "sum", 0, group),
     "scatter_columns": lambda x, group: scatter(x, "sum", 1, group),
+    "rows_to_columns": lambda x, group: change_dim(x, group, 0, 1),
+    "columns_to_rows": lambda x, group: change_dim(x, group, 1, 0),
 }
 
 

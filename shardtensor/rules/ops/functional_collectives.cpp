@@ -1,14 +1,16 @@
 #include <vector>
 
+#include <ATen/WrapDimUtils.h>
 #include <c10/util/Exception.h>
 
+#include "shardtensor/comm/group.h"
 #include "shardtensor/dispatch/rule.h"
 
 // PyTorch's own collectives with a ShardTensor for their local tensor, as a
 // DTensor of ShardTensors has: along an axis that the tensor's mesh has not.
 // Its ranks hold the same piece of the domain, so each piece is reduced,
-// gathered and scattered by itself. What these join and split is dim 0: where
-// it is cut, each rank's rows are cut alike, a repeated partition.
+// gathered and scattered by itself. Where the dim that these join and split (0,
+// mostly) is cut, each rank's rows are cut alike, a repeated partition.
 
 namespace shardtensor::detail {
 namespace {
@@ -70,27 +72,39 @@ Decision each_piece_rule(Call& call) {
   return decided(layout, layout);
 }
 
-/// One of `chunks` equal parts of dim 0: cut as they all are where that is
+/// One of `chunks` equal parts of a dim: cut as they all are where that is
 /// alike, else by chunk.
-SpecPtr chunk_of(const SpecPtr& spec, int64_t chunks) {
-  if (spec->is_sharded(0) && spec->partition(0).repeat() % chunks == 0) {
-    const auto& rows = spec->partition(0);
+SpecPtr chunk_of(const SpecPtr& spec, int64_t chunks, int64_t dim = 0) {
+  if (spec->is_sharded(dim) && spec->partition(dim).repeat() % chunks == 0) {
+    const auto& rows = spec->partition(dim);
     return with_partition(
-        spec, 0, Partition(rows.sizes(), rows.repeat() / chunks));
+        spec, dim, Partition(rows.sizes(), rows.repeat() / chunks));
   }
   auto sizes = spec->sizes();
-  sizes[0] /= chunks;
+  sizes[dim] /= chunks;
   return with_sizes(spec, sizes);
 }
 
 /// `chunks` such parts, one behind the other.
-SpecPtr chunks_of(const SpecPtr& spec, int64_t chunks) {
-  if (spec->is_sharded(0)) {
-    return with_partition(spec, 0, spec->partition(0).repeated(chunks));
+SpecPtr chunks_of(const SpecPtr& spec, int64_t chunks, int64_t dim = 0) {
+  if (spec->is_sharded(dim)) {
+    return with_partition(spec, dim, spec->partition(dim).repeated(chunks));
   }
   auto sizes = spec->sizes();
-  sizes[0] *= chunks;
+  sizes[dim] *= chunks;
   return with_sizes(spec, sizes);
+}
+
+void check_divisible(const Call& call, int64_t extent, int64_t dim, int64_t n) {
+  TORCH_CHECK_VALUE(
+      extent % n == 0,
+      call.name(),
+      ": expected a dim ",
+      dim,
+      " that ",
+      n,
+      " divides, got ",
+      extent);
 }
 
 Decision gather_rule(Call& call) {
@@ -102,15 +116,25 @@ Decision gather_rule(Call& call) {
 Decision scatter_rule(Call& call) {
   const auto own = rows_layout(call);
   const int64_t ranks = call.argument("group_size").toInt();
-  TORCH_CHECK_VALUE(
-      own->size(0) % ranks == 0,
-      call.name(),
-      ": expected a dim 0 that ",
-      ranks,
-      " divides, got ",
-      own->size(0));
+  check_divisible(call, own->size(0), 0, ranks);
   const auto chunk = chunk_of(own, ranks);
   return decided(chunks_of(chunk, ranks), chunk);
+}
+
+/// Chunks of one dim travel, and are joined along another.
+Decision change_dim_rule(Call& call) {
+  const auto own = rows_layout(call);
+  const int64_t ranks =
+      Group(call.argument("group_name").toStringRef()).ranks();
+  const auto dim_of = [&](const char* name) {
+    return at::maybe_wrap_dim(call.argument(name).toInt(), own->dim());
+  };
+  const auto from = dim_of("shard_dim");
+  check_divisible(call, own->size(from), from, ranks);
+  const auto chunk = chunk_of(own, ranks, from);
+  return decided(
+      chunks_of(chunk, ranks, from),
+      chunks_of(chunk, ranks, dim_of("gather_dim")));
 }
 
 const RegisterRules collectives{
@@ -119,6 +143,7 @@ const RegisterRules collectives{
     {"_c10d_functional::all_gather_into_tensor", gather_rule},
     {"_c10d_functional::reduce_scatter_tensor", scatter_rule},
     {"_c10d_functional::wait_tensor", wait_rule},
+    {"_dtensor::shard_dim_alltoall", change_dim_rule},
 };
 
 } // namespace
