@@ -151,6 +151,9 @@ struct LeafGradientHook : torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& grads) override {
     auto result = grads;
     if (is_gradient_of_all(result[0])) {
+      if (result[0].sizes() != leaf_->sizes()) { // unsqueeze_, say, since
+        result[0] = result[0].expand(leaf_->sizes());
+      }
       result[0] = tangent_as(result[0], without_partial(leaf_->spec()));
     }
     return result;

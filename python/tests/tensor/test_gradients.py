@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from perceptrons import assert_same_gradients, data, network, pair, rows_on
-from ranks import ranks
+from ranks import assert_close, ranks, shard
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor as st
@@ -306,6 +307,18 @@ def test_a_parameter_that_somebody_frees(mesh):
     told = r"sizes \[6\] was freed before the end of backward; use .* 'immediate'"
     with pytest.raises(RuntimeError, match=told):
         (x * 1 + weight).sum().backward()
+
+
+@ranks(1, 2, "2x2")
+def test_a_leaf_that_is_shown_otherwise_since(mesh):
+    whole = torch.arange(6.0, requires_grad=True)
+    part = shard(whole, mesh, [Shard(0)] * mesh.ndim)
+    for x in (whole, part):
+        y = (x * 2).sum()
+        with torch.no_grad():
+            x.unsqueeze_(0)
+        y.backward()
+    assert_close(part.grad, whole.grad)
 
 
 @ranks(1, 2)
