@@ -46,9 +46,11 @@ auto make_node(Args&&... args) {
   }
 }
 
+/// PyTorch marks integers that a gradient's values were written into, too.
 inline bool needs_node(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.defined() &&
-      tensor.requires_grad();
+      tensor.requires_grad() &&
+      torch::autograd::isDifferentiableType(tensor.scalar_type());
 }
 
 /// Makes NodeType(args...) the way gradients flow from `output` back to

@@ -8,7 +8,7 @@ import torch.nn as nn
 from perceptrons import assert_same_gradients, data, network, pair, rows_on
 from ranks import assert_close, ranks, shard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor as st
@@ -319,6 +319,17 @@ def test_a_leaf_that_is_shown_otherwise_since(mesh):
             x.unsqueeze_(0)
         y.backward()
     assert_close(part.grad, whole.grad)
+
+
+@ranks(2)
+def test_numbers_of_gradients_in_integers(mesh):
+    """PyTorch has them require grad, and nobody can ask for it."""
+    x = shard(torch.arange(4.0), mesh, [Shard(0)]).requires_grad_()
+    for i in (torch.arange(4), torch.tensor(0)):
+        part = shard(i, mesh, [Shard(0) if i.dim() else Replicate()])
+        part.fill_(x.sum())
+        assert part.requires_grad
+        assert part.full_tensor().tolist() == i.fill_(6).tolist()
 
 
 @ranks(1, 2)
