@@ -13,6 +13,11 @@ TORCH_LIBRARY(shardtensor, m) {
       "all_reduce(Tensor x, str reduce, str group) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 
+  // For graphs: see Note [Indices out of bounds].
+  m.def(
+      "check_bounds(Tensor extremes, int lowest, int extent, int dim, str op, "
+      "str group) -> Tensor");
+
   // Uneven collectives, in terms of exchange: see comm/collectives_v.h.
   m.def("all_gather_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
   m.def(

@@ -7,11 +7,13 @@
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
+#include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/host_numbers.h"
+#include "shardtensor/comm/own_operator.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/tensor/shown_elements.h"
 
@@ -26,7 +28,7 @@ struct Bounds {
 /// The lowest index times -1, and the highest.
 at::Tensor extremes_of(const at::Tensor& index) {
   if (index.numel() == 0) {
-    return at::full(
+    return index.new_full(
         {2},
         std::numeric_limits<int64_t>::min(),
         index.options().dtype(at::kLong));
@@ -95,6 +97,63 @@ std::string out_of_bounds(
       extent);
 }
 
+// ---- in graphs --------------------------------------------------------------
+
+// Where an index has no values yet the check is an operator of the graph, which
+// is kept and ordered as all messages are.
+
+/// `extremes` over the ranks of the group, which all raise where they leave
+/// [lowest, extent).
+at::Tensor check_bounds_kernel(
+    const at::Tensor& extremes,
+    int64_t lowest,
+    int64_t extent,
+    int64_t dim,
+    std::string op,
+    std::string group) {
+  const CommScope scope(op.c_str());
+  const auto all = all_reduce(extremes, Reduce::Max, group);
+  const auto outside = outside_of(to_bounds(all), lowest, extent);
+  TORCH_CHECK_INDEX(!outside, out_of_bounds(op, *outside, dim, extent));
+  return all.is_same(extremes) ? all.clone() : all;
+}
+
+at::Tensor check_bounds_meta(
+    const at::Tensor& extremes,
+    int64_t /*lowest*/,
+    int64_t /*extent*/,
+    int64_t /*dim*/,
+    std::string /*op*/,
+    std::string /*group*/) {
+  return at::empty_like(extremes);
+}
+
+bool is_cut_in_graph(const at::Tensor& index) {
+  return is_shard_tensor(index) && is_traced(impl_of(index)->local()) &&
+      spec(index)->is_sharded() && index.numel() > 0;
+}
+
+void check_in_graph(
+    const std::string& op,
+    const at::Tensor& index,
+    int64_t lowest,
+    int64_t dim,
+    int64_t extent) {
+  static const auto check = find_own_operator<decltype(check_bounds_kernel)>(
+      "shardtensor::check_bounds");
+  const auto own = local_of(index);
+  const auto& mesh = *own.spec->mesh();
+  auto axes = own.spec->sharded_axes();
+  auto extremes = extremes_of(own.tensor);
+  const bool of_all = static_cast<int64_t>(axes.size()) == mesh.axes();
+  const auto group = of_all ? mesh.group() : mesh.group(axes.back());
+  axes.pop_back();
+  if (!of_all) {
+    extremes = all_reduce(extremes, Reduce::Max, mesh, axes);
+  }
+  check.call(extremes, lowest, extent, dim, op, group);
+}
+
 } // namespace
 
 std::optional<int64_t> find_outside(
@@ -156,7 +215,12 @@ void check_index(
     int64_t dim,
     int64_t extent,
     bool may_be_negative) {
-  if (index.is_cpu()) {
+  if (!index.is_cpu()) {
+    return;
+  }
+  if (is_cut_in_graph(index)) {
+    check_in_graph(op, index, may_be_negative ? -extent : 0, dim, extent);
+  } else {
     check_planned_index(op, index, dim, extent, may_be_negative);
   }
 }
@@ -166,10 +230,22 @@ void check_gather_index(
     const at::Tensor& index,
     int64_t dim,
     int64_t extent) {
-  if (index.is_cpu()) {
+  if (!index.is_cpu()) {
+    return;
+  }
+  if (is_cut_in_graph(index)) {
+    check_in_graph(op, index, 0, dim, extent);
+  } else {
     const auto outside = find_outside(op, index, 0, extent);
     TORCH_CHECK(!outside, out_of_bounds(op, *outside, dim, extent));
   }
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
+  m.impl("check_bounds", check_bounds_kernel);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Meta, m) {
+  m.impl("check_bounds", check_bounds_meta);
 }
 
 } // namespace shardtensor::detail

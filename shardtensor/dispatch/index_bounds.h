@@ -14,7 +14,8 @@ namespace shardtensor::detail {
 // part is out of bounds: the others would wait for it. So the whole index is
 // checked first, on CPUs; elsewhere PyTorch does not raise either, but kernels
 // assert. A plan is made of numbers on the host: for one a device is waited
-// for, and what is out of bounds is the error that it is on CPUs.
+// for, and what is out of bounds is the error that it is on CPUs. A graph has
+// the check of a cut index as an operator, for whenever it runs.
 
 /// Raises on every rank where `index` leaves [0, extent), or [-extent, extent).
 /// Communication: an all-reduce of two numbers where the index is cut.

@@ -483,3 +483,10 @@ def test_compiled_code_refuses_what_is_out_of_bounds(mesh, backend):
             assert_close(compiled(given, good), function(x, good))
             with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
                 compiled(given, bad)
+    # In one rank's part of the index.
+    chosen = lambda x, index: F.embedding(index, x).sum(0)  # noqa: E731
+    compiled = torch.compile(chosen, fullgraph=True, backend=backend)
+    cut = make_spec(mesh, good.shape, [Shard(0)])
+    assert_close(compiled(x, from_spec(good % 3, cut)), chosen(x, good % 3))
+    with pytest.raises(IndexError, match="embedding: index 255 is out of bounds"):
+        compiled(x, from_spec(bad, cut)).full_tensor()
