@@ -40,42 +40,36 @@ bool decomposes(const OperatorName& name) {
 /// Calls from __torch_dispatch__ (DTensor's, on local tensors that are
 /// ShardTensors) come with all keys above Python's excluded: straight to the
 /// dispatch level. An operator that only the function level knows is sent up
-/// there, once: its rule is made of operators, which may be it again.
-class FunctionLevelCall {
+/// there, and those that its rule is made of begin there, too.
+bool is_left_out(const OperatorHandle& op) {
+  return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey) &&
+      op.hasKernelForDispatchKey(kFunctionKey);
+}
+
+class OnFunctionLevel {
  public:
-  explicit FunctionLevelCall(const OperatorHandle& op)
-      : op_(op), outer_(std::exchange(running, &op)) {}
-  ~FunctionLevelCall() {
-    running = outer_;
+  OnFunctionLevel() {
+    c10::impl::tls_set_dispatch_key_excluded(kFunctionKey, false);
   }
-  FunctionLevelCall(const FunctionLevelCall&) = delete;
-  FunctionLevelCall& operator=(const FunctionLevelCall&) = delete;
-
-  static bool applies(const OperatorHandle& op) {
-    return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey) &&
-        op.hasKernelForDispatchKey(kFunctionKey) &&
-        !(running && running->operator_name() == op.operator_name());
+  ~OnFunctionLevel() {
+    c10::impl::tls_set_dispatch_key_excluded(kFunctionKey, true);
   }
-
-  void run(torch::jit::Stack* stack) const {
-    const at::NoGradGuard no_grad; // autograd is above
-    op_.redispatchBoxed(DispatchKeySet({kFunctionKey, kDispatchKey}), stack);
-  }
-
- private:
-  static thread_local const OperatorHandle* running;
-  const OperatorHandle& op_;
-  const OperatorHandle* outer_;
+  OnFunctionLevel(const OnFunctionLevel&) = delete;
+  OnFunctionLevel& operator=(const OnFunctionLevel&) = delete;
 };
 
-thread_local const OperatorHandle* FunctionLevelCall::running = nullptr;
+void run_on_function_level(const OperatorHandle& op, torch::jit::Stack* stack) {
+  const OnFunctionLevel guard;
+  const at::NoGradGuard no_grad; // autograd is above
+  op.redispatchBoxed(DispatchKeySet({kFunctionKey, kDispatchKey}), stack);
+}
 
 void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
-  if (FunctionLevelCall::applies(op)) {
-    FunctionLevelCall(op).run(stack);
+  if (is_left_out(op)) {
+    run_on_function_level(op, stack);
     return;
   }
   if (!run_functional_form(op, stack)) {

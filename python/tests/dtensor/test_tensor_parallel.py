@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 
@@ -129,6 +130,40 @@ def test_samples_along_the_tensor_axis_gather_no_domain(mesh):
             found.square().mean().backward()
         expected.square().mean().backward()
         check(found, expected, cut.parameters(), whole.parameters())
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@ranks("2x2")
+def test_norms_between_pieces_of_the_sequence(mesh, dim):
+    """Of samples or rows that lie along the tensors' axis, the domain along either."""
+    domain, tensors = mesh["domain_h"], mesh["domain_w"]
+    rows, all_of_them = Shard(dim), Replicate()
+    stay = {"output_layouts": rows, "use_local_output": False}
+    plan = {
+        "0": RowwiseParallel(input_layouts=all_of_them, **stay),
+        "1": SequenceParallel(sequence_dim=dim),
+        "2": ColwiseParallel(input_layouts=rows),
+        "3": RowwiseParallel(**stay),
+        "4": SequenceParallel(sequence_dim=dim),
+        "5": ColwiseParallel(input_layouts=rows, output_layouts=all_of_them),
+    }
+    norms = nn.LayerNorm(6), nn.LayerNorm(6, bias=False)
+    layers = nn.Linear(6, 6), norms[0], nn.Linear(6, 8), nn.Linear(8, 6), norms[1]
+    whole = nn.Sequential(*layers, nn.Linear(6, 4)).double()
+    cut = parallelize_module(copy.deepcopy(whole), tensors, plan)
+    for cut_dim in (0, 1):
+        x = torch.randn(4, 8, 6, dtype=torch.float64, requires_grad=True)
+        sizes = {cut_dim: uneven(x.shape[cut_dim], 2)}
+        part = shard(x, domain, [Shard(cut_dim)], sizes)
+        with shardtensor.fallback_mode("error"):
+            found, expected = cut(part), whole(x)
+            assert_close(found, expected)
+            found.square().mean().backward()
+        expected.square().mean().backward()
+        check(found, expected, cut.parameters(), whole.parameters())
+        assert_close(part.grad, x.grad)
+        cut.zero_grad()
+        whole.zero_grad()
 
 
 @ranks(2, "2x2")

@@ -1,3 +1,6 @@
+#include <array>
+
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_batch_norm_with_update_ops.h>
 #include <ATen/ops/_native_batch_norm_legit_ops.h>
@@ -73,6 +76,48 @@ NormAndStatistics native_layer_norm_function(
   const auto [mean, rstd] = statistics(
       x.detach(), weight, dims_from(x.dim() - covered, x.dim()), true, eps);
   return {result.to(input.scalar_type()), mean.detach(), rstd.detach()};
+}
+
+/// Over the samples that share a weight, in its type.
+Tensor sum_of_rows(const Tensor& x, int64_t rows, const OptionalTensor& like) {
+  return (rows == 0 ? x : x.sum(dims_from(0, rows))).to(like->scalar_type());
+}
+
+bool is_given(const OptionalTensor& tensor) {
+  return tensor && tensor->defined();
+}
+
+/// What a DTensor calls: Note [Function level left out]. The rule of layer_norm
+/// has a backward of its own.
+NormAndStatistics native_layer_norm_backward_kernel(
+    const Tensor& grad,
+    const Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const Tensor& mean,
+    const Tensor& rstd,
+    const OptionalTensor& weight,
+    const OptionalTensor& bias,
+    std::array<bool, 3> wanted) {
+  const CommScope scope("aten::native_layer_norm_backward");
+  const auto type = at::toOpMathType(input.scalar_type());
+  const auto rows = input.dim() - static_cast<int64_t>(normalized_shape.size());
+  const auto g = grad.to(type);
+  const auto x = (input.to(type) - mean) * rstd;
+  NormAndStatistics result;
+  if (wanted[0]) {
+    const auto dims = dims_from(rows, input.dim());
+    const auto scaled = is_given(weight) ? g * *weight : g;
+    const auto centred =
+        scaled - scaled.mean(dims, true) - x * (scaled * x).mean(dims, true);
+    std::get<0>(result) = (centred * rstd).to(input.scalar_type());
+  }
+  if (wanted[1] && is_given(weight)) {
+    std::get<1>(result) = sum_of_rows(g * x, rows, weight);
+  }
+  if (wanted[2] && is_given(bias)) {
+    std::get<2>(result) = sum_of_rows(g, rows, bias);
+  }
+  return result;
 }
 
 NormAndStatistics native_batch_norm_function(
@@ -180,6 +225,10 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<
           at::_ops::_batch_norm_with_update,
           batch_norm_with_update_function>);
+}
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
+  m.impl("native_layer_norm_backward", native_layer_norm_backward_kernel);
 }
 
 } // namespace shardtensor::detail

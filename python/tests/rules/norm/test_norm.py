@@ -352,6 +352,8 @@ NATIVE = {
     "layer_last": lambda x, w: torch.native_layer_norm(
         x.movedim(1, 3), [4], w, w, 1e-5
     ),
+    "layer_backward": lambda x, w: layer_backward(x, [6, 5], None),
+    "layer_backward_last": lambda x, w: layer_backward(x.movedim(1, 3), [4], w),
     "batch": lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
     "batch_tracked": lambda x, w: torch.native_batch_norm(
         x, w, None, w.detach() * 0, w.detach() ** 2, True, 0.1, 1e-5
@@ -366,6 +368,13 @@ NATIVE = {
     ),
     "batch_updated": lambda x, w: with_update(x, w),
 }
+
+
+def layer_backward(x, sizes, w):
+    _, mean, rstd = torch.native_layer_norm(x.detach(), sizes, None, None, 1e-5)
+    wanted = [True, w is not None, w is not None]
+    found = aten.native_layer_norm_backward(x.cos(), x, sizes, mean, rstd, w, w, wanted)
+    return found if all(wanted) else found[0]
 
 
 def legit(x, w, training):
