@@ -86,7 +86,8 @@ class ShardGraph:
 
         With `meanwhile`, a function of the own rows that runs while the messages
         travel (the work of the interior edges): a pair of the rows and its result.
-        It must not communicate."""
+        It must not communicate; for what it raises on one rank others do not wait
+        here, but at their next message."""
         if meanwhile is None:
             return self._core.halo(x)
         results = []

@@ -145,7 +145,9 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         """This rank's piece as a plain tensor, differentiable, no copy. The
         ranks' gradients of it are read as `grad_placements`: by default the
         tensor's own placements with Partial made Replicate; say Partial()
-        where ranks use a replicated tensor for different work."""
+        where ranks use a replicated tensor for different work. A view that is a copy
+        (a row of a cut dim) fetches what was written into the piece since: write on
+        all ranks, or take the view afterwards."""
         return _C.to_local(self, self._grad_spec(grad_placements))
 
     def full_tensor(

@@ -163,7 +163,8 @@ def mark_module_as_shared(
     named group (None: over all ranks): each backward's new term is, before it
     is added to `.grad`. For parameters that plain local tensors meet;
     ShardTensors need nothing of this. fp16 and bf16 are summed in fp32 unless
-    told otherwise."""
+    told otherwise. Freeze a parameter on all ranks or on none: for a gradient that one
+    rank does not have the others wait."""
     group = DistributedManager().group(process_group) or dist.group.WORLD
     parameters = list(module.named_parameters(recurse=recurse))
     _C.share_gradients(parameters, group.group_name, use_fp32_reduction)
