@@ -30,6 +30,9 @@ struct Decision {
   /// The outputs lie in memory in the operands' order of dims, as those of
   /// TensorIterator do: see Note [Nominal strides].
   bool keeps_order = false;
+  /// What the outputs are, and what a derivative makes of them, depends on
+  /// whether an input is contiguous: local matrices lie in memory as it shows.
+  bool reads_order = false;
   /// The inputs move because the operator cannot work in their layout: counted
   /// and said as a fallback is.
   bool is_repair = false;

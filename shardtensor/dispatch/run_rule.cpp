@@ -113,6 +113,15 @@ at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
   return operand.written && moved.is_alias_of(local) ? moved.clone() : moved;
 }
 
+/// See Decision::reads_order.
+at::Tensor as_shown(const at::Tensor& local, const at::Tensor& tensor) {
+  if (local.dim() < 2 || local.is_contiguous() == tensor.is_contiguous()) {
+    return local;
+  }
+  return tensor.is_contiguous() ? local.contiguous()
+                                : local.mT().contiguous().mT();
+}
+
 /// Puts the local tensors in the place of the operands.
 void replace_operands(
     torch::jit::Stack& stack,
@@ -314,7 +323,9 @@ Locals local_operands(const Call& call, const Decision& decision) {
       locals.source = view_source(operand.tensor, wanted);
       locals.tensors.push_back(locals.source.local);
     } else {
-      locals.tensors.push_back(local_operand(operand, wanted));
+      const auto local = local_operand(operand, wanted);
+      locals.tensors.push_back(
+          decision.reads_order ? as_shown(local, operand.tensor) : local);
     }
   }
   keep_apart(call, locals);

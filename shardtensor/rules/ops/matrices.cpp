@@ -151,6 +151,13 @@ Decision matrices_rule(Call& call) {
   return decision;
 }
 
+/// LU factors are those of the transposed matrix where it is contiguous.
+Decision factors_rule(Call& call) {
+  auto decision = matrices_rule(call);
+  decision.reads_order = true;
+  return decision;
+}
+
 /// Whether there are residuals depends on all matrices of the batch.
 bool needs_batch(const Call& call) {
   if (call.op().operator_name().name != "aten::linalg_lstsq" ||
@@ -181,9 +188,6 @@ Decision raising_rule(Call& call) {
 const RegisterRules of_matrices{
     matrices_rule,
     {
-        "aten::_linalg_det",
-        "aten::_linalg_slogdet",
-        "aten::_linalg_solve_ex",
         "aten::cholesky_inverse",
         "aten::cholesky_solve",
         "aten::geqrf",
@@ -200,6 +204,14 @@ const RegisterRules of_matrices{
         "aten::linalg_solve_triangular",
         "aten::lu_unpack",
         "aten::ormqr",
+    }};
+
+const RegisterRules of_matrices_with_factors{
+    factors_rule,
+    {
+        "aten::_linalg_det",
+        "aten::_linalg_slogdet",
+        "aten::_linalg_solve_ex",
     }};
 
 const RegisterRules of_matrices_that_raise{

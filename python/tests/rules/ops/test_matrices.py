@@ -3,10 +3,11 @@
 import pytest
 import torch
 from layouts import ALL, check, check_native, placements_of, sweep
-from ranks import check_op, ranks, shard, sharded
+from ranks import assert_close, check_op, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 import shardtensor
+from shardtensor import ShardTensor
 
 linalg = torch.linalg
 
@@ -89,6 +90,20 @@ def test_a_single_matrix_and_bad_ones(mesh):
     indefinite = shard(-torch.eye(3).expand(4, 3, 3), mesh, [Shard(0)])
     with pytest.raises(linalg.LinAlgError, match="positive-definite"):
         linalg.cholesky(indefinite)
+
+
+@ranks(1, 2)
+def test_pieces_that_lie_by_columns(mesh):
+    """LU factors are those of the transposed matrix where it is contiguous."""
+    x = torch.randn(4, 3, 3, dtype=torch.float64, requires_grad=True)
+    part = shard(x, mesh, [Shard(0)])
+    local = part.to_local().detach().mT.contiguous().mT
+    part = ShardTensor.from_spec(local, part._spec).requires_grad_()
+    for fn in (linalg.det, torch.logdet, lambda x: linalg.solve(x, ROWS)):
+        for whole, cut in ((x, part), (x.mT, part.mT)):
+            (expected,) = torch.autograd.grad(fn(whole).exp().nansum(), x)
+            (actual,) = torch.autograd.grad(fn(cut).exp().nansum(), part)
+            assert_close(actual, expected)
 
 
 def lower(a):
