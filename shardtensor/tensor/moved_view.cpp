@@ -122,6 +122,9 @@ at::Tensor wrap_view(
   const SameInference same(*impl_of(tensor));
   auto result = wrap(local, spec, strides);
   note_view_place(result, tensor, offset);
+  const auto begin =
+      tensor.storage_offset() * tensor.element_size() / result.element_size();
+  impl_of(result)->set_storage_offset(begin + offset.value_or(0));
   impl_of(result)->set_moved_view(source.moved);
   impl_of(result)->set_shares_memory();
   impl_of(result)->set_known_zeros(

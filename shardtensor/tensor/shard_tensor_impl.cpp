@@ -157,6 +157,7 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
   const SameInference same(*this);
   auto impl =
       c10::make_intrusive<ShardTensorImpl>(held_.local, held_.spec, strides());
+  impl->set_storage_offset(storage_offset());
   if (version_counter.unique()) { // nobody else's
     note_other_version();
     impl->note_other_version();

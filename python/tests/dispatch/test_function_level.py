@@ -45,6 +45,50 @@ def test_a_transformed_weight_meets_a_sharded_input(mesh, name):
         assert_close(torch.func.grad(loss)(w, part), expected)
 
 
+def differences(x):
+    d = torch.zeros_like(x)
+    d[..., 1:-1] = x[..., 2:] - x[..., :-2]
+    d[..., 0] = x[..., 1]
+    return d * x
+
+
+def turned(x):
+    """Rows of a tensor that does not lie row by row."""
+    z = torch.empty_like(x.mT).copy_(x.mT.square())
+    z[:, 2:] *= x.mT[:, :-2]
+    z.permute(2, 0, 1)[1, :, 2:] += 1
+    z.mT[0, 1, ::2] = x[1, 1, 1::2].repeat(2)[:5]
+    return z
+
+
+WRITTEN = {
+    "differences": differences,
+    "turned": turned,
+    "circular": lambda x: F.pad(x, (2, 1), mode="circular").square(),
+    "half spectrum": lambda x: torch.fft.rfft(x).abs().square(),
+}
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_transform_sees_what_is_written(mesh, name):
+    fn = WRITTEN[name]
+    pair = torch.randn(2, 2, 4, 9, dtype=torch.float64)
+
+    def curvature(x, direction):
+        def gradient(x):
+            return torch.func.grad(lambda x: (fn(x) ** 3).sum())(x)
+
+        return torch.func.jvp(gradient, (x,), (direction,))
+
+    expected = curvature(*pair)
+    placements = [Shard(2), Shard(1)][: mesh.ndim]
+    for sizes in partitions(9, mesh.size(0)):
+        parts = [shard(x, mesh, placements, {2: sizes}) for x in pair]
+        for ours, one_device in zip(curvature(*parts), expected, strict=True):
+            assert_close(ours, one_device)
+
+
 def in_place(fn):
     return lambda *tensors: fn(tensors[0].clone(), *tensors[1:])
 

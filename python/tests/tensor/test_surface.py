@@ -186,7 +186,7 @@ def test_operators_without_a_meaning_on_pieces_say_why(mesh):
     aten = torch.ops.aten
     shardtensor.reset_fallback_counts()
     for what, why in (
-        (lambda: aten.as_strided(x, [2], [1]), "no memory of its global sizes"),
+        (lambda: aten.as_strided(x, [2, 2], [1, 1]), "no memory of its global sizes"),
         (lambda: aten.resize_(x, [2, 2]), "no memory of its global sizes"),
         (lambda: aten.resize_as_(x, x[:2]), r"from sizes \[4, 2\] to \[2, 2\]"),
         (lambda: x.to_sparse(), "aten::_to_sparse: .* strided boxes"),

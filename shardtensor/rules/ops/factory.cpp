@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/tensor/constant.h"
@@ -21,16 +23,15 @@ Decision like_rule(Call& call) {
 
 /// new_zeros(sizes) and friends. The sizes of the input give its layout, others
 /// become Replicate.
-SpecPtr new_spec(const Call& call) {
-  const auto sizes = call.argument("size").toIntVector();
-  const auto& like = call.operand(0).spec;
+SpecPtr layout_of_new(const SpecPtr& like, const std::vector<int64_t>& sizes) {
   return like->sizes() == sizes ? without_partial(like)
-                                : make_replicated(call.mesh(), sizes);
+                                : make_replicated(like->mesh(), sizes);
 }
 
 Decision new_rule(Call& call) {
   Decision decision;
-  const auto spec = new_spec(call);
+  const auto spec =
+      layout_of_new(call.operand(0).spec, call.argument("size").toIntVector());
   decision.inputs = {nullptr};
   decision.outputs = {spec};
   decision.arguments.emplace_back(
@@ -74,15 +75,49 @@ std::vector<int64_t> order_of(const std::vector<int64_t>& strides) {
   return order;
 }
 
-Decision new_empty_strided_rule(Call& call) {
-  auto decision = new_rule(call);
-  const auto index = call.argument_index("stride");
-  decision.arguments.emplace_back(
-      index,
-      dense_strides(
-          order_of(call.argument(index).toIntVector()),
-          decision.outputs[0]->local_sizes()));
-  return decision;
+at::Tensor new_empty_strided_kernel(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  const auto layout_of = layout_of_new(spec(self), size.vec());
+  const auto local = impl_of(self)->local().new_empty_strided(
+      layout_of->local_sizes(),
+      dense_strides(order_of(stride.vec()), layout_of->local_sizes()),
+      dtype,
+      layout,
+      device,
+      pin_memory);
+  return wrap(local, layout_of, stride);
+}
+
+/// Where a tangent lies: as `other` does, behind the dims of a batch.
+at::Tensor new_zeros_with_same_feature_meta_kernel(
+    const at::Tensor& self,
+    const at::Tensor& other,
+    int64_t self_num_batch_dims) {
+  auto sizes = self.sizes().slice(0, self_num_batch_dims).vec();
+  std::vector<int64_t> from(sizes.size(), -1);
+  std::vector<int64_t> strides(sizes.size());
+  auto step = other.numel();
+  for (auto dim = self_num_batch_dims - 1; dim >= 0; --dim) {
+    strides[dim] = step;
+    step *= sizes[dim];
+  }
+  for (int64_t dim = 0; dim < other.dim(); ++dim) {
+    sizes.push_back(other.size(dim));
+    strides.push_back(other.stride(dim));
+    from.push_back(dim);
+  }
+  const auto layout = with_dims(without_partial(spec(other)), sizes, from);
+  const auto zeros =
+      at::zeros(layout->local_sizes(), impl_of(self)->local().options());
+  const auto result = wrap(zeros, layout, strides);
+  impl_of(result)->set_storage_offset(other.storage_offset());
+  return result;
 }
 
 const RegisterRules factories{
@@ -90,7 +125,6 @@ const RegisterRules factories{
     {"aten::ones_like", like_rule},
     {"aten::empty_like", like_rule},
     {"aten::full_like", like_rule},
-    {"aten::new_empty_strided", new_empty_strided_rule},
 };
 
 } // namespace
@@ -99,6 +133,10 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : {"new_zeros", "new_ones", "new_empty", "new_full"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&new_kernel>());
   }
+  m.impl("new_empty_strided", new_empty_strided_kernel);
+  m.impl(
+      "_new_zeros_with_same_feature_meta",
+      new_zeros_with_same_feature_meta_kernel);
 }
 
 } // namespace shardtensor::detail

@@ -69,9 +69,11 @@ ViewPlanPtr find_view_plan(
   });
 }
 
-bool begins_at(const at::Tensor& self, std::optional<int64_t> storage_offset) {
-  const bool is_part = self.is_view() && self._base().numel() != self.numel();
-  return !storage_offset || (*storage_offset == 0 && !is_part);
+int64_t offset_within(
+    const at::Tensor& self,
+    std::optional<int64_t> storage_offset) {
+  const auto own = self.storage_offset();
+  return storage_offset.value_or(own) - own;
 }
 
 namespace {

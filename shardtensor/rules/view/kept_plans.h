@@ -28,9 +28,11 @@ ViewPlanPtr find_view_plan(
     c10::function_ref<ViewPlan()> make,
     c10::function_ref<at::Tensor(const at::Tensor&)> view);
 
-/// Whether an offset of as_strided, none or one from where the memory begins
-/// that `self` is a part of, is where `self` begins.
-bool begins_at(const at::Tensor& self, std::optional<int64_t> storage_offset);
+/// How far from where `self` begins an offset of as_strided is, which counts
+/// from where the memory begins that `self` may be a part of.
+int64_t offset_within(
+    const at::Tensor& self,
+    std::optional<int64_t> storage_offset);
 
 // Note [Origins of views]
 // ATen's backward of a slice or a row is told the sizes of its input, not the

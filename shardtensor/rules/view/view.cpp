@@ -107,7 +107,7 @@ at::Tensor as_strided_kernel(
     at::IntArrayRef stride,
     std::optional<int64_t> storage_offset) {
   const bool is_whole = size == self.sizes() && stride == self.strides() &&
-      begins_at(self, storage_offset);
+      offset_within(self, storage_offset) == 0;
   check_as_strided("as_strided", is_whole, self, size, stride);
   const auto source = view_source(self, nullptr);
   return wrap_view(

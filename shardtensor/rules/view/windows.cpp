@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include <ATen/WrapDimUtils.h>
@@ -77,7 +78,8 @@ at::Tensor diagonal_kernel(
       plan->output,
       plan->strides,
       self,
-      source);
+      source,
+      plan->offset);
 }
 
 /// The layout of `spec` when whole dims are put where they were: dims[i] gets
@@ -286,24 +288,147 @@ std::optional<Windows> find_windows(
   return {};
 }
 
-/// stft and others take their windows by strides.
+/// A part of each dim, every `step`-th row; output dims in any order.
+struct StridedBox {
+  std::vector<int64_t> begin; // of each input dim
+  std::vector<int64_t> dims; // of which output dims are, -1 a new one
+  std::vector<int64_t> step; // of output dims
+};
+
+/// Sizes, strides and an offset from where `self` begins that mean such a part
+/// of it: each stride is whole steps of one dim.
+std::optional<StridedBox> find_box(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    int64_t offset) {
+  std::vector<int64_t> by_stride;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (self.size(dim) > 1 && self.stride(dim) > 0) {
+      by_stride.push_back(dim);
+    }
+  }
+  std::ranges::stable_sort(
+      by_stride, std::greater(), [&](int64_t dim) { return self.stride(dim); });
+  if (offset < 0) {
+    return {};
+  }
+  StridedBox box{std::vector<int64_t>(self.dim()), {}, {}};
+  std::vector<int64_t> end(self.dim(), 1);
+  for (const auto dim : by_stride) {
+    box.begin[dim] = offset / self.stride(dim);
+    end[dim] = self.size(dim);
+    offset %= self.stride(dim);
+    if (box.begin[dim] >= end[dim]) {
+      return {};
+    }
+  }
+  std::vector<bool> used(self.dim());
+  for (size_t i = 0; i < size.size(); ++i) {
+    const auto of = std::ranges::find_if(by_stride, [&](int64_t dim) {
+      return !used[dim] && stride[i] > 0 && stride[i] % self.stride(dim) == 0 &&
+          box.begin[dim] + (size[i] - 1) * (stride[i] / self.stride(dim)) <
+          end[dim];
+    });
+    if (size[i] == 1) {
+      box.dims.push_back(-1);
+      box.step.push_back(1);
+      continue;
+    }
+    if (size[i] == 0 || of == by_stride.end()) {
+      return {};
+    }
+    used[*of] = true;
+    box.dims.push_back(*of);
+    box.step.push_back(stride[i] / self.stride(*of));
+  }
+  return offset == 0 && self.numel() > 0 ? std::optional(box) : std::nullopt;
+}
+
+at::Tensor take_box(
+    const at::Tensor& self,
+    const StridedBox& box,
+    at::IntArrayRef size) {
+  auto out = self;
+  std::vector<int64_t> order;
+  for (size_t i = 0; i < size.size(); ++i) {
+    const auto dim = box.dims[i];
+    if (dim >= 0) {
+      const auto begin = box.begin[dim];
+      out = out.slice(
+          dim, begin, begin + (size[i] - 1) * box.step[i] + 1, box.step[i]);
+      order.push_back(dim);
+    }
+  }
+  for (int64_t dim = self.dim() - 1; dim >= 0; --dim) {
+    if (std::ranges::find(box.dims, dim) == box.dims.end()) {
+      out = out.select(dim, box.begin[dim]);
+      for (auto& kept : order) {
+        kept -= kept > dim ? 1 : 0;
+      }
+    }
+  }
+  out = out.permute(order);
+  for (size_t i = 0; i < size.size(); ++i) {
+    out = box.dims[i] < 0 ? out.unsqueeze(static_cast<int64_t>(i)) : out;
+  }
+  return out;
+}
+
+/// A tensor in one piece of memory with a dim for each of these strides.
+at::Tensor with_dims_of(
+    const at::Tensor& self,
+    at::IntArrayRef size,
+    at::IntArrayRef stride) {
+  std::vector<int64_t> steps;
+  for (size_t i = 0; i < size.size(); ++i) {
+    if (size[i] > 1) {
+      steps.push_back(stride[i]);
+    }
+  }
+  std::ranges::sort(steps, std::greater());
+  std::vector<int64_t> sizes;
+  auto rest = self.numel();
+  for (const auto step : steps) {
+    if (step <= 0 || rest % step != 0 || !self.is_contiguous()) {
+      return self;
+    }
+    sizes.push_back(rest / step);
+    rest = step;
+  }
+  sizes.push_back(rest);
+  return self.reshape(sizes);
+}
+
+/// stft and others take their windows by strides; torch.func's transforms take
+/// a part that was written, or its tangent.
 at::Tensor as_strided_function(
     c10::DispatchKeySet keys,
     const at::Tensor& self,
     at::IntArrayRef size,
     at::IntArrayRef stride,
     std::optional<int64_t> storage_offset) {
-  const auto windows = begins_at(self, storage_offset)
-      ? find_windows(self, size, stride)
-      : std::nullopt;
-  return windows ? self.unfold(windows->dim, size.back(), windows->step)
-                       .narrow(windows->dim, 0, size[windows->dim])
-                 : at::_ops::as_strided::redispatch(
-                       below_function_level(keys),
-                       self,
-                       c10::fromIntArrayRefSlow(size),
-                       c10::fromIntArrayRefSlow(stride),
-                       storage_offset);
+  const bool is_whole = size == self.sizes() && stride == self.strides();
+  const auto offset = offset_within(self, storage_offset);
+  if (!is_whole) {
+    const auto windows =
+        offset == 0 ? find_windows(self, size, stride) : std::nullopt;
+    if (windows) {
+      return self.unfold(windows->dim, size.back(), windows->step)
+          .narrow(windows->dim, 0, size[windows->dim]);
+    }
+    for (const auto& seen : {self, with_dims_of(self, size, stride)}) {
+      if (const auto box = find_box(seen, size, stride, offset)) {
+        return take_box(seen, *box, size);
+      }
+    }
+  }
+  return at::_ops::as_strided::redispatch(
+      below_function_level(keys),
+      self,
+      c10::fromIntArrayRefSlow(size),
+      c10::fromIntArrayRefSlow(stride),
+      storage_offset);
 }
 
 // ---- other element types ----------------------------------------------------
