@@ -15,9 +15,9 @@ void check_no_tangent(const char* what, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !torch::autograd::isFwGradDefined(tensor),
       what,
-      ": expected no forward-mode tangent (got a tensor of sizes ",
-      tensor.sizes(),
-      " with a tangent); use reverse mode");
+      ": expected no forward-mode tangent (got a tensor of ",
+      tensor.dim(), // sizes of pieces differ between ranks
+      " dims with a tangent); use reverse mode");
 }
 
 } // namespace shardtensor::detail

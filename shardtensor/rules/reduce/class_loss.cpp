@@ -15,6 +15,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/tensor/tangent.h"
 
 // Losses of log-probabilities against class indices. Every rank computes the
 // plain loss of its piece: other ranks' classes are ignored targets. The sum of
@@ -107,6 +108,7 @@ OptionalTensor plain_weight(
       "], one per class, got ",
       weight->sizes());
   check_promotions({*weight}, op);
+  check_no_tangent("class weights of a loss", *weight);
   const auto whole = autocast_to_float(
       op, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
   TORCH_CHECK(
