@@ -9,6 +9,11 @@ import shardtensor
 ALL = (1, 2, 3, 4, "2x2")
 
 
+def image(*shape, dtype=torch.float64):
+    """Values with a mean, so that forgetting it shows."""
+    return (torch.randn(shape, dtype=dtype) + 3).requires_grad_()
+
+
 def placements_of(mesh, *dims):
     """Shard(dims[a]) on axis a; the last one for all further axes."""
     return [Shard(dims[min(a, len(dims) - 1)]) for a in range(mesh.ndim)]
