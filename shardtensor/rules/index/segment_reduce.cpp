@@ -48,16 +48,30 @@ Partition rows_of_pieces(const Tensor& lengths, const SpecPtr& runs) {
   return Partition(std::vector<int64_t>(data, data + all.numel()));
 }
 
-/// The run that each row of `data` is in. Communication: one number, and that
-/// of a redistribution of integers.
-Tensor runs_of_rows(const Tensor& lengths, const Tensor& data, bool unsafe) {
-  const auto& runs = spec(lengths);
-  const auto own = to_local(lengths);
-  const auto pieces = rows_of_pieces(own, runs);
+/// The rows of `data` that runs of these lengths have: all, unless `unsafe`
+/// leaves the last ones out.
+Tensor rows_in_runs(const Tensor& data, int64_t count, bool unsafe) {
   TORCH_CHECK(
-      unsafe || pieces.extent() == data.size(0),
+      unsafe || count == data.size(0),
       "segment_reduce(): Expected all rows of lengths along axis to sum to "
       "data.size(lengths.dim()-1) when !unsafe.");
+  TORCH_CHECK_VALUE(
+      count <= data.size(0),
+      "segment_reduce: expected lengths that sum to at most the ",
+      data.size(0),
+      " rows of data, got ",
+      count);
+  return count == data.size(0) ? data : data.narrow(0, 0, count);
+}
+
+/// The run that each row of `data` is in; a piece of the runs has as many rows
+/// as its place in `pieces` says. Communication: a redistribution of integers.
+Tensor runs_of_rows(
+    const Tensor& lengths,
+    const Partition& pieces,
+    const Tensor& data) {
+  const auto& runs = spec(lengths);
+  const auto own = to_local(lengths);
   const auto first = runs->is_sharded() ? runs->interval(0).begin : 0;
   const auto numbers = at::repeat_interleave(
       at::arange(own.numel(), own.options()).add(first), own);
@@ -80,12 +94,14 @@ double neutral(const std::string& reduce) {
 }
 
 Tensor reduced_runs(
-    const Tensor& data,
+    const Tensor& given,
     const std::string& reduce,
     const Tensor& lengths,
     bool unsafe,
     const std::optional<at::Scalar>& initial) {
-  const auto runs = runs_of_rows(lengths, data, unsafe);
+  const auto pieces = rows_of_pieces(to_local(lengths), spec(lengths));
+  const auto data = rows_in_runs(given, pieces.extent(), unsafe);
+  const auto runs = runs_of_rows(lengths, pieces, data);
   if (spec(lengths)->is_sharded()) {
     note_row_layout(spec(runs), spec(lengths)); // results lie as lengths do
   }

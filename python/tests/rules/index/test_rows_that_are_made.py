@@ -198,3 +198,21 @@ def test_segment_reduce_by_offsets_and_what_is_wrong(mesh):
     lengths[0], lengths[1] = -1, lengths[1] + lengths[0] + 1
     with pytest.raises(RuntimeError, match="negative value"):
         torch.segment_reduce(cut, "sum", lengths=lengths)
+
+
+@ranks(2, 3)
+def test_segment_reduce_may_leave_the_last_rows_out(mesh):
+    data = torch.randn(EDGES, 2, dtype=torch.float64, requires_grad=True)
+    lengths = lengths_of(EDGES - 3, NODES)
+    for reduce in ("sum", "max"):
+        for sizes in partitions(EDGES, mesh.size()):
+            for runs in (lengths, sharded(lengths, [Shard(0)])):
+                check_op(
+                    lambda data, lengths, reduce=reduce: torch.segment_reduce(
+                        data, reduce, lengths=lengths, unsafe=True, initial=1
+                    ),
+                    sharded(data, [Shard(0)], {0: sizes}), runs, mesh=mesh,
+                )  # fmt: skip
+    cut = shard(data.detach(), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match=f"at most the {EDGES} rows of data, got"):
+        torch.segment_reduce(cut, "sum", lengths=lengths + 1, unsafe=True)
