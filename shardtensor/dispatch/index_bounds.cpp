@@ -9,6 +9,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/collectives.h"
@@ -27,7 +28,7 @@ struct Bounds {
 
 /// The lowest index times -1, and the highest.
 at::Tensor extremes_of(const at::Tensor& index) {
-  if (index.numel() == 0) {
+  if (index.sym_numel().guard_int(__FILE__, __LINE__) == 0) { // in graphs, too
     return index.new_full(
         {2},
         std::numeric_limits<int64_t>::min(),
@@ -77,9 +78,9 @@ std::optional<int64_t> outside_of(
 }
 
 bool has_values(const at::Tensor& index) {
-  return index.numel() > 0 &&
-      at::isIntegralType(index.scalar_type(), /*includeBool=*/false) &&
-      !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index);
+  return !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index) &&
+      index.numel() > 0 &&
+      at::isIntegralType(index.scalar_type(), /*includeBool=*/false);
 }
 
 std::string out_of_bounds(
@@ -130,7 +131,8 @@ at::Tensor check_bounds_meta(
 
 bool is_cut_in_graph(const at::Tensor& index) {
   return is_shard_tensor(index) && is_traced(impl_of(index)->local()) &&
-      spec(index)->is_sharded() && index.numel() > 0;
+      spec(index)->is_sharded() &&
+      c10::multiply_integers(spec(index)->sizes()) > 0;
 }
 
 void check_in_graph(

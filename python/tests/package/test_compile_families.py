@@ -464,7 +464,7 @@ def test_inductor(mesh, name):
     check(mesh, name, "inductor", layouts=1)
 
 
-@ranks(2, timeout=300)
+@ranks(2, "2x2", timeout=300)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_code_refuses_what_is_out_of_bounds(mesh, backend):
     def loss(x, labels):
@@ -479,14 +479,16 @@ def test_compiled_code_refuses_what_is_out_of_bounds(mesh, backend):
         for dim in (0, 1):
             torch._dynamo.reset()
             compiled = torch.compile(function, fullgraph=True, backend=backend)
-            given = from_spec(x, make_spec(mesh, x.shape, [Shard(dim)]))
+            given = from_spec(x, make_spec(mesh, x.shape, [Shard(dim)] * mesh.ndim))
             assert_close(compiled(given, good), function(x, good))
             with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
                 compiled(given, bad)
     # In one rank's part of the index.
     chosen = lambda x, index: F.embedding(index, x).sum(0)  # noqa: E731
     compiled = torch.compile(chosen, fullgraph=True, backend=backend)
-    cut = make_spec(mesh, good.shape, [Shard(0)])
-    assert_close(compiled(x, from_spec(good % 3, cut)), chosen(x, good % 3))
-    with pytest.raises(IndexError, match="embedding: index 255 is out of bounds"):
-        compiled(x, from_spec(bad, cut)).full_tensor()
+    by_some = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
+    for placements in (by_some, [Shard(0)] * mesh.ndim)[-mesh.ndim :]:
+        cut = make_spec(mesh, good.shape, placements)
+        assert_close(compiled(x, from_spec(good % 3, cut)), chosen(x, good % 3))
+        with pytest.raises(IndexError, match="embedding: index 255 is out of bounds"):
+            compiled(x, from_spec(bad, cut)).full_tensor()
