@@ -299,6 +299,7 @@ class Pool:
         # An error that all ranks raise alike leaves no message under way.
         kinds = {(o.kind, o.text.rstrip().rsplit("\n", 1)[-1]) for o in outcomes}
         lost = any(o.kind in ("died", "timeout") for o in outcomes)
+        lost = lost or any(rig.is_lost(o.text) for o in outcomes)
         self.broken = lost or len(kinds) > 1 or self._threads() > MANY_THREADS
         return outcomes
 
@@ -375,7 +376,7 @@ def _serve_seed(descriptor, preload):
     import shardtensor  # noqa: F401
 
     rig.prepare()
-    for name in preload:
+    for name in filter(rig.may_preload, preload):
         module, _, function = name.partition(":")
         module = importlib.import_module(module)
         if function:  # not while its module is imported: tracebacks take long then

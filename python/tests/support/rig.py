@@ -38,6 +38,22 @@ def prepare():
     """Before PyTorch is asked for the device; starts no thread."""
     if DEVICE == "guarded":
         import guarded  # noqa: F401
+    if DEVICE == "cuda":  # CUDA's runtime, once asked, does not survive a fork
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+# PyTorch's own tests, which ask for the GPU's capability while they are imported.
+ASK_THE_GPU = ("conformance", "operator_samples", "torch.testing")
+
+
+def may_preload(name):
+    """Whether the process from which workers are forked may import it."""
+    return DEVICE != "cuda" or not name.startswith(ASK_THE_GPU)
+
+
+def is_lost(text):
+    """Whether an error leaves a process that can no longer use the device."""
+    return DEVICE == "cuda" and ("CUDA error" in text or "device-side assert" in text)
 
 
 def device_of(rank):

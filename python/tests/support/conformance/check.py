@@ -114,7 +114,7 @@ def _differentiate(run):
     outputs = [x for x in run.outputs if _needs_grad(x)]
     if not outputs or not run.leaves:
         return
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator("cpu").manual_seed(SEED)
     directions = [_direction(x, generator) for x in outputs]
     counted = _counted()
     try:
@@ -128,7 +128,8 @@ def _differentiate(run):
 
 def _direction(x, generator):
     """The same random numbers for a tensor and for its pieces."""
-    whole = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    whole = torch.randn(x.shape, dtype=x.dtype, generator=generator, device="cpu")
+    whole = whole.to(x.device)
     if isinstance(x, ShardTensor):
         return from_spec(whole, x._spec.without_partial())
     return whole

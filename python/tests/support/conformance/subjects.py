@@ -6,6 +6,7 @@ A subject is a name; its samples are the same on every rank and in every run.
 import functools
 import warnings
 
+import rig
 import torch
 from torch.utils._pytree import tree_map
 
@@ -29,7 +30,7 @@ def spread(items, count):
 
 
 def operator_samples(info, count):
-    taken = info.supported_dtypes("cpu")
+    taken = info.supported_dtypes(rig.DEVICE)
     first = next((d for d in DTYPES if d in taken), None)
     if first is not None:
         yield from _samples_of(info, first, count)
@@ -44,7 +45,7 @@ def _samples_of(info, dtype, count):
     needs_grad = differentiable and info.supports_autograd
     seed_everything()
     try:
-        found = list(info.sample_inputs("cpu", dtype, requires_grad=needs_grad))
+        found = list(info.sample_inputs(rig.DEVICE, dtype, requires_grad=needs_grad))
     except (IndexError, RuntimeError, TypeError):
         return  # it needs another device or another dtype
     numbered = [(i, s) for i, s in enumerate(found) if _can_be_cut(s)]
@@ -97,10 +98,10 @@ def _outs(info, sample):
 
 def _error_samples(info, count):
     """Calls that one device refuses: ranks must refuse them, too."""
-    if info.error_inputs_func is None:
-        return
+    if info.error_inputs_func is None or rig.DEVICE == "cuda":
+        return  # a wrong index there ends what a process can do
     seed_everything()
-    found = spread(info.error_inputs("cpu"), count)
+    found = spread(info.error_inputs(rig.DEVICE), count)
     for i, error in enumerate(found):
         s = error.sample_input
         yield Sample(f"error sample {i}", info.op, (s.input, *s.args), s.kwargs)
@@ -111,7 +112,7 @@ def module_samples(info, count):
         seed_everything()
         found = info.module_inputs_func(
             info,
-            device="cpu",
+            device=rig.DEVICE,
             dtype=torch.float64,
             requires_grad=True,
             training=training,

@@ -198,7 +198,7 @@ def stated(text):
 
 
 def _gather(numbers):
-    mine = torch.tensor(numbers, dtype=torch.int64)
+    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine, _group())
     return torch.stack(parts)
