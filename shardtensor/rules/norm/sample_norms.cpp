@@ -133,6 +133,12 @@ Tensor empty_group_norm(
   return result;
 }
 
+/// As PyTorch: its kernels for devices write rows.
+at::MemoryFormat format_of_group_norm(const Tensor& x) {
+  return x.is_cpu() || x.is_privateuseone() ? x.suggest_memory_format()
+                                            : at::MemoryFormat::Contiguous;
+}
+
 Tensor group_norm_function(
     const Tensor& input,
     int64_t groups,
@@ -179,7 +185,7 @@ Tensor group_norm_function(
                           cudnn_enabled)
                     : sharded_group_norm(local, layout, groups, affine, eps);
   }();
-  return from_local(result, layout, x.suggest_memory_format());
+  return from_local(result, layout, format_of_group_norm(x));
 }
 
 // ---- layer norm and root mean square norm -----------------------------------

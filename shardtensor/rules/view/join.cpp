@@ -441,6 +441,12 @@ std::map<int64_t, int64_t> shifts_of(
   return result;
 }
 
+/// Of a rolled tensor: CUDA's kernel makes it row-major.
+at::MemoryFormat rolled_format(const at::Tensor& self) {
+  return self.is_cuda() ? at::MemoryFormat::Contiguous
+                        : self.suggest_memory_format();
+}
+
 at::Tensor roll_kernel(
     const at::Tensor& self,
     at::IntArrayRef shifts,
@@ -474,17 +480,11 @@ at::Tensor roll_kernel(
     return (row - rolled.at(dim) + self.size(dim)) % self.size(dim);
   };
   local = take_rows(
-      "roll",
-      shifts_of_cut,
-      local,
-      layout,
-      self.suggest_memory_format(),
-      cut,
-      from);
+      "roll", shifts_of_cut, local, layout, rolled_format(self), cut, from);
   const auto result = wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
       layout,
-      strides_of_format(self.suggest_memory_format(), self.sizes().vec()));
+      strides_of_format(rolled_format(self), self.sizes().vec()));
   if (const auto* known = nonzero_box(self)) {
     auto box = *known;
     for (const auto& [dim, shift] : rolled) {
