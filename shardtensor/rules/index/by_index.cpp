@@ -301,8 +301,12 @@ void check_element_index(const ByIndex& call) {
   check_gather_index(call.name(), call.index(), call.dim(), call.extent());
 }
 
-/// Of one dim's rows.
+/// Of one dim's rows. CUDA's index_select of no rows takes any type.
 void check_row_index(const ByIndex& call) {
+  TORCH_CHECK_INDEX(
+      !call.reads() || is_row_index(call.index()),
+      "index_select(): Expected dtype int32 or int64 for index, got ",
+      call.index().scalar_type());
   check_index(
       call.name(),
       call.index(),
