@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <unordered_set>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copysign_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
@@ -53,6 +55,35 @@ Decision overwrite_rule(Call& call) {
   return decision;
 }
 
+/// The buffer that it leaves for backward has no elements on GPUs.
+Decision log_sigmoid_rule(Call& call) {
+  auto decision = pointwise_rule(call);
+  if (call.operand(0).tensor.is_cuda()) {
+    decision.outputs.at(1) = nullptr;
+  }
+  return decision;
+}
+
+Decision log_sigmoid_backward_rule(Call& call) {
+  const auto& buffer = call.operand(2);
+  if (buffer.tensor.sizes() == call.operand(1).tensor.sizes()) {
+    return pointwise_rule(call);
+  }
+  const auto sizes = at::infer_size(
+      call.operand(0).tensor.sizes(), call.operand(1).tensor.sizes());
+  call.set_output_sizes({sizes});
+  Labels labels;
+  auto& output = labels.outputs.emplace_back(sizes.size());
+  std::iota(output.begin(), output.end(), 0);
+  for (size_t i : {0, 1}) {
+    labels.operands.push_back(broadcast_to(call.operand(i), sizes, output));
+  }
+  labels.operands.emplace_back(buffer.dim(), kPrivate);
+  auto decision = rule_by_labels(call, labels, Linearity::None);
+  decision.keeps_order = true;
+  return decision;
+}
+
 const std::vector<RuleEntry>& linear_rules() {
   constexpr auto copy = linear_rule<Linearity::Copy>;
   constexpr auto unary = linear_rule<Linearity::Unary>;
@@ -91,6 +122,8 @@ const std::vector<RuleEntry>& linear_rules() {
       {"aten::fill_.Scalar", overwrite_rule},
       {"aten::fill_.Tensor", overwrite_rule},
       {"aten::zero_", overwrite_rule},
+      {"aten::log_sigmoid_forward", log_sigmoid_rule},
+      {"aten::log_sigmoid_backward", log_sigmoid_backward_rule},
   };
   return table;
 }
@@ -123,8 +156,6 @@ constexpr const char* kUntagged[] = {
     "aten::elu_backward",
     "aten::gelu_backward",
     "aten::threshold_backward",
-    "aten::log_sigmoid_forward",
-    "aten::log_sigmoid_backward",
     "aten::native_dropout_backward",
     "aten::_standard_gamma_grad",
     "aten::_dirichlet_grad",
