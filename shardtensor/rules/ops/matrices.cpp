@@ -6,6 +6,8 @@
 
 #include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/linalg_lstsq.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
@@ -168,8 +170,26 @@ bool needs_batch(const Call& call) {
   return driver == "gelsd" || driver == "gelss";
 }
 
+/// PyTorch has no Meta kernel of it, and cuBLAS refuses zeros: asks the host.
+void infer_least_squares(Call& call) {
+  const auto zeros = [&](size_t operand) {
+    return at::zeros(call.operand(operand).tensor.sizes(), at::kDouble);
+  };
+  const auto [solution, residuals, rank, singular_values] =
+      at::linalg_lstsq(zeros(0), zeros(1), std::nullopt, "gels");
+  call.set_output_sizes(
+      {solution.sizes().vec(),
+       residuals.sizes().vec(),
+       rank.sizes().vec(),
+       singular_values.sizes().vec()});
+}
+
 /// Of operators that raise for a matrix that they cannot take.
 Decision raising_rule(Call& call) {
+  if (call.op().operator_name().name == "aten::linalg_lstsq" &&
+      call.operand(0).tensor.is_cuda()) {
+    infer_least_squares(call);
+  }
   if (needs_batch(call)) {
     auto whole = replicate_rule(call);
     whole.is_repair = true;
