@@ -86,11 +86,13 @@ at::Tensor rrelu_slopes(
   }
   note_whole_draw("aten::rrelu_with_noise", x.tensor, *x.spec);
   if (!x.tensor.is_cpu()) {
-    // A number for every element, whatever its value.
-    const auto whole = at::full(x.spec->sizes(), -1, options);
+    // A number for every element, whatever its value; CUDA draws in x's type.
+    const auto drawn =
+        options.dtype(x.tensor.is_cuda() ? x.tensor.scalar_type() : type);
+    const auto whole = at::full(x.spec->sizes(), -1, drawn);
     auto noise = at::empty_like(whole);
     at::rrelu_with_noise(whole, noise, lower, upper, true, generator);
-    return at::where(negative, own_part(noise, x.spec), slopes);
+    return at::where(negative, own_part(noise, x.spec).to(type), slopes);
   }
   // A number for every element that is not positive, one after the other.
   const auto numbered = number_elements(negative, *x.spec);
