@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -10,11 +11,13 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "shardtensor/rules/ops/counter_kernels.h"
 #include "shardtensor/rules/ops/counter_numbers.h"
 #include "shardtensor/rules/ops/philox.h"
 
-// What counter_loops.cpp does, as ATen's operators on any device. Words of 32
-// bits stand in 64-bit integers, whose products wrap.
+// What counter_loops.cpp does, as ATen's operators on any device; on a GPU two
+// kernels do most of it. Words of 32 bits stand in 64-bit integers, whose
+// products wrap.
 
 namespace shardtensor::detail {
 namespace {
@@ -22,7 +25,7 @@ namespace {
 using at::Tensor;
 using Kind = Distribution::Kind;
 
-constexpr int64_t kNumbersAtATime = int64_t{1} << 20; // bounds the temporaries
+constexpr int64_t kNumbersAtATime = int64_t{1} << 22; // bounds the temporaries
 constexpr int64_t kLowBits = 0xFFFFFFFF;
 
 Tensor low_half(const Tensor& bits) {
@@ -32,17 +35,45 @@ Tensor high_half(const Tensor& bits) {
   return low_half(bits.__rshift__(32));
 }
 
+/// The same index with as few dims as can say it.
+GlobalIndex collapsed(const GlobalIndex& index) {
+  GlobalIndex result{{}, {}, index.offset};
+  for (size_t dim = 0; dim < index.sizes.size(); ++dim) {
+    const auto size = index.sizes[dim];
+    const auto stride = index.strides[dim];
+    if (size == 1) {
+      continue;
+    }
+    if (!result.sizes.empty() && result.strides.back() == size * stride) {
+      result.sizes.back() *= size;
+      result.strides.back() = stride;
+    } else {
+      result.sizes.push_back(size);
+      result.strides.push_back(stride);
+    }
+  }
+  return result;
+}
+
 /// The numbers in the whole tensor of elements [begin, end) of the piece.
 Tensor global_numbers(
     const GlobalIndex& index,
     int64_t begin,
     int64_t end,
     const Tensor& key) {
-  auto rest = at::arange(begin, end, key.options());
-  auto number = at::full_like(rest, index.offset);
+  const auto places = at::arange(begin, end, key.options());
+  auto number = at::full_like(places, index.offset);
+  int64_t inner = 1;
   for (auto dim = index.sizes.size(); dim-- > 0;) {
-    number += rest.remainder(index.sizes[dim]) * index.strides[dim];
-    rest = rest.div(index.sizes[dim], "floor");
+    const auto size = index.sizes[dim];
+    const auto stride = index.strides[dim];
+    if (have_cuda_kernels(places)) {
+      number = run_cuda_kernel(
+          kCounterNumber, {number, places}, {inner, size, stride});
+    } else {
+      number += places.div(inner, "floor").remainder_(size).mul_(stride);
+    }
+    inner *= size;
   }
   return number;
 }
@@ -69,6 +100,41 @@ std::array<Tensor, 4> bits_of_blocks(const Tensor& blocks, const Tensor& key) {
   return words;
 }
 
+/// The words of each number's block, of which it has some.
+class Words {
+ public:
+  /// A block has 2^shift numbers.
+  Words(const Tensor& numbers, const Tensor& key, int64_t shift)
+      : numbers_(numbers), key_(key), shift_(shift) {}
+
+  /// Word `place`; two further on where the number has a bit of `later`, one
+  /// further on where it has one of `next`.
+  Tensor word(int64_t place, int64_t later = 0, int64_t next = 0) {
+    if (have_cuda_kernels(numbers_)) {
+      return run_cuda_kernel(
+          kCounterWord, {numbers_, key_}, {shift_, place, later, next});
+    }
+    if (!bits_) {
+      bits_ = bits_of_blocks(numbers_.__rshift__(shift_), key_);
+    }
+    const auto either =
+        [&](int64_t bits, const Tensor& then, const Tensor& otherwise) {
+          return at::where(numbers_.bitwise_and(bits).ne(0), then, otherwise);
+        };
+    if (next != 0) {
+      return either(next, word(place + 1, later), word(place, later));
+    }
+    return later == 0 ? bits_->at(place)
+                      : either(later, bits_->at(place + 2), bits_->at(place));
+  }
+
+ private:
+  const Tensor& numbers_;
+  const Tensor& key_;
+  int64_t shift_;
+  std::optional<std::array<Tensor, 4>> bits_;
+};
+
 // ---- numbers of one word: four to a block -----------------------------------
 
 struct Pairs {
@@ -78,17 +144,12 @@ struct Pairs {
 };
 
 Pairs word_pairs(const Tensor& numbers, const Tensor& key) {
-  const auto words = bits_of_blocks(numbers.__rshift__(2), key);
-  const auto later = numbers.bitwise_and(2).ne(0);
-  return {
-      at::where(later, words[2], words[0]),
-      at::where(later, words[3], words[1]),
-      numbers.bitwise_and(1).ne(0)};
+  Words words(numbers, key, 2);
+  return {words.word(0, 2), words.word(1, 2), numbers.bitwise_and(1).ne(0)};
 }
 
 Tensor one_word(const Tensor& numbers, const Tensor& key) {
-  const auto pairs = word_pairs(numbers, key);
-  return at::where(pairs.is_second, pairs.second, pairs.first);
+  return Words(numbers, key, 2).word(0, 2, 1);
 }
 
 /// In (0, 1], finer towards 0.
@@ -129,11 +190,8 @@ struct TwoWords {
 };
 
 TwoWords two_words(const Tensor& numbers, const Tensor& key) {
-  const auto words = bits_of_blocks(numbers.__rshift__(1), key);
-  const auto later = numbers.bitwise_and(1).ne(0);
-  return {
-      at::where(later, words[2], words[0]),
-      at::where(later, words[3], words[1])};
+  Words words(numbers, key, 1);
+  return {words.word(0, 1), words.word(1, 1)};
 }
 
 Tensor doubles(const TwoWords& words, double above) {
@@ -149,10 +207,11 @@ Tensor doubles_above_zero(const Tensor& numbers, const Tensor& key) {
 }
 
 Tensor normal_doubles(const Tensor& numbers, const Tensor& key) {
-  const auto words = bits_of_blocks(numbers.__rshift__(1), key);
+  Words words(numbers, key, 1);
   const auto radius =
-      doubles({words[0], words[1]}, 0.5).log_().mul_(-2).sqrt_();
-  const auto angle = doubles({words[2], words[3]}, 0.5).mul_(2 * M_PI);
+      doubles({words.word(0), words.word(1)}, 0.5).log_().mul_(-2).sqrt_();
+  const auto angle =
+      doubles({words.word(2), words.word(3)}, 0.5).mul_(2 * M_PI);
   return radius.mul_(
       at::where(numbers.bitwise_and(1).ne(0), angle.sin(), angle.cos()));
 }
@@ -266,10 +325,11 @@ Tensor numbers_by_tensors(
     const Distribution& distribution,
     const GlobalIndex& index) {
   const auto count = index.numel();
+  const auto dims = collapsed(index);
   const auto result = at::empty({count}, key.options().dtype(dtype));
   for (int64_t begin = 0; begin < count; begin += kNumbersAtATime) {
     const auto end = std::min(begin + kNumbersAtATime, count);
-    const auto numbers = global_numbers(index, begin, end, key);
+    const auto numbers = global_numbers(dims, begin, end, key);
     result.narrow(0, begin, end - begin)
         .copy_(numbers_of(numbers, key, distribution, dtype));
   }

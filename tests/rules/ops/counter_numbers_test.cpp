@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "../../layout/parts.h"
+#include "shardtensor/rules/ops/counter_kernels.h"
 #include "shardtensor/rules/ops/philox.h"
 
 namespace shardtensor::detail {
@@ -35,6 +36,40 @@ TEST(Philox, GivesPyTorchsWords) {
       EXPECT_EQ(words[word][lane], value);
       EXPECT_EQ(alone[word], value);
     }
+  }
+}
+
+TEST(CounterKernels, GiveTheWordsOfPhilox) {
+  const int64_t key = -0x123456789ABCDEF;
+  const Philox philox(static_cast<uint64_t>(key));
+  for (int64_t number : {int64_t{0}, int64_t{5}, (int64_t{7} << 33) + 2}) {
+    for (int64_t shift : {1, 2}) {
+      const auto block = static_cast<uint64_t>(number) >> shift;
+      const auto words = philox(
+          {static_cast<uint32_t>(block),
+           static_cast<uint32_t>(block >> 32),
+           0,
+           0});
+      const auto word = [&](int64_t place, int64_t later, int64_t next) {
+        return counter_word<int64_t>(number, key, shift, place, later, next);
+      };
+      for (int64_t place = 0; place < 4; ++place) {
+        EXPECT_EQ(word(place, 0, 0), words[place]);
+      }
+      EXPECT_EQ(word(0, 2, 1), words[number & 3]);
+      EXPECT_EQ(word(1, 1, 0), words[1 + 2 * (number & 1)]);
+    }
+  }
+}
+
+TEST(CounterKernels, NumberTheElementsOfAPiece) {
+  // Of a whole (4, 5, 6): rows [1, 3) of dim 1.
+  for (int64_t place = 0; place < 4 * 2 * 6; ++place) {
+    int64_t number = 6;
+    number = counter_number<int64_t>(number, place, 1, 12, 1);
+    number = counter_number<int64_t>(number, place, 12, 4, 30);
+    const auto expected = place / 12 * 30 + (place / 6 % 2 + 1) * 6 + place % 6;
+    EXPECT_EQ(number, expected);
   }
 }
 

@@ -1,0 +1,54 @@
+#pragma once
+
+#include "shardtensor/tensor/cuda_kernel.h"
+
+// What counter_tensors.cpp would take hundreds of operators for.
+
+namespace shardtensor::detail {
+
+/// `number` and what one dim of a piece adds to it: places count the piece's
+/// elements, `inner` of them for each row of the dim.
+SHARDTENSOR_CUDA_KERNEL(
+    kCounterNumber,
+    counter_number,
+    template <typename T>
+    T counter_number(T number, T place, T inner, T size, T stride) {
+      return number + place / inner % size * stride;
+    })
+
+/// A word of what Philox makes of the counter (number >> shift, 0), see
+/// philox.h: word `place`, two further on where number has a bit of `later`,
+/// one further on where it has one of `next`.
+SHARDTENSOR_CUDA_KERNEL(
+    kCounterWord,
+    counter_word,
+    template <typename T>
+    T counter_word(T number, T key, T shift, T place, T later, T next) {
+      using Word = unsigned int;
+      using Product = unsigned long long;
+      const Product block = static_cast<Product>(number) >> shift;
+      Word word0 = static_cast<Word>(block);
+      Word word1 = static_cast<Word>(block >> 32);
+      Word word2 = 0;
+      Word word3 = 0;
+      Word key0 = static_cast<Word>(key);
+      Word key1 = static_cast<Word>(static_cast<Product>(key) >> 32);
+      for (int round = 0; round < 10; ++round) {
+        const Product product0 = Product(0xD2511F53u) * word0;
+        const Product product1 = Product(0xCD9E8D57u) * word2;
+        word0 = static_cast<Word>(product1 >> 32) ^ word1 ^ key0;
+        word2 = static_cast<Word>(product0 >> 32) ^ word3 ^ key1;
+        word1 = static_cast<Word>(product1);
+        word3 = static_cast<Word>(product0);
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+      }
+      const T chosen = place + ((number & later) != 0 ? 2 : 0) +
+          ((number & next) != 0 ? 1 : 0);
+      return chosen == 0 ? word0
+          : chosen == 1  ? word1
+          : chosen == 2  ? word2
+                         : word3;
+    })
+
+} // namespace shardtensor::detail
