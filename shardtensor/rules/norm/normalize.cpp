@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/rules/norm/norm_kernels.h"
 #include "shardtensor/rules/norm/normalize.h"
 #include "shardtensor/rules/norm/passes.h"
 #include "shardtensor/tensor/saved_inputs_node.h"
@@ -97,7 +98,11 @@ NormStatistics statistics_of(
     double eps,
     const NormGeometry& geometry) {
   const at::Scalar count(static_cast<double>(geometry.count));
-  return {moments.mean, (moments.squares / count + eps).rsqrt()};
+  return {
+      moments.mean,
+      have_cuda_kernels(moments.squares)
+          ? run_cuda_kernel(kNormScale, {moments.squares}, {count, eps})
+          : (moments.squares / count + eps).rsqrt()};
 }
 
 /// The same as a differentiable function of x. Communication: two all-reduces.

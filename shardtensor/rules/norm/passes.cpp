@@ -13,6 +13,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/rules/norm/norm_kernels.h"
 #include "shardtensor/rules/norm/slices.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -239,6 +240,18 @@ std::vector<int64_t> constant_along(
 
 } // namespace
 
+namespace {
+
+constexpr int64_t kFewElements = 1 << 20; // that a launch takes longer than
+
+/// Whether one launch on a GPU beats passes over memory.
+bool suits_one_launch(const Tensor& x, const NormStatistics& statistics) {
+  return have_cuda_kernels(x) && statistics.mean.defined() && x.numel() > 0 &&
+      x.numel() < kFewElements;
+}
+
+} // namespace
+
 Tensor apply_norm(
     const Tensor& x,
     const Tensor& weight,
@@ -246,6 +259,13 @@ Tensor apply_norm(
     const NormStatistics& statistics) {
   const auto w = with_leading_dims(weight, x.dim());
   const auto b = with_leading_dims(bias, x.dim());
+  if (suits_one_launch(x, statistics) && w.defined() == b.defined()) {
+    const auto& [mean, rstd] = statistics;
+    const auto result = w.defined()
+        ? run_cuda_kernel(kNormAffine, {x, mean, rstd, w, b})
+        : run_cuda_kernel(kNormPlain, {x, mean, rstd});
+    return result.to(x.scalar_type());
+  }
   const bool folds = folds_into(w, statistics.rstd, x);
   const auto scale = folds ? statistics.rstd * w : statistics.rstd;
   const auto rest = folds ? Tensor() : w;
@@ -410,6 +430,17 @@ Tensor norm_input_gradient(
     const NormGeometry& geometry) {
   const at::Scalar count(static_cast<double>(geometry.count));
   const auto w = with_leading_dims(weight, x.dim());
+  if (suits_one_launch(x, statistics)) {
+    const auto& [mean, rstd] = statistics;
+    const auto result = w.defined()
+        ? run_cuda_kernel(
+              kWeightedNormGradient,
+              {grad, x, mean, rstd, w, sum, product},
+              {count})
+        : run_cuda_kernel(
+              kNormGradient, {grad, x, mean, rstd, sum, product}, {count});
+    return result.to(x.scalar_type());
+  }
   const bool folds = folds_into(w, statistics.rstd, x);
   const auto scale = at::square(statistics.rstd) * (product / count).neg();
   const auto shift =

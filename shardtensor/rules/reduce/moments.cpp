@@ -3,26 +3,62 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sum.h>
 
+#include "shardtensor/tensor/cuda_kernel.h"
+
 namespace shardtensor::detail {
+
+namespace {
+
+SHARDTENSOR_CUDA_KERNEL(
+    kShareOfMean,
+    share_of_mean,
+    template <typename T>
+    T share_of_mean(T mean, T count, T total) {
+      return mean * (count / (total < 1 ? 1 : total));
+    })
+
+SHARDTENSOR_CUDA_KERNEL(
+    kSquaresAboutMean,
+    squares_about_mean,
+    template <typename T>
+    T squares_about_mean(T squares, T own, T mean, T count) {
+      return squares + (own - mean) * (own - mean) * count;
+    })
+
+Moments merged(
+    const Moments& samples,
+    const at::Tensor& counts,
+    const at::Tensor& total,
+    const std::vector<int64_t>& dims) {
+  if (have_cuda_kernels(samples.mean) && samples.mean.is_floating_point()) {
+    const auto shares =
+        run_cuda_kernel(kShareOfMean, {samples.mean, counts, total});
+    const auto mean = at::sum(shares, dims, true);
+    const auto squares = run_cuda_kernel(
+        kSquaresAboutMean, {samples.squares, samples.mean, mean, counts});
+    return {mean, at::sum(squares, dims, true)};
+  }
+  const auto mean =
+      at::sum(samples.mean * (counts / total.clamp_min(1)), dims, true);
+  const auto between = (samples.mean - mean).abs().square() * counts;
+  return {mean, at::sum(samples.squares + between, dims, true)};
+}
+
+} // namespace
 
 Moments merge_moments(
     const Moments& samples,
     const at::Tensor& counts,
     const std::vector<int64_t>& dims) {
-  const auto total = at::sum(counts, dims, true).clamp_min_(1);
-  const auto mean = at::sum(samples.mean * (counts / total), dims, true);
-  const auto between = (samples.mean - mean).abs().square() * counts;
-  return {mean, at::sum(samples.squares + between, dims, true)};
+  return merged(samples, counts, at::sum(counts, dims, true), dims);
 }
 
 std::vector<at::Tensor> merge_stacked_moments(
     const std::vector<at::Tensor>& stacked) {
   const auto& counts = stacked[2];
-  const auto all = merge_moments({stacked[0], stacked[1]}, counts, {0});
-  return {
-      all.mean.squeeze(0),
-      all.squares.squeeze(0),
-      at::sum(counts, at::IntArrayRef{0})};
+  const auto total = at::sum(counts, at::IntArrayRef{0}, true);
+  const auto all = merged({stacked[0], stacked[1]}, counts, total, {0});
+  return {all.mean.squeeze(0), all.squares.squeeze(0), total.squeeze(0)};
 }
 
 int64_t count_over(at::IntArrayRef sizes, const std::vector<int64_t>& dims) {
