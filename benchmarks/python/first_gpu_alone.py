@@ -135,11 +135,16 @@ def host_time(call):
     return run
 
 
-def unet_step(mesh):
+def unet_step(mesh, extent=EXTENT):
     model = UNet()
-    x = torch.randn(1, 3, EXTENT, EXTENT)
+    x = torch.randn(1, 3, extent, extent)
     y = sharded(x, mesh)
     return compared(*(milliseconds(lambda z=z: step(model, z)) for z in (x, y)))
+
+
+def large_unet_step(mesh):
+    """Where the GPU has more to do than its host."""
+    return unet_step(mesh, 4 * EXTENT)
 
 
 def message_time(limit):
@@ -255,6 +260,7 @@ MEASUREMENTS = {
     "host: group_norm": (host_time(lambda x: F.group_norm(x, 4)), "0.7 to 2 us more"),
     "host: relu": (host_time(F.relu), "0.7 to 2 us more"),
     "UNet step": (unet_step, "1.0 to 1.15"),
+    "UNet step, 16 times as large": (large_unet_step, "1.0"),
     "messages, no limit": (message_time(0.0), "18 to 30 us"),
     "messages, limit of 60 s": (message_time(60.0), "as without"),
     "two streams": (streams, "0"),

@@ -213,6 +213,10 @@ def moved(x, placement):
     return x.redistribute(placements=[placement]) if hasattr(x, "placements") else x
 
 
+if rig.DEVICE == "cuda":  # its gradient is wrong there (PyTorch issue 188344)
+    del MOVES["avg_pool"]
+
+
 @ranks(2)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_pieces_of_channels_last_lie_as_the_whole(mesh, dim):

@@ -165,6 +165,8 @@ def test_right_sides_that_look_like_vectors_in_a_piece(mesh):
 @pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd", "gelss"])
 def test_residuals_of_a_batch(mesh, driver):
     """There are none where one matrix of the batch is of lower rank."""
+    if mesh.device_type == "cuda" and driver != "gels":
+        pytest.skip("CUDA has one driver")
     x, y = torch.randn(2, 4, 5, 3, dtype=torch.float64)
     flat = x.clone()
     flat[3] = 0
