@@ -1,6 +1,7 @@
 #include "shardtensor/tensor/cuda_kernel.h"
 
 #include <ATen/cuda/jiterator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -16,6 +17,7 @@ at::Tensor run_cuda_kernel(
     const CudaKernel& kernel,
     const std::vector<at::Tensor>& tensors,
     std::initializer_list<at::Scalar> scalars) {
+  const c10::DeviceGuard guard(tensors.front().device());
   return at::cuda::CompileAndLaunchKernel(
       kernel.text,
       kernel.name,
