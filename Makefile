@@ -78,7 +78,11 @@ LAUNCH ?= $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=$
 TIDY_MEMORY = MALLOC_MMAP_THRESHOLD_=1048576 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  $(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1 ))}
-RUN_DEMO = $(THREADS) $(TIDY_MEMORY) $(LAUNCH) $(1) $(if $(MESH),--mesh $(MESH)) $(ARGS)
+# Ranks that would share a GPU, which NCCL refuses, stay on the CPU.
+GPUS = nvidia-smi -L 2>/dev/null | grep -c '^GPU'
+ON_HOST = $$(gpus=$$($(GPUS)); [ $$gpus -gt 0 -a $$gpus -lt $(RANKS) ] && echo CUDA_VISIBLE_DEVICES=)
+RUN_DEMO = env $(ON_HOST) $(THREADS) $(TIDY_MEMORY) $(LAUNCH) $(1) \
+  $(if $(MESH),--mesh $(MESH)) $(ARGS)
 
 # With a launcher of yours: LAUNCH_PROGRAM="mpirun -n 2".
 LAUNCH_PROGRAM ?= $(LAUNCH) --no-python
@@ -89,16 +93,18 @@ demo: build setup-demo  ## train a 3-D UNet on a brain volume over RANKS process
 demo-cpp: build setup-demo  ## the same in C++
 	@$(BIN)/cmake --build --preset dev --target train_unet
 	@$(BIN)/python examples/cpp/prepare.py out/unet
-	@OMP_NUM_THREADS=$(JOBS) $(TIDY_MEMORY) build/examples/train_unet out/unet $(ARGS)
-	@$(THREADS) $(TIDY_MEMORY) $(LAUNCH_PROGRAM) build/examples/train_unet out/unet \
+	@env $(ON_HOST) OMP_NUM_THREADS=$(JOBS) $(TIDY_MEMORY) \
+	  build/examples/train_unet out/unet $(ARGS)
+	@env $(ON_HOST) $(THREADS) $(TIDY_MEMORY) $(LAUNCH_PROGRAM) build/examples/train_unet out/unet \
 	  $(if $(MESH),--mesh $(MESH)) $(ARGS)
 	@$(BIN)/python examples/cpp/show.py out/unet --ranks $(RANKS)
 
 demo-attention: build setup-demo setup-fields  ## a vision transformer on real ocean temperatures
 	@$(call RUN_DEMO,examples/python/train_ocean_vit.py)
 
+demo-climate: RANKS = 4
 demo-climate: build setup-demo setup-fields  ## train on climate fields, a node dies, it goes on
-	@OMP_NUM_THREADS=1 $(BIN)/python examples/python/train_climate.py $(ARGS)
+	@env $(ON_HOST) OMP_NUM_THREADS=1 $(BIN)/python examples/python/train_climate.py $(ARGS)
 
 demo-mesh: build setup-demo setup-mesh  ## a MeshGraphNet learns heat flow on a cortical surface
 	@$(call RUN_DEMO,examples/python/train_mesh.py)

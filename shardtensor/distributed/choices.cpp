@@ -56,6 +56,13 @@ std::string wanted_backend(const std::string& wanted) {
   return wanted.empty() ? variable("SHARDTENSOR_DISTRIBUTED_BACKEND") : wanted;
 }
 
+/// Whether the one GPU that a rank sees may be another than its neighbours see:
+/// SLURM hides the others', and so may who set what CUDA reads.
+bool may_have_its_own(const Launch& launch, int64_t gpus) {
+  return gpus == 1 &&
+      (launch.method == "slurm" || !variable("CUDA_VISIBLE_DEVICES").empty());
+}
+
 /// The product of the extents, those of -1 left out.
 int64_t known_ranks(const std::vector<int64_t>& shape) {
   return std::accumulate(
@@ -79,12 +86,14 @@ c10::Device choose_device(
     return c10::Device(c10::kCPU);
   }
   TORCH_CHECK_VALUE(
-      gpus == 1 || launch.local_rank < gpus,
+      launch.local_rank < gpus || may_have_its_own(launch, gpus),
       "DistributedManager: local rank ",
       launch.local_rank,
       " on a machine with ",
       gpus,
-      " GPUs, expected a rank for each GPU at most");
+      gpus == 1 ? " GPU" : " GPUs",
+      ", expected a rank for each GPU at most, or "
+      "SHARDTENSOR_DISTRIBUTED_BACKEND=gloo, for ranks on the CPU");
   const auto index = static_cast<c10::DeviceIndex>(launch.local_rank % gpus);
   return c10::Device(c10::kCUDA, index);
 }

@@ -29,6 +29,7 @@ class Choices : public ::testing::Test {
   void TearDown() override {
     unsetenv("SHARDTENSOR_DISTRIBUTED_BACKEND");
     unsetenv("SHARDTENSOR_DISTRIBUTED_TIMEOUT");
+    unsetenv("CUDA_VISIBLE_DEVICES");
   }
 };
 
@@ -56,20 +57,37 @@ TEST_F(Choices, TakeAGpuForEachRankOfNccl) {
   launch.local_rank = 1;
   EXPECT_EQ(choose_device(launch, 4, ""), kCuda);
   EXPECT_EQ(choose_device(launch, 4, "nccl"), kCuda);
-  EXPECT_EQ(choose_device(launch, 1, ""), c10::Device(c10::kCUDA, 0));
   EXPECT_EQ(choose_device(launch, 4, "gloo"), kCpu);
   setenv("SHARDTENSOR_DISTRIBUTED_BACKEND", "mpi", 1);
   EXPECT_EQ(choose_device(launch, 4, ""), kCpu);
   EXPECT_EQ(choose_device(launch, 4, "nccl"), kCuda);
 }
 
-TEST_F(Choices, RefuseMoreRanksThanSeveralGpus) {
+TEST_F(Choices, TakeTheOneGpuThatARankMayHaveForItself) {
+  const c10::Device first(c10::kCUDA, 0);
+  Launch launch;
+  EXPECT_EQ(choose_device(launch, 1, ""), first);
+  launch.local_rank = 1;
+  launch.method = "slurm";
+  EXPECT_EQ(choose_device(launch, 1, ""), first);
+  launch.method = "env";
+  setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+  EXPECT_EQ(choose_device(launch, 1, ""), first);
+}
+
+TEST_F(Choices, RefuseMoreRanksThanGpus) {
   Launch launch;
   launch.local_rank = 2;
+  launch.method = "env";
+  const std::string expected =
+      ", expected a rank for each GPU at most, or "
+      "SHARDTENSOR_DISTRIBUTED_BACKEND=gloo, for ranks on the CPU";
   EXPECT_EQ(
       error_of([&] { choose_device(launch, 2, ""); }),
-      "DistributedManager: local rank 2 on a machine with 2 GPUs, expected a "
-      "rank for each GPU at most");
+      "DistributedManager: local rank 2 on a machine with 2 GPUs" + expected);
+  EXPECT_EQ(
+      error_of([&] { choose_device(launch, 1, ""); }),
+      "DistributedManager: local rank 2 on a machine with 1 GPU" + expected);
 }
 
 TEST_F(Choices, ReadTheTimeLimit) {

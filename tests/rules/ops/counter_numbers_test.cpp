@@ -165,6 +165,15 @@ TEST(CounterNumbers, SmallPiecesAreCutFromTheWhole) {
   }
 }
 
+TEST(CounterNumbers, ManyComeInSeveralParts) {
+  const GlobalIndex index{{3, 5, 300000}, {4000000, 300000, 1}, 7};
+  const Distribution half{Kind::Bernoulli, 0.5, 0, 0, 0};
+  const auto key = at::tensor({int64_t{11}});
+  const auto loops = at::empty({index.numel()}, at::kBool);
+  fill_by_loops(loops, 11, half, index);
+  EXPECT_TRUE(numbers_by_tensors(at::kBool, key, half, index).equal(loops));
+}
+
 TEST(CounterNumbers, CountersReachBeyond32Bits) {
   const int64_t far = (int64_t{1} << 35) + 5;
   const auto key = at::tensor({int64_t{7}});
