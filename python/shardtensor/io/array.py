@@ -295,7 +295,7 @@ class Array:
         """Of the file's dims, those in `kept` stay."""
         shape = [len(rows[dim]) for dim in kept]
         if not all(map(len, rows)):
-            return functools.partial(torch.empty, shape, dtype=self.dtype)
+            return functools.partial(torch.empty, shape, dtype=self.dtype, device="cpu")
         box = tuple(map(boxes.as_slice, rows))
         what = f"{self._name}{print_box(box)}"
         with explaining("read", what):
