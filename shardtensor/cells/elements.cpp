@@ -48,14 +48,17 @@ std::string first_cell(
   return c10::str(kind, " ", number, " of the points ", at::IntArrayRef(named));
 }
 
-/// As Note [Indices out of bounds] has it.
+/// As Note [Indices out of bounds] has it; of a function that waits for the
+/// device anyway, on any.
 void check_named_points(
     const char* op,
     int64_t points,
     const Tensor& cells,
-    const std::string& kind) {
+    const std::string& kind,
+    bool waits) {
   const bool is_cut = is_shard_tensor(cells) && spec(cells)->is_sharded();
-  if ((is_cut || cells.is_cpu()) && find_outside(op, cells, 0, points)) {
+  if ((waits || is_cut || cells.is_cpu()) &&
+      find_outside(op, cells, 0, points)) {
     const auto is_bad = cells.lt(0).logical_or(cells.ge(points)).any(1);
     TORCH_CHECK_INDEX(
         false,
@@ -72,7 +75,8 @@ const CellKind& check_arguments(
     const char* op,
     const Tensor& points,
     const Tensor& cells,
-    const std::string& name) {
+    const std::string& name,
+    bool waits = false) {
   const auto& kind = cell_kind(op, name);
   TORCH_CHECK_VALUE(
       points.dim() == 2 && points.size(1) >= kind.dims && points.size(1) <= 3,
@@ -101,7 +105,7 @@ const CellKind& check_arguments(
       name,
       "', got ",
       cells.sizes());
-  check_named_points(op, points.size(0), cells, name);
+  check_named_points(op, points.size(0), cells, name, waits);
   return kind;
 }
 
@@ -293,7 +297,8 @@ void check_cells(
     const Tensor& cells,
     const std::string& kind) {
   const CommScope scope("shardtensor::check_cells");
-  const auto& of = check_arguments("check_cells", points, cells, kind);
+  const auto& of =
+      check_arguments("check_cells", points, cells, kind, /*waits=*/true);
   const auto corners = at_corners(points.detach(), cells);
   const auto sorted = std::get<0>(cells.sort(1));
   const auto next = sorted.narrow(1, 1, of.corners - 1);

@@ -40,6 +40,8 @@ def prepare():
         import guarded  # noqa: F401
     if DEVICE == "cuda":  # CUDA's runtime, once asked, does not survive a fork
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        # NCCL, which programs would take, wants a GPU for each rank.
+        os.environ["SHARDTENSOR_DISTRIBUTED_BACKEND"] = BACKEND
 
 
 # PyTorch's own tests, which ask for the GPU's capability while they are imported.
@@ -74,6 +76,49 @@ def enter(rank):
         torch.cuda.set_device(device_of(rank))
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+        gather_through_the_host("CUDA")
+
+
+_kernels = []  # they go with their Library
+
+
+def gather_through_the_host(key):
+    """DTensor's gather: gloo takes a GPU's memory for the host's there, and dies."""
+    import torch
+
+    functional = torch.ops._c10d_functional
+
+    def all_gather(x, ranks, group):
+        gathered = functional.all_gather_into_tensor(x.cpu(), ranks, group)
+        return functional.wait_tensor(gathered).to(x.device)
+
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    library.impl("all_gather_into_tensor", all_gather, key)
+    _kernels.append(library)
+
+
+def generator(seed):
+    """For tensors on the default device, which is the host's in pytest's process."""
+    import torch
+
+    device = torch.empty(0).device
+    return torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(seed)
+
+
+def default_generator():
+    """That of a rank's device."""
+    import torch
+
+    if DEVICE == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
+
+
+def autocast(dtype):
+    """On a rank's device."""
+    import torch
+
+    return torch.autocast(DEVICE, dtype)
 
 
 def finish():
