@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from ranks import assert_close, ranks, run_isolated, shard
@@ -22,7 +23,7 @@ PRELOAD = ("shardtensor.checkpoint",)
 
 def save_and_die(folder, point, victim=0, save=checkpoint.save):
     """The job is killed at some point of its second save."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(rig.DEVICE, (2,))
     x = shard(torch.arange(6.0), mesh, [Shard(0)])
     checkpoint.save({"x": x, "step": 1}, folder, 1)
     calls = {"count": 0}
@@ -47,7 +48,7 @@ def save_beside(*args):
 
 
 def load_after(folder):
-    mesh = init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh(rig.DEVICE, (1,))
     state = {"x": shard(torch.zeros(6), mesh, [Shard(0)]), "step": 0}
     step = checkpoint.load(state, folder)
     assert_close(state["x"], torch.arange(6.0) + state["step"] - 1)

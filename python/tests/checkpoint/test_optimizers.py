@@ -4,6 +4,7 @@ in another, as if one device had trained all the time."""
 import functools
 
 import pytest
+import rig
 import torch
 from data_by_domain import make, over_data, part, whole
 from oracle import WHOLE
@@ -191,7 +192,7 @@ def test_flat_parameters_have_pytorchs_names(mesh, tmp_path):
     def made():
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        device = torch.device("cpu")
+        device = rig.device_of(mesh.get_rank())
         model = FullyShardedDataParallel(layers, device_id=device, use_orig_params=True)
         return model, torch.optim.AdamW(model.parameters(), 0.01)
 

@@ -136,7 +136,7 @@ def test_axis_groups_have_their_own_ranks(mesh):
 def talk_with_neighbours():
     """One message to each of many ranks, most of them empty, or to all."""
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(rig.DEVICE, (ranks,))
     torch.manual_seed(0)
     x = torch.randn(1, 2, 3 * ranks, 512, dtype=torch.double, requires_grad=True)
     weight = torch.randn(2, 2, 5, 5, dtype=torch.double, requires_grad=True)
@@ -371,7 +371,7 @@ def test_check_mode_sees_backward_in_another_order(mesh):
 
 def exchange():
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(rig.DEVICE, (ranks,))
     spec = st.make_spec(mesh, (3 * ranks,), [Shard(0)])
     st.ShardTensor.from_spec(torch.ones(3), spec).full_tensor()
 

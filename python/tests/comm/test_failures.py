@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from ranks import ranks, run_isolated, shard
@@ -18,7 +19,7 @@ ops = torch.ops.shardtensor
 
 def mesh_of_all():
     return shardtensor.init_device_mesh(
-        "cpu", (dist.get_world_size(),), mesh_dim_names=("domain",)
+        rig.DEVICE, (dist.get_world_size(),), mesh_dim_names=("domain",)
     )
 
 
@@ -90,7 +91,7 @@ def test_shapes_that_do_not_fit_are_pytorchs_own_error_on_every_rank(mesh):
 @ranks("2x2")
 def test_tensors_on_different_meshes_do_not_mix(mesh):
     a = shard(torch.randn(4, 4), mesh, [Shard(0), Replicate()])
-    rows = shardtensor.init_device_mesh("cpu", (4,))
+    rows = shardtensor.init_device_mesh(rig.DEVICE, (4,))
     b = shard(torch.randn(4, 4), rows, [Shard(0)])
     with pytest.raises(ValueError, match="on one mesh"):
         a + b

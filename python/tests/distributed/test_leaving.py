@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from jobs import free_port, values
@@ -97,7 +98,7 @@ def leave_and_join_again(folder):
     for job in range(3):
         for _ in range(job):
             dist.new_group([0, 1])
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        mesh = init_device_mesh(rig.DEVICE, (2, 2), mesh_dim_names=("a", "b"))
         for part in (mesh["a"], mesh, mesh["b"]):
             x = distribute_tensor(torch.arange(4.0), part, [Shard(0)] * part.ndim)
             found.append(x.sum().item())

@@ -9,9 +9,10 @@ import time
 from datetime import timedelta
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
-from jobs import free_port, values
+from jobs import ON_THE_HOST, free_port, values
 from programs import ROOT
 from ranks import ranks, run_isolated
 from torch.distributed.device_mesh import DeviceMesh
@@ -112,7 +113,7 @@ def test_torchrun(tmp_path):
         print(f"{m!r} {m.group_rank('domain')} sum {x.item()}", flush=True)
         """)
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    environment = {**os.environ, **ON_THE_HOST, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
          "--standalone", str(program)],
@@ -145,7 +146,9 @@ def test_it_is_one_object_that_adopts_an_existing_group(mesh):
     manager = adopted()
     assert DistributedManager() is manager
     assert (manager.rank, manager.world_size) == (dist.get_rank(), mesh.size())
-    assert manager.device == torch.device("cpu") and not manager.cuda
+    assert manager.cuda == (rig.DEVICE == "cuda")
+    on_gpu = rig.device_of(manager.rank) if manager.cuda else None
+    assert manager.device == (on_gpu or torch.device("cpu"))
     assert manager.distributed and manager.get_available_backend() == "gloo"
     with pytest.warns(UserWarning, match="initialized already"):
         DistributedManager.initialize()
@@ -160,7 +163,9 @@ def test_it_must_be_initialized_first():
 
 
 def test_the_environment_chooses_the_backend(monkeypatch):
-    assert DistributedManager.get_available_backend() == "gloo"
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    best = "nccl" if has_nccl else "gloo"
+    assert DistributedManager.get_available_backend() == best
     monkeypatch.setenv("SHARDTENSOR_DISTRIBUTED_BACKEND", "pigeon")
     with pytest.raises(ValueError, match="'pigeon', expected mpi, gloo or nccl"):
         DistributedManager.get_available_backend()

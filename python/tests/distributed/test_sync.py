@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from ranks import assert_close, ranks
@@ -136,7 +137,7 @@ def test_wrong_calls(mesh):
     with pytest.raises(ValueError, match="src_mesh_rank 2 is outside a mesh of 2"):
         sync_module_over_mesh(model, mesh, 2)
     with pytest.raises(ValueError, match="expected a 1-D mesh"):
-        grid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+        grid = init_device_mesh(rig.DEVICE, (2, 1), mesh_dim_names=("a", "b"))
         sync_module_over_mesh(model, grid)
     fully_shard(model, mesh=mesh)
     with pytest.raises(RuntimeError, match="an FSDP2 module already"):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import ON_THE_HOST
 from nodes import Nodes, can_make_nodes
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +44,7 @@ def torchrun(nodes, what, folder):
             SHARDTENSOR_DISTRIBUTED_TIMEOUT=str(LIMIT),
             OMP_NUM_THREADS="1",
             PYTHONPATH=PACKAGE,
+            **ON_THE_HOST,
         )
         for node in range(2)
     ]

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from dtensor_checks import (
@@ -129,7 +130,7 @@ def test_check_mode_compares_along_other_axes(mesh):
 @ranks(2, "2x2")
 def test_equal_meshes_made_twice(mesh):
     names = mesh.mesh_dim_names
-    again = init_device_mesh("cpu", tuple(mesh.shape), mesh_dim_names=names)
+    again = init_device_mesh(rig.DEVICE, tuple(mesh.shape), mesh_dim_names=names)
     x, w = randn(6, 4), randn(4)
     given = distributed(w, again, [Replicate()] * mesh.ndim)
     (shard(x, mesh, [Shard(0)] * mesh.ndim) * given).square().sum().backward()
@@ -139,7 +140,7 @@ def test_equal_meshes_made_twice(mesh):
 
 @ranks("2x2", 3)
 def test_unrelated_meshes_are_one_error(mesh):
-    first = DeviceMesh("cpu", [0, 1])  # not all ranks of `mesh` are in it
+    first = DeviceMesh(rig.DEVICE, [0, 1])  # not all ranks of `mesh` are in it
     part = shard(torch.ones(6, 4), mesh, [Shard(0)] * mesh.ndim)
     given = distributed(torch.ones(4), first, [Replicate()])
     message = r"aten::mul.Tensor: expected all tensors on one mesh or on axes of one"
@@ -148,7 +149,7 @@ def test_unrelated_meshes_are_one_error(mesh):
     with pytest.raises(ValueError, match="aten::conv1d: expected all tensors on one"):
         F.conv1d(part, distributed(torch.ones(4, 6, 1), first, [Replicate()]))
     if mesh.ndim == 2:
-        line = init_device_mesh("cpu", (4,))
+        line = init_device_mesh(rig.DEVICE, (4,))
         given = distributed(torch.ones(4), line, [Replicate()])
         with pytest.raises(ValueError, match=message):
             given * part

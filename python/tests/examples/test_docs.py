@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import rig
+from jobs import ON_THE_HOST
 from programs import ROOT, blocks
 from ranks import ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,6 +17,7 @@ import shardtensor
 PRELOAD = ("torch._inductor.compile_fx",)
 
 DOCS = ROOT / "docs"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")}
 
 
 def test_the_readme_program_prints_what_it_says(tmp_path):
@@ -24,7 +27,7 @@ def test_the_readme_program_prints_what_it_says(tmp_path):
     launcher += ["--redirects=1", f"--log-dir={tmp_path}"]  # a file for each rank
     done = subprocess.run(
         [sys.executable, *launcher, str(program)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")},
+        env={**os.environ, **ENVIRONMENT, **ON_THE_HOST},
         capture_output=True,
         text=True,
         timeout=300,
@@ -53,7 +56,7 @@ def test_python_code_about_domains(mesh, page):
 @ranks(4)
 def test_python_code_about_jobs(mesh):
     axes = ("data", "domain")
-    names = {"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=axes)}
+    names = {"mesh": init_device_mesh(rig.DEVICE, (2, 2), mesh_dim_names=axes)}
     for source in blocks(DOCS / "jobs.md", "python"):
         exec(compile(source, "jobs.md", "exec"), names)
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import rig
 import torch
 from programs import EXAMPLES
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
@@ -125,7 +126,7 @@ def test_autocast_to_bfloat16(mesh):
 
 def loss_in_bfloat16(model, volume, labels):
     model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16):
+    with rig.autocast(torch.bfloat16):
         logits = model(volume)
         loss = segmentation_loss(logits, labels)
     assert logits.dtype == torch.bfloat16

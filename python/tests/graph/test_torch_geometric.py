@@ -1,6 +1,7 @@
 """PyTorch Geometric's layers as they stand, nodes and edges cut; skipped without it."""
 
 import pytest
+import rig
 import torch
 from ranks import assert_close, check_op, ranks, shard, sharded, uneven
 from torch import nn
@@ -100,7 +101,7 @@ def test_layers_are_those_of_one_device_and_gather_nothing(mesh, kind):
     layers = CONVOLUTIONS if kind == "convolutions" else OF_BATCHES
     for make in layers.values():
         with shardtensor.fallback_mode("error"):
-            check_op(Layer(make(geometric)), nodes, index, mesh=mesh)
+            check_op(Layer(make(geometric)).to(x.device), nodes, index, mesh=mesh)
 
 
 @ranks(2, 3)
@@ -109,7 +110,7 @@ def test_a_second_step_of_a_static_graph_plans_nothing(mesh, kind):
     """Though the layers make indices of it, with loops or without, in each."""
     geometric = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(3)
-    layer = CONVOLUTIONS[kind](geometric).double()
+    layer = CONVOLUTIONS[kind](geometric).to(rig.DEVICE, torch.float64)
     edges = torch.randint(NODES, (2, EDGES))
     edges[1, :5] = edges[0, :5]
     x = torch.rand(NODES, CHANNELS, dtype=torch.float64)

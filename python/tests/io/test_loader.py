@@ -147,7 +147,8 @@ def test_pinned_memory(mesh, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", pin)
-        loader = DataLoader(data, 5, pin_memory=True)  # without an accelerator, too
+        patch.setattr(torch.accelerator, "is_available", lambda: False)
+        loader = DataLoader(data, 5, pin_memory=True)
         assert seen(loader, mesh) == rows and not pinned
         patch.setattr(torch.accelerator, "is_available", lambda: True)
         assert seen(DataLoader(data, 5), mesh) == rows and not pinned

@@ -195,7 +195,7 @@ def test_samples_and_statistics(mesh, tmp_path):
     sweep(lambda i: data[i], 0, ["x", None, 1.5], "")
     sweep(data.batch, [0, 1], [[1, 0], [0]], DIFFERENT)
     sweep(data.batch, [0, 1], [[], None, 3, [9], [-7], ["x"]], "")
-    assert torch.equal(data.batch([-1, 0])["x"].full_tensor(), x[...][[5, 0]])
+    assert torch.equal(data.batch([-1, 0])["x"].full_tensor().cpu(), x[...][[5, 0]])
     with pytest.raises(ValueError, match="Dataset: a batch of no samples"):
         data.batch([])
     sweep(lambda size: io.DataLoader(data, size), 1, [0, "x", None, 9], "")

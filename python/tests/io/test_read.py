@@ -188,7 +188,7 @@ def packed_months(folder):
         values = stored[begin:end].astype("f4") * (scale or 1) + (offset or 0)
         values[stored[begin:end] == missing] = np.nan
         expected.append(values)
-    return str(folder / "?.nc"), torch.tensor(np.concatenate(expected)), stored
+    return str(folder / "?.nc"), torch.from_numpy(np.concatenate(expected)), stored
 
 
 @ranks(1, 2, 3)
@@ -202,7 +202,7 @@ def test_each_file_has_its_own_scale_and_missing_value(mesh, tmp_path):
     for index in (3, 4, slice(2, 9, 2), slice(6, 9), slice(4, 4)):
         torch.testing.assert_close(array[index], expected[index], equal_nan=True)
     raw = shardtensor.io.open(pattern, decode=False)[...]
-    assert torch.equal(raw, torch.tensor(stored))
+    assert torch.equal(raw, torch.from_numpy(stored))
 
 
 # ---- several ranks ----------------------------------------------------------

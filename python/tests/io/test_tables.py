@@ -97,7 +97,7 @@ def test_an_edge_list_becomes_a_graph(mesh, tmp_path):
     ).t()  # fmt: skip
     torch.manual_seed(0)
     x = torch.randn(20, 3, dtype=torch.float64)
-    whole = torch.from_numpy(values.T)
+    whole = torch.from_numpy(values.T).to(x.device)
     expected = torch.zeros_like(x).index_add(0, whole[1], x[whole[0]])
     for edge_index in read.values():
         assert_close(edge_index, whole)

@@ -27,7 +27,7 @@ def target(request, tmp_path):
 def check(path, variable, whole):
     """On every rank, when all have written."""
     dist.barrier()
-    torch.testing.assert_close(shardtensor.io.open(path, variable)[...], whole)
+    torch.testing.assert_close(shardtensor.io.open(path, variable)[...], whole.cpu())
     dist.barrier()
 
 
@@ -110,7 +110,7 @@ def test_packed_numbers(mesh, tmp_path):
         stored = shardtensor.io.open(path, "t", decode=False)[...]
         assert stored.dtype == torch.int16 and stored[3, 1] == -1 and stored[5, 0] == 10
         torch.testing.assert_close(
-            shardtensor.io.open(path, "t")[...], whole, equal_nan=True
+            shardtensor.io.open(path, "t")[...], whole.cpu(), equal_nan=True
         )
         dist.barrier()
         with pytest.raises(ValueError, match="beyond what int16 holds"):
@@ -134,7 +134,7 @@ def test_numbers_that_float64_has_not_are_written_as_they_are(mesh, tmp_path):
             shardtensor.io.write(path, x, "t", index=...)
             dist.barrier()
             stored = shardtensor.io.open(path, "t", decode=False)[...]
-            assert torch.equal(stored, values)
+            assert torch.equal(stored, values.cpu())
             dist.barrier()
         for wrong in (2.0**63, -torch.inf):
             x = shard(torch.full((4,), wrong).double(), mesh, [Shard(0)])

@@ -3,6 +3,7 @@
 import time
 from contextlib import contextmanager
 
+import rig
 import torch
 from ranks import ranks, shard
 from torch.distributed.tensor import Shard
@@ -28,11 +29,11 @@ def threads(count):
 
 
 def cloud(points):
-    return torch.rand(points, 3, generator=torch.Generator().manual_seed(1))
+    return torch.rand(points, 3, generator=rig.generator(1))
 
 
 def normal(*sizes):
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(2))
+    return torch.randn(*sizes, generator=rig.generator(2))
 
 
 def neighbours(mesh):

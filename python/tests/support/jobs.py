@@ -2,6 +2,8 @@
 
 import socket
 
+ON_THE_HOST = {"CUDA_VISIBLE_DEVICES": ""}  # where ranks would want a GPU each
+
 
 def free_port():
     with socket.socket() as s:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jobs import ON_THE_HOST
 from ranks import run_isolated
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +41,7 @@ def launch(ranks, script, *arguments, timeout=300):
     command = [*launcher, f"--nproc-per-node={ranks}", EXAMPLES / script, *arguments]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={**os.environ, **_environment()},
+        env={**os.environ, **_environment(), **ON_THE_HOST},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -2,6 +2,7 @@
 looks at them and whenever."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -255,7 +256,7 @@ def test_fsdp_by_hand(mesh, name):
     from torch.distributed.fsdp import fully_shard
 
     mine, every = batches(mesh)
-    everywhere = init_device_mesh("cpu", (4,))
+    everywhere = init_device_mesh(rig.DEVICE, (4,))
     for over, batch in (
         (mesh["domain_h"], every),
         (mesh["domain_w"], mine),

@@ -1,6 +1,7 @@
 """Tensors whose memory holds other numbers than they do: x.conj(), x.imag of it."""
 
 import pytest
+import rig
 import torch
 from ranks import assert_close, check_op, ranks, sharded
 from torch import nn
@@ -81,7 +82,7 @@ REAL_STEPS = {
 @pytest.mark.tail
 @ranks(2, 3, "2x2", timeout=200)
 def test_families_read_what_a_view_shows(mesh, view):
-    generator = torch.Generator().manual_seed(0)
+    generator = rig.generator(0)
     x = torch.randn(2, 3, 7, 6, dtype=torch.complex128, generator=generator)
     x.requires_grad_()
     real = not VIEWS[view](x).is_complex()

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from layouts import sweep
@@ -398,7 +399,7 @@ def test_redistribute_refuses(mesh):
         y.redistribute(placements=[Shard(0), Shard(1)])
     with pytest.raises(NotImplementedError, match="cannot turn Shard"):
         y.redistribute(placements=[Partial("max")])
-    other = shardtensor.init_device_mesh("cpu", (1, 2))
+    other = shardtensor.init_device_mesh(rig.DEVICE, (1, 2))
     with pytest.raises(ValueError, match="cannot move to"):
         y.redistribute(other, [Shard(0), Replicate()])
 
@@ -493,7 +494,7 @@ def test_plain_parameters_get_plain_complete_gradients(mesh):
 
 
 def differing_specs():
-    mesh = shardtensor.init_device_mesh("cpu", (2,))
+    mesh = shardtensor.init_device_mesh(rig.DEVICE, (2,))
     shardtensor.set_check_mode(True)
     rank = dist.get_rank()
     y = shard(torch.zeros(4, 4), mesh, [Shard(0)], {0: [2, 2]})

@@ -110,7 +110,7 @@ def test_copies_and_files_keep_the_strides_of_one_device(mesh):
 
 
 def save_in_one_job(folder):
-    mesh = shardtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    mesh = shardtensor.init_device_mesh(rig.DEVICE, (2,), mesh_dim_names=("domain",))
     x = shard(numbered(5, 2), mesh, [Shard(0)], {0: [4, 1]})
     torch.save(x, folder / f"{dist.get_rank()}.pt")
 

@@ -4,6 +4,7 @@ import copy
 import functools
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from data_by_domain import MESHES, make, over_data, part, whole
@@ -395,7 +396,7 @@ def test_optimizers_and_averages(mesh, optimizer):
 @ranks(4)
 @pytest.mark.parametrize("data", ["ddp", pytest.param("hsdp", marks=pytest.mark.tail)])
 def test_replicas_stay_equal_for_200_steps(mesh, data):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
+    mesh = init_device_mesh(rig.DEVICE, (2, 2), mesh_dim_names=("data", "domain"))
     kept = []
     for count in (200, 40):
         model = parallelize(net().float(), mesh, data)

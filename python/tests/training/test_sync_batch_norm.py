@@ -1,6 +1,7 @@
 """nn.SyncBatchNorm over data x domain is one device's BatchNorm."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from data_by_domain import make, part, whole
@@ -83,7 +84,7 @@ def test_averages_of_it_are_those_of_one_device(mesh):
 def test_derivatives_and_groups(mesh):
     """Values, gradients and second derivatives in any layout, by the group that has
     all ranks and by the one that has a rank of each domain."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "domain"))
+    mesh = init_device_mesh(rig.DEVICE, (2, 2), mesh_dim_names=("data", "domain"))
     data, domain = mesh.get_local_rank("data"), mesh["domain"]
     batch = torch.randn(4, 3, 5, 2).double()
     mine = slice(0, 1) if data == 0 else slice(1, 4)  # uneven over data, too

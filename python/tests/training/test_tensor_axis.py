@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from oracle import WHOLE
@@ -102,7 +103,7 @@ def check(model, mesh, clip=True, run=None):
 @ranks(4)
 @pytest.mark.parametrize("shape", [(2, 1, 2), (1, 2, 2)])
 def test_steps_are_those_of_one_device(mesh, shape):
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+    mesh = init_device_mesh(rig.DEVICE, shape, mesh_dim_names=AXES)
     wrappers = ("hsdp", "fsdp") if shape[0] == 2 else (None, "fsdp", "hsdp")
     for data in wrappers if WHOLE else wrappers[:-1]:
         model = cut_along(mesh["tensor"])
@@ -121,7 +122,7 @@ def test_steps_are_those_of_one_device(mesh, shape):
     ],
 )
 def test_compiled_steps_are_those_of_one_device(mesh, shape, data):
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+    mesh = init_device_mesh(rig.DEVICE, shape, mesh_dim_names=AXES)
     model = parallelize(cut_along(mesh["tensor"]), mesh, data, tensor="tensor")
     torch._dynamo.reset()
     check(model, mesh, run=torch.compile(model, backend="aot_eager"))
@@ -141,7 +142,7 @@ def spoil(model):
 def test_plain_parameters_along_the_tensor_axis(mesh):
     """Equal on all ranks, whatever they began with. DDP has no others."""
     for shape in ((2, 1, 2), (1, 2, 2)):
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+        mesh = init_device_mesh(rig.DEVICE, shape, mesh_dim_names=AXES)
         model = block()
         spoil(model)
         check(parallelize(model, mesh, "ddp", tensor="tensor"), mesh)
@@ -152,7 +153,7 @@ def test_plain_parameters_along_the_tensor_axis(mesh):
 
 @ranks(4)
 def test_tensor_axes_that_cannot_be(mesh):
-    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=AXES)
+    mesh = init_device_mesh(rig.DEVICE, (2, 1, 2), mesh_dim_names=AXES)
     model = cut_along(mesh["tensor"])
     with pytest.raises(ValueError, match=r"tensor: expected axes of .* got \('x',\)"):
         parallelize(model, mesh, tensor="x")
@@ -177,7 +178,7 @@ class Shared(nn.Module):
 
 @ranks(4)
 def test_a_unit_outside_of_which_its_parameters_are_read(mesh):
-    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=AXES)
+    mesh = init_device_mesh(rig.DEVICE, (2, 1, 2), mesh_dim_names=AXES)
     model = Shared()
     model.block = cut_along(mesh["tensor"])
     model = parallelize(model, mesh, "fsdp", tensor="tensor")

@@ -5,6 +5,7 @@ steps, on every mesh."""
 import functools
 
 import pytest
+import rig
 import torch
 from data_by_domain import MESHES, make, over_data, part, whole
 from oracle import WHOLE
@@ -88,7 +89,9 @@ class Scaled(Way):
     """One step overflows, which is then left out."""
 
     def prepare(self):
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+        self.scaler = torch.amp.GradScaler(
+            rig.DEVICE, init_scale=2.0**10, growth_interval=3
+        )
         self.count = 0
 
     def step(self, x):
@@ -170,7 +173,7 @@ class Cast(Way):
     tolerance = 2e-2
 
     def loss(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with rig.autocast(torch.bfloat16):
             y = self.model(x)
         return y.float().square().mean()
 

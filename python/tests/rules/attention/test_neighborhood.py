@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import rig
 import torch
 from layouts import ALL, placements_of
 from neighborhood import dense
@@ -192,7 +193,7 @@ def test_dtypes_and_autocast(mesh):
         check(mesh, attention_of(3), *x, rtol=tolerance, atol=tolerance)
 
     def cast(*x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with rig.autocast(torch.bfloat16):
             return neighborhood_attention(*x, 3)
 
     x = [sharded(t, [Shard(1)]) for t in operands(9, dtype=torch.float32)]

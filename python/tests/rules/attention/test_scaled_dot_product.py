@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from layouts import ALL, placements_of
@@ -297,7 +298,7 @@ def test_autocast(mesh):
     x = [torch.randn(1, 2, 8, 4, requires_grad=True) for _ in range(3)]
 
     def cast(*x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with rig.autocast(torch.bfloat16):
             return F.scaled_dot_product_attention(*x)
 
     out = check(mesh, cast, *(sharded(t, [Shard(2)]) for t in x), rtol=2e-2, atol=2e-2)

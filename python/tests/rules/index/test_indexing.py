@@ -1,6 +1,7 @@
 """Reading and writing at index tensors, masks and embeddings."""
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from ranks import check_op, partitions, ranks, shard, sharded
@@ -8,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 
-X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+X = torch.rand(6, 7, 5, dtype=torch.double, generator=rig.generator(3))
 ROWS = torch.tensor([[3, 0], [2, 2]])
 J = torch.tensor([1, 4])
 
@@ -110,7 +111,7 @@ def test_accumulating_writes(mesh):
 
 @ranks(1, 2, 3)
 def test_embedding_of_sharded_tokens(mesh):
-    tokens = torch.randint(0, 9, (5, 4), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, 9, (5, 4), generator=rig.generator(1))
     for cut in (0, 1):
         for sizes in partitions(tokens.size(cut), mesh.size()):
             check_op(

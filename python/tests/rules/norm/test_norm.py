@@ -1,6 +1,7 @@
 """Norms over the whole domain: values, gradients, buffers."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -385,7 +386,7 @@ class Autocast(Repeated):
     """A norm under autocast."""
 
     def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with rig.autocast(torch.bfloat16):
             return self.norm(x)
 
 

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from oracle import WHOLE
@@ -188,7 +189,7 @@ def test_einsums_of_several_dims_move_nothing(mesh):
         torch.einsum("bixy,io->boxy", x, weight),
         x.full_tensor().sum(1, keepdim=True).expand(2, 2, 5, 4),
     )
-    with torch.autocast("cpu", torch.bfloat16):
+    with rig.autocast(torch.bfloat16):
         narrow = torch.einsum("bixy,io->boxy", x.float(), torch.ones(3, 2))
     assert narrow.dtype == torch.bfloat16
     for equation in ("bixy,io->boz", "bixy,i->b", "bixy,io->boo", "bix,io->bo"):

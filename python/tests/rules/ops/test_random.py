@@ -1,6 +1,7 @@
 """Random numbers are those of one device with the same seed."""
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from layouts import ALL, check, check_native, sweep
@@ -87,7 +88,7 @@ GATHERED = {
 
 
 def seeded_generator():
-    return torch.Generator().manual_seed(11)
+    return rig.generator(11)
 
 
 def seeded(fn):
@@ -287,6 +288,6 @@ def test_check_mode_finds_generators_that_differ(mesh):
         F.dropout(s)
     same = seeded_generator()
     torch.rand_like(s, generator=same)
-    other = torch.Generator().manual_seed(mesh.get_rank())
+    other = rig.generator(mesh.get_rank())
     with pytest.raises(ValueError, match="aten::rand_like.*same state on all ranks"):
         torch.rand_like(s, generator=other)

@@ -5,6 +5,7 @@ import math
 import warnings
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from compiled import Compiled
@@ -24,7 +25,7 @@ aten = torch.ops.aten
 
 
 def generator():
-    return torch.Generator().manual_seed(11)
+    return rig.generator(11)
 
 
 def samples(x):
@@ -391,17 +392,17 @@ def test_the_generator_rules_the_numbers(mesh):
     with shardtensor.random_policy("counter"):
         torch.manual_seed(1)
         first = torch.rand_like(x)
-        state = torch.get_rng_state()
+        state = rig.default_generator().get_state()
         second = F.dropout(x + 1)
-        torch.set_rng_state(state)
+        rig.default_generator().set_state(state)
         assert torch.equal(F.dropout(x + 1).full_tensor(), second.full_tensor())
         torch.manual_seed(1)
         assert torch.equal(torch.rand_like(x).full_tensor(), first.full_tensor())
         torch.manual_seed(2)
         assert not torch.equal(torch.rand_like(x).full_tensor(), first.full_tensor())
-        state = torch.get_rng_state()
+        state = rig.default_generator().get_state()
         own = torch.rand_like(x, generator=generator())
-        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(rig.default_generator().get_state(), state)
         again = torch.empty_like(x).uniform_(generator=generator())
         assert torch.equal(own.full_tensor(), again.full_tensor())
 
@@ -534,7 +535,7 @@ def test_wrong_arguments_raise_what_pytorch_raises(mesh):
         for message, call in calls.items():
             with pytest.raises((RuntimeError, ValueError), match=message):
                 call()
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    assert torch.equal(rig.default_generator().get_state(), state)  # nothing was drawn
 
 
 @ranks(1)
@@ -564,7 +565,7 @@ def test_check_mode_finds_generators_that_differ(mesh):
 def draw_much():
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
+    mesh = init_device_mesh(rig.DEVICE, (2,), mesh_dim_names=("domain",))
     x = shardtensor.empty(1 << 16, 300, device_mesh=mesh, placements=[Shard(0)])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

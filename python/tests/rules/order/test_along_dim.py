@@ -1,6 +1,7 @@
 """Operators that work along one dim, sharded there and elsewhere."""
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from layouts import ALL, check, placements_of, sweep
@@ -226,8 +227,8 @@ def test_index_add_wants_a_source_of_selfs_shape(mesh):
 
 # ---- every dim of three -------------------------------------------------------
 
-X = torch.rand(6, 7, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
-INDEX = torch.randint(0, 5, (6, 7, 5), generator=torch.Generator().manual_seed(4))
+X = torch.rand(6, 7, 5, dtype=torch.double, generator=rig.generator(3))
+INDEX = torch.randint(0, 5, (6, 7, 5), generator=rig.generator(4))
 
 OPS = {
     "cumsum": lambda x, d: x.cumsum(d),

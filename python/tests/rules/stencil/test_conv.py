@@ -4,6 +4,7 @@ import copy
 import itertools
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
@@ -250,7 +251,7 @@ def test_autocast_casts_before_rows_travel(mesh):
 
     conv = nn.Conv2d(4, 4, 3, padding=1)
     x = torch.randn(1, 4, 8, 6)
-    with torch.autocast("cpu", torch.bfloat16):
+    with rig.autocast(torch.bfloat16):
         expected = conv(x)
         shardtensor.reset_comm_stats()
         y = conv(shard(x, mesh, [Shard(2)]))
