@@ -94,7 +94,7 @@ def views():
         lambda x: x.flatten() * 2,
         lambda x: x[:, 1:, ::2] + 1,
         lambda x: x.unsqueeze(1).expand(4, 3, 6, 8) * 2,
-        lambda x: x.permute(2, 0, 1).unflatten(0, (2, 4)).exp(),
+        lambda x: torch.unflatten(x.permute(2, 0, 1), 0, (2, 4)).exp(),
         lambda x: sum(x.chunk(2, 2)) * x.split([2, 2, 2], 1)[0].sum(),
         lambda x: x.narrow(0, 1, 2).squeeze(),
         lambda x: x.movedim(0, -1).contiguous(),

@@ -29,11 +29,12 @@ at::Tensor make_tensor(
 
 /// As a constructor of tensors adds them.
 c10::DispatchKeySet new_keys(c10::DispatchKey key) {
-  const c10::DispatchKeySet keys(key);
-  return c10::InferenceMode::is_enabled() ? keys
-                                          : keys |
-          c10::getAutogradRelatedKeySetFromBackend(
-                                                c10::toBackendComponent(key)) |
+  const auto backend = c10::toBackendComponent(key);
+  const auto keys = c10::DispatchKeySet(key) |
+      c10::getAutocastRelatedKeySetFromBackend(backend);
+  return c10::InferenceMode::is_enabled()
+      ? keys
+      : keys | c10::getAutogradRelatedKeySetFromBackend(backend) |
           c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
 }
 
