@@ -138,13 +138,19 @@ test-python: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-s
 # Sweeps whose rules see every kind of local tensor, on 2 ranks; some with their tail.
 TEST_FILES = $(addsuffix .py,$(addprefix $(1)/test_,$(2)))
 DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/view \
+  $(call TEST_FILES,cells,cells) \
+  $(call TEST_FILES,checkpoint,checkpoint optimizers) \
   $(call TEST_FILES,distributed,agreement collectives_sweep manager sync) \
-  $(call TEST_FILES,rules/index,indexing) \
+  $(call TEST_FILES,dtensor,meshes operators written) \
+  $(call TEST_FILES,io,one_error read tables write) \
+  $(call TEST_FILES,rules/index,indexing python_indexing rows_by_index) \
+  $(call TEST_FILES,rules/index,rows_of_elements rows_that_are_made) \
+  $(call TEST_FILES,rules/order,along_dim) \
   $(call TEST_FILES,rules/attention,scaled_dot_product) \
   $(call TEST_FILES,rules/ops,activations matmul optimizer pointwise) \
   $(call TEST_FILES,rules/ops,random random_counter random_layouts) \
   $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling) \
-  $(call TEST_FILES,rules/spectra,fft) \
+  $(call TEST_FILES,rules/spectra,fft known_zeros) \
   $(call TEST_FILES,rules/stencil,conv interpolate pad pooling) \
   $(call TEST_FILES,training,parallelize)
 DEVICE_TAIL ?= rules/index rules/norm rules/reduce rules/stencil \

@@ -56,7 +56,8 @@ def pytest_collection_finish(session):
 
 # Their subject is the CPU's: its errors (a device asserts, or says nothing) and what
 # finds them, what its kernels make of two dtypes, what those of attention take, add up
-# and how their results lie, its memory, queries that travel (on a device points do).
+# and how their results lie, its memory and threads, queries that travel (on a device
+# points do).
 OF_THE_CPU = {
     "test_a_mask_beside_is_causal",
     "test_a_rank_holds_one_whole_tensor_at_a_time",
@@ -78,6 +79,8 @@ OF_THE_CPU = {
     "test_queries_travel_only_where_a_nearer_point_may_be",
     "test_ranks_ask_once_whether_an_index_is_within_bounds",
     "test_strides_are_those_of_one_device",
+    "test_threads_change_no_number",
+    "test_threads_share_the_work",
     "test_types_of_native_statistics",
     "test_what_every_rank_has_whole_becomes_numbers",
     "test_what_is_wrong_is_the_same_error_everywhere",

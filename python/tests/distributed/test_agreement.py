@@ -1,6 +1,7 @@
 """What does not fit on one rank alone is one error on all of them."""
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from bad_calls import check_bad_calls
@@ -26,7 +27,7 @@ def test_makers_raise_the_same(mesh):
 
 @ranks(3)
 def test_makers_raise_the_same_on_some_ranks_of_a_job(mesh):
-    some = DeviceMesh("cpu", [0, 2])
+    some = DeviceMesh(rig.DEVICE, [0, 2])
     if some.get_coordinate() is not None:
         check_bad_makers(some)
 

@@ -66,7 +66,7 @@ def chunks_read_by_zarr():
 
 def check(array, values):
     for index in BOXES:
-        expected = torch.tensor(values[index])
+        expected = torch.tensor(values[index], device="cpu")
         torch.testing.assert_close(array[index], expected, equal_nan=True)
 
 
@@ -107,7 +107,8 @@ def test_metadata_and_conventions_are_those_of_zarr(mesh, tmp_path, version, rea
     with files.read_by(reader), chunks_read_by_zarr() as read:
         array = shardtensor.io.open(path, name)
         assert array.shape == values.shape and array.attributes["units"] == "K"
-        torch.testing.assert_close(array[...], torch.tensor(expected), equal_nan=True)
+        expected = torch.from_numpy(expected)
+        torch.testing.assert_close(array[...], expected, equal_nan=True)
         assert bool(read) == (reader == "zarr")
 
 
@@ -175,8 +176,8 @@ def test_processes_forked_from_one_that_has_read(mesh, tmp_path, reader):
         options = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
         for kind in (array, shardtensor.io.open(array.path, array.variable)):
             rows = list(torch.utils.data.DataLoader(Rows(kind), None, **options))
-            assert torch.equal(torch.stack(rows), torch.tensor(values))
-        assert torch.equal(array[...], torch.tensor(values))
+            assert torch.equal(torch.stack(rows), torch.from_numpy(values))
+        assert torch.equal(array[...], torch.from_numpy(values))
 
 
 def damaged(data):

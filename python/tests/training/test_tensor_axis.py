@@ -71,12 +71,13 @@ def part(x, mesh):
 
 
 def train(model, batches, clip, run=None):
+    """foreach, the default on GPUs, takes no DTensors beside plain parameters."""
     run = model if run is None else run
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)
     for x in batches:
         run(x).square().mean().backward()
         if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3, foreach=False)
         optimizer.step()
         optimizer.zero_grad()
     return model

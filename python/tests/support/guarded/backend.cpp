@@ -186,6 +186,19 @@ class StagedBackend : public c10d::Backend {
     return start(options.asyncOp, outputs, [] {});
   }
 
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      auto one = _reduce_scatter_base(outputs[i], inputs[i], options);
+      if (one) {
+        one->wait();
+      }
+    }
+    return start(options.asyncOp, outputs, [] {});
+  }
+
   WorkPtr _reduce_scatter_base(
       Tensor& out,
       Tensor& in,
