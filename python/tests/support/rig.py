@@ -40,7 +40,7 @@ def prepare():
         import guarded  # noqa: F401
     if DEVICE == "cuda":  # CUDA's runtime, once asked, does not survive a fork
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        # NCCL, which programs would take, wants a GPU for each rank.
+        # NCCL, which programs would take, wants a GPU for each rank. On the CPU then.
         os.environ["SHARDTENSOR_DISTRIBUTED_BACKEND"] = BACKEND
 
 
