@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import rig
-from jobs import ON_THE_HOST
-from programs import ROOT, blocks
+from programs import ENVIRONMENT, ROOT, blocks
 from ranks import ranks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -17,7 +16,6 @@ import shardtensor
 PRELOAD = ("torch._inductor.compile_fx",)
 
 DOCS = ROOT / "docs"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")}
 
 
 def test_the_readme_program_prints_what_it_says(tmp_path):
@@ -27,7 +25,7 @@ def test_the_readme_program_prints_what_it_says(tmp_path):
     launcher += ["--redirects=1", f"--log-dir={tmp_path}"]  # a file for each rank
     done = subprocess.run(
         [sys.executable, *launcher, str(program)],
-        env={**os.environ, **ENVIRONMENT, **ON_THE_HOST},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=300,

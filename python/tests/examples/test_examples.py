@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import EXAMPLES, ROOT, launch, printed, promised
+from programs import ENVIRONMENT, EXAMPLES, launch, printed, promised
 
 PRELOAD = ("matplotlib.pyplot", "rich.progress", "scipy.sparse.linalg", "nibabel")
 
@@ -109,7 +109,7 @@ def test_a_killed_job_goes_on_with_the_curve_of_one_left_alone(tmp_path):
     program = EXAMPLES / "train_climate.py"
     done = subprocess.run(
         [sys.executable, program, "--steps=12", "--every=4", f"--out={tmp_path}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python")},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=300,

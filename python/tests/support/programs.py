@@ -15,6 +15,13 @@ from ranks import run_isolated
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples" / "python"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT / "python"),
+    "PYTHONWARNINGS": "ignore",
+    "COLUMNS": "120",
+    **ON_THE_HOST,
+}
 
 
 def printed(ranks, script, *arguments):
@@ -26,7 +33,7 @@ def printed(ranks, script, *arguments):
 
 
 def _run_program(script, arguments):
-    os.environ.update(_environment())  # what the program starts has it, too
+    os.environ.update(ENVIRONMENT)  # what the program starts has it, too
     program = str(EXAMPLES / script)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(EXAMPLES))
@@ -41,22 +48,13 @@ def launch(ranks, script, *arguments, timeout=300):
     command = [*launcher, f"--nproc-per-node={ranks}", EXAMPLES / script, *arguments]
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        env={**os.environ, **_environment(), **ON_THE_HOST},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=timeout,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def _environment():
-    return {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT / "python"),
-        "PYTHONWARNINGS": "ignore",
-        "COLUMNS": "120",
-    }
 
 
 def blocks(path, language):
