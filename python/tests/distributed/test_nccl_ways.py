@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from jobs import ON_THE_HOST
 from programs import ROOT
 from ranks import ranks
 from torch.distributed import distributed_c10d
@@ -36,6 +37,7 @@ def run_to_its_end(tmp_path, last_line):
     program.write_text(textwrap.dedent(PROGRAM) + last_line + "\n")
     environment = {
         **os.environ,
+        **ON_THE_HOST,
         **dict(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"),
         **dict(MASTER_ADDR="localhost", MASTER_PORT="0"),
         "PYTHONPATH": str(ROOT / "python"),

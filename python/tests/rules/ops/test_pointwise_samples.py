@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import pytest
+import rig
 import torch
 from ranks import check_op, ranks, sharded, uneven
 from torch.distributed.tensor import Replicate, Shard
@@ -44,7 +45,7 @@ def samples(info, dtype, requires_grad):
 
 
 def main_dtype(info):
-    dtypes = info.supported_dtypes("cpu")
+    dtypes = info.supported_dtypes("cuda" if rig.DEVICE == "cuda" else "cpu")
     order = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128)
     return next(d for d in order if d in dtypes)
 
