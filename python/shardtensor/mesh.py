@@ -136,7 +136,7 @@ def merge_corners(corners: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A mesh from cells that each have corners of their own, (C, corners, D), as STL
     files say: (points, cells). Equal corners become one point, NaN being equal to NaN;
     points stand in the order in which they come first. Cut corners give both cut by all
-    axes, and no rank holds all. float32 or float64 on CPUs, not differentiable.
+    axes, and no rank holds all. float32 or float64, not differentiable.
     Communication: each different corner to the rank that numbers it, and back; each
     point once to where it ends up."""
     return _ops.merge_corners(corners)

@@ -34,14 +34,12 @@ void check_corners(const Tensor& corners) {
   const auto dtype = corners.scalar_type();
   TORCH_CHECK_VALUE(
       corners.dim() == 3 && (dtype == at::kFloat || dtype == at::kDouble) &&
-          corners.size(2) > 0 && corners.is_cpu(),
-      "merge_corners: expected corners (C, corners, D) of float32 or float64 on "
-      "a CPU, got ",
+          corners.size(2) > 0,
+      "merge_corners: expected corners (C, corners, D) of float32 or float64, "
+      "got ",
       corners.sizes(),
       " of ",
-      dtype,
-      " on ",
-      corners.device());
+      dtype);
 }
 
 /// Equal numbers for equal coordinates; zero has one sign.
@@ -72,6 +70,12 @@ Tensor lowest(const Tensor& rows, const Tensor& values, int64_t count) {
       .scatter_reduce_(0, rows, values, "amin");
 }
 
+/// Numbers of the rows, from `first`.
+Tensor numbers_beside(const Tensor& rows, int64_t first) {
+  return at::arange(
+      first, first + rows.size(0), rows.options().dtype(at::kLong));
+}
+
 /// A rank's corners become its corners of cells and its points.
 struct Merged {
   Tensor cells; // (own corners)
@@ -81,7 +85,7 @@ struct Merged {
 
 Merged merge_alone(const Tensor& rows) {
   const auto numbers = number_rows(rows, "");
-  const auto places = at::arange(rows.size(0), at::kLong);
+  const auto places = numbers_beside(rows, 0);
   const auto order =
       unique_keys(lowest(numbers.inverse, places, numbers.all()), "");
   return {
@@ -103,7 +107,7 @@ Merged merge_together(
   // Each number once, with its first place here, to the rank that owns it.
   const auto [named, inverse, counts] =
       at::_unique2(numbers.inverse, /*sorted=*/true, /*return_inverse=*/true);
-  const auto places = at::arange(begin, begin + rows.size(0), at::kLong);
+  const auto places = numbers_beside(rows, begin);
   const auto firsts = lowest(inverse, places, named.numel());
   const Route to_owners(pieces_of(named, owned), group);
   const auto come = to_owners.send(at::stack({named, firsts}, 1));

@@ -18,7 +18,7 @@ struct UniqueKeys {
   int64_t all() const;
 };
 
-/// Of keys (n), int64, on the host; "" is a group of this rank alone. Equal
+/// Of keys (n), int64, on any device; "" is a group of this rank alone. Equal
 /// keys meet on one rank, and ranks get like numbers of different ones.
 /// Communication: all-gathers of up to 64 keys and of two numbers, each
 /// different own key to its owner, one number back.

@@ -137,7 +137,8 @@ def signed_distance_field(
     beyond `max_dist`. Vertices (V, 3) and faces (F, 3) or (3 F) are gathered to all
     ranks; results lie as the points do. Inside is behind the nearest face, or with
     `use_sign_winding_number` where the surface, which may have holes, winds around the
-    point. Differentiable, to any order, in vertices and points."""
+    point. Differentiable, to any order, in vertices and points. The search is the
+    host's: three copies from another device, three back."""
     return _ops.signed_distance_field(
         mesh_vertices, mesh_indices, input_points, max_dist, use_sign_winding_number
     )

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 from shardtensor.distributed import DistributedManager, joining
+from shardtensor.nn.functional import signed_distance_field
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
 guarded_only = pytest.mark.skipif(
@@ -373,6 +374,19 @@ def test_a_class_loss_copies_nothing_to_or_from_the_host(mesh):
     before = guarded.count()
     F.cross_entropy(x, target).backward()
     assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+
+
+@guarded_only
+@ranks(2)
+def test_a_search_on_the_host_copies_each_tensor_once(mesh):
+    import guarded
+
+    corners, faces = torch.eye(3), torch.arange(3)
+    points = shard(torch.rand(5, 3), mesh, [Shard(0)])
+    before = guarded.count()
+    signed_distance_field(corners, faces, points)
+    # And two numbers: whether faces are in range, and coordinates finite.
+    assert guarded.copies_since(before) == {"to_host": 3 + 2, "to_device": 3}
 
 
 # ---- norms by the kernels of a device ---------------------------------------

@@ -20,13 +20,13 @@ namespace shardtensor {
 /// The first two give each rank the same sum of `weights` (N, >= 0 and not all
 /// 0; none: the same number of points), up to two points. A rank's points stand
 /// along the curve, given ones as they stood. Points are a ShardTensor in any
-/// layout, float or double, on CPUs; they are differentiable to any order.
-/// Communication: each point once, and for each halving of the ranks some
-/// hundred small all-reduces. Thread safety / ordering: as in collectives.h.
-/// Raises on all ranks: for shapes, dtypes, methods, owners or weights that
-/// don't fit, and for coordinates that are not finite.
-/// Source: Berger and Bokhari 1987, A partitioning strategy for nonuniform
-/// problems on multiprocessors ("rcb").
+/// layout, float or double, on any device: what is planned of them, on the
+/// host. They are differentiable to any order. Communication: each point once,
+/// and for each halving of the ranks some hundred small all-reduces. Thread
+/// safety / ordering: as in collectives.h. Raises on all ranks: for shapes,
+/// dtypes, methods, owners or weights that don't fit, and for coordinates that
+/// are not finite. Source: Berger and Bokhari 1987, A partitioning strategy for
+/// nonuniform problems on multiprocessors ("rcb").
 ///
 /// Example: points 3, 0, 2, 1 on a line, two ranks: {0, 1} and {2, 3}, the
 /// permutation {1, 3} and {2, 0}.

@@ -70,11 +70,14 @@ void check_surface_kinds(
       kSurfaceOp,
       ": expected mesh_indices of int32 or int64, got ",
       faces.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      vertices.device().is_cpu() && faces.device().is_cpu() &&
-          points.device().is_cpu(),
+  TORCH_CHECK_VALUE(
+      vertices.device() == points.device() && faces.device() == points.device(),
       kSurfaceOp,
-      ": expected tensors on the CPU, got ",
+      ": expected vertices, indices and points on one device, got ",
+      vertices.device(),
+      ", ",
+      faces.device(),
+      " and ",
       points.device());
   TORCH_CHECK_VALUE(
       max_dist >= 0,
@@ -161,16 +164,20 @@ void check_surface(const SurfaceCall& call) {
 // ---- from the nearest part to results ---------------------------------------
 
 Tensor doubles(const Tensor& x) {
-  return x.detach().to(at::kDouble).contiguous();
+  return x.detach().cpu().to(at::kDouble).contiguous();
 }
 
+/// On the host, where the tree is; what is found is where the points are.
 NearestFaces search_surface(
     const SurfaceCall& call,
     double max_dist,
     SurfaceSign sign) {
   const at::NoGradGuard no_grad;
-  return Surface(doubles(call.vertices), call.faces)
-      .nearest(doubles(call.points), max_dist, sign);
+  const auto found = Surface(doubles(call.vertices), call.faces.cpu())
+                         .nearest(doubles(call.points), max_dist, sign);
+  const auto device = call.points.device();
+  return {
+      found.faces.to(device), found.parts.to(device), found.signs.to(device)};
 }
 
 Tensor row_dot(const Tensor& a, const Tensor& b) {

@@ -15,9 +15,12 @@ namespace shardtensor {
 /// use_sign_winding_number where the surface winds around a point, which needs
 /// no closed surface.
 ///
-/// Plain tensors or ShardTensors on one mesh, float or double, on CPUs. Results
-/// lie as the points do; the surface is gathered to all ranks. Differentiable
-/// to any order in vertices and points (that of a distance of zero is zero).
+/// Plain tensors or ShardTensors on one mesh, float or double, on one device.
+/// Results lie as the points do; the surface is gathered to all ranks.
+/// Differentiable to any order in vertices and points (that of a distance of
+/// zero is zero). The search is the host's: from another device vertices, faces
+/// and points are copied there, each once, and what is found in three copies
+/// back.
 /// Communication: the gather, one number to agree that all coordinates are
 /// finite; backward one sum of the vertices' gradients.
 /// Thread safety / ordering: as in collectives.h.

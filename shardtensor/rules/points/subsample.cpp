@@ -6,6 +6,7 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
@@ -41,10 +42,6 @@ void check_subsample(
       points.scalar_type() == at::kFloat || points.scalar_type() == at::kDouble,
       "grid_subsample: expected points of float32 or float64, got ",
       points.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      points.device().is_cpu(),
-      "grid_subsample: expected points on the CPU, got ",
-      points.device());
   TORCH_CHECK_VALUE(
       std::isfinite(size) && size > 0,
       "grid_subsample: size is ",
@@ -58,6 +55,12 @@ void check_subsample(
       points.sizes(),
       ", got ",
       values ? values->sizes() : at::IntArrayRef());
+  TORCH_CHECK_VALUE(
+      !values || values->device() == points.device(),
+      "grid_subsample: expected points and values on one device, got ",
+      points.device(),
+      " and ",
+      values->device());
 }
 
 /// Rows ([B,] N, ...) as (N, B, ...), cut along N if at all.
@@ -65,7 +68,7 @@ Tensor by_points(const Tensor& x) {
   return cut_rows(x.dim() == 3 ? x.transpose(0, 1) : x.unsqueeze(1));
 }
 
-/// On the host of each rank.
+/// Whole, on each rank.
 Tensor on_all_ranks(const Tensor& x) {
   return is_shard_tensor(x) ? full_tensor(x) : x;
 }
@@ -86,7 +89,9 @@ Keys cube_keys(const Tensor& points, double size) {
   constexpr double kMostCubes = 4611686018427387904.0; // 2^62
   const auto low = on_all_ranks(at::amin(points, 0)).to(at::kDouble);
   const auto high = on_all_ranks(at::amax(points, 0)).to(at::kDouble);
-  const auto last = high.sub(low).div(size).amax(0).floor();
+  // By a number a GPU would multiply by its inverse, another cube's edge.
+  const auto edge = at::full({}, size, low.options());
+  const auto last = high.sub(low).div(edge).amax(0).floor().cpu();
   const int64_t entries = points.size(1);
   TORCH_CHECK_VALUE(
       last.add(1).prod().item<double>() * static_cast<double>(entries) <
@@ -94,12 +99,13 @@ Keys cube_keys(const Tensor& points, double size) {
       "grid_subsample: size is ",
       size,
       ", expected fewer than 2^62 cubes between the outermost points");
-  Keys keys{beside(at::arange(entries), points), 1};
+  const auto of_entries = at::arange(entries, low.options().dtype(at::kLong));
+  Keys keys{beside(of_entries, points), 1};
   for (int64_t dim = 0; dim < points.size(2); ++dim) {
     const auto place = points.select(2, dim)
                            .to(at::kDouble)
                            .sub(beside(low.select(1, dim), points))
-                           .div(size)
+                           .div(edge)
                            .floor()
                            .to(at::kLong);
     const auto extent = last[dim].item<int64_t>() + 1;

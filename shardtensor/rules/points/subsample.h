@@ -8,7 +8,7 @@
 namespace shardtensor {
 
 /// One point for each cube of edge `size` that has any of the points ([B,] N,
-/// D), float or double, on CPUs. The first cube begins at the least
+/// D), float or double. The first cube begins at the least
 /// coordinates; cubes stand in row-major order, those of each entry of a batch,
 /// which has its own, after those of the entry before. The mean of a cube's
 /// points (M, D), that of their `values` ([B,] N, C) (without values: of none,

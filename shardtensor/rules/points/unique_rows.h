@@ -11,7 +11,7 @@ struct UniqueRows {
   at::Tensor inverse; // (N), int64: the place of each given key among them
 };
 
-/// Of keys (N), int64, on CPUs, plain or a ShardTensor in any layout. What is
+/// Of keys (N), int64, plain or a ShardTensor in any layout. What is
 /// cut is cut by all axes of the mesh then, both results. Communication: see
 /// comm/unique_keys.h.
 UniqueRows unique_rows(const at::Tensor& keys);

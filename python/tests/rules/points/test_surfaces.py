@@ -145,6 +145,9 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         signed_distance_field(vertices, faces, cut, -1.0)
     with pytest.raises(TypeError, match="of one dtype"):
         signed_distance_field(vertices.float(), faces, cut)
+    for vertex, face in ((vertices.to("meta"), faces), (vertices, faces.to("meta"))):
+        with pytest.raises(ValueError, match="indices and points on one device, got"):
+            signed_distance_field(vertex, face, cut)
     points[-1, 0] = torch.nan
     with pytest.raises(ValueError, match="finite coordinates"):
         signed_distance_field(vertices, faces, shard(points, mesh, [Shard(0)]))

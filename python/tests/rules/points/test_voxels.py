@@ -237,6 +237,8 @@ def test_errors_are_the_same_on_all_ranks(mesh):
     for wrong in (values[:5], values[None], values[:, 0]):
         with pytest.raises(ValueError, match=r"expected values \(\[B,\] N, C\) of"):
             grid_subsample(cut, 0.5, wrong)
+    with pytest.raises(ValueError, match="points and values on one device, got"):
+        grid_subsample(cut, 0.5, values.to("meta"))
     grid = torch.ones(1, *SHAPE, dtype=points.dtype)
     for bad in (torch.nan, torch.inf):
         points[-1, 0] = bad
