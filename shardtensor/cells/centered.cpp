@@ -15,6 +15,8 @@
 #include "shardtensor/cells/kinds.h"
 #include "shardtensor/cells/vectors.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {
 
@@ -136,8 +138,14 @@ void check_centered_values(
 
 /// Rows (N, X) that `numbers` (F, n) name, (F, n, X). -1, which names none,
 /// reads the last row: so numbers stay the tensor that plans are kept for.
+/// Those that are cut are checked on any device, as cells are.
 Tensor named_rows(const Tensor& rows, const Tensor& numbers) {
-  return at::index(rows, {std::optional<Tensor>(numbers.flatten())})
+  const auto flat = numbers.flatten();
+  if (is_shard_tensor(flat) && spec(flat)->is_sharded()) {
+    check_planned_index(
+        kCentered, flat, 0, rows.size(0), /*may_be_negative=*/true);
+  }
+  return at::index(rows, {std::optional<Tensor>(flat)})
       .unflatten(0, {-1, numbers.size(1)});
 }
 
