@@ -16,7 +16,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/cells/kinds.h"
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/unique_keys.h"
@@ -213,7 +213,7 @@ Sides sides_of(const Tensor& rows, int64_t first, int64_t faces) {
 void check_sides(const OwnCells& cells, int64_t own_most) {
   auto most = at::full({}, own_most, at::kLong);
   if (cells.is_cut) {
-    most = all_reduce(most, Reduce::Max, cells.mesh->group());
+    most = reduce_numbers(most, Reduce::Max, cells.mesh->group());
   }
   TORCH_CHECK_VALUE(
       most.item<int64_t>() <= 2,

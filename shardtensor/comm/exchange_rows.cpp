@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/host_numbers.h"
 
@@ -117,9 +118,20 @@ at::Tensor all_gather_rows(
 }
 
 std::vector<int64_t> gather_number(int64_t own, const std::string& group_name) {
-  const std::vector<int64_t> one(Group(group_name).ranks(), 1);
+  const Group group(group_name);
+  const std::vector<int64_t> one(group.ranks(), 1);
+  const auto options =
+      at::TensorOptions(at::kLong).device(group.device_of_numbers());
   return host_numbers(
-      all_gather_rows(at::full({1}, own, at::kLong), 0, one, group_name));
+      all_gather_rows(at::full({1}, own, options), 0, one, group_name));
+}
+
+at::Tensor reduce_numbers(
+    const at::Tensor& own,
+    Reduce reduce,
+    const std::string& group_name) {
+  const auto device = Group(group_name).device_of_numbers();
+  return all_reduce(own.to(device), reduce, group_name).cpu();
 }
 
 at::Tensor all_to_all_rows(

@@ -23,8 +23,17 @@ at::Tensor all_gather_rows(
     c10::IntArrayRef sizes,
     const std::string& group);
 
-/// Each rank's number, in their order. Over the host.
+// Numbers of the host go by messages of the host, or of the group's device
+// where it has none for the host.
+
+/// Each rank's number, in their order.
 std::vector<int64_t> gather_number(int64_t own, const std::string& group);
+
+/// A host tensor reduced over all ranks.
+at::Tensor reduce_numbers(
+    const at::Tensor& own,
+    Reduce reduce,
+    const std::string& group);
 
 /// See all_to_all_v.
 at::Tensor all_to_all_rows(

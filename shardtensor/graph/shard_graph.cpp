@@ -91,6 +91,11 @@ Tensor cut_edges(const Tensor& edge_index, const MeshPtr& mesh) {
 
 // ---- renumbering ------------------------------------------------------------
 
+/// Where ranks send each other numbers.
+Tensor beside_numbers(const Tensor& x, const MeshPtr& mesh) {
+  return x.to(Group(mesh->group()).device_of_numbers());
+}
+
 /// The new numbers of nodes, each on the rank whose chunk of old numbers it is
 /// in.
 class NodeNumbers {
@@ -99,7 +104,7 @@ class NodeNumbers {
       : mesh_(spec(nodes)->mesh()),
         chunks_(Partition::chunked(nodes.size(0), mesh_->ranks())) {
     check_planned_index(kOp, nodes, 0, nodes.size(0));
-    const auto old = to_local(nodes.detach()).cpu();
+    const auto old = beside_numbers(to_local(nodes.detach()), mesh_);
     const auto begin = spec(nodes)->interval(0).begin;
     const Route route(pieces_of(old, chunks_), mesh_->group());
     const auto numbers = at::arange(old.numel(), old.options()).add(begin);
@@ -241,7 +246,7 @@ ShardGraph::ShardGraph(
   const auto given = cut_edges(edge_index, mesh);
   check_planned_index(kOp, given.select(0, 0), 0, sources.size(0));
   check_planned_index(kOp, given.select(0, 1), 0, targets.size(0));
-  const auto ends = to_local(given).cpu();
+  const auto ends = beside_numbers(to_local(given), mesh);
   const NodeNumbers target_numbers(targets);
   const auto source_numbers = sources.is_same(targets)
       ? target_numbers.of(ends.select(0, 0).contiguous())

@@ -8,7 +8,7 @@
 
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/known_error.h"
 #include "shardtensor/layout/print.h"
@@ -81,10 +81,7 @@ at::Tensor gather_rows_of_all(const std::optional<Own>& own, const Mesh& mesh) {
   if (mesh.ranks() == 1) {
     return table;
   }
-  const auto device = Group(mesh.group()).device_of_numbers();
-  return all_reduce(table.to(device), Reduce::Sum, mesh.group())
-      .cpu()
-      .contiguous();
+  return reduce_numbers(table, Reduce::Sum, mesh.group()).contiguous();
 }
 
 bool agree(at::TensorAccessor<int64_t, 2> rows) {

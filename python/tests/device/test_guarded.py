@@ -17,7 +17,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 from shardtensor.distributed import DistributedManager, joining
-from shardtensor.nn.functional import signed_distance_field
+from shardtensor.nn.functional import (
+    grid_subsample,
+    partition_points,
+    radius_search,
+    signed_distance_field,
+)
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
 guarded_only = pytest.mark.skipif(
@@ -387,6 +392,30 @@ def test_a_search_on_the_host_copies_each_tensor_once(mesh):
     signed_distance_field(corners, faces, points)
     # And two numbers: whether faces are in range, and coordinates finite.
     assert guarded.copies_since(before) == {"to_host": 3 + 2, "to_device": 3}
+
+
+@guarded_only
+@ranks(2)
+def test_numbers_of_the_host_travel_where_a_group_moves_none(mesh):
+    """As that of init_process_group("nccl")."""
+    group = dist.new_group(backend="guarded:guarded")
+    alone = DeviceMesh.from_group(group, "guarded")
+    cloud, faces = torch.rand(9, 3), torch.tensor([[0, 1, 2], [2, 1, 3]])
+    edges = torch.tensor([[0, 4, 8, 2], [3, 1, 5, 0]])
+
+    def found(mesh):
+        points, triangles = (shard(x, mesh, [Shard(0)]) for x in (cloud, faces))
+        nodes = partition_points(points, mesh, "hilbert")[1]
+        return [
+            radius_search(points, points, 0.5),
+            *grid_subsample(points, 0.5)[2:],
+            *partition_points(points, mesh, weights=torch.arange(9.0)),
+            *shardtensor.mesh.cell_faces({"triangle": triangles}, 4),
+            shardtensor.ShardGraph(edges, nodes).edge_index,
+        ]
+
+    for there, here in zip(found(alone), found(mesh), strict=True):
+        assert_close(there, here.full_tensor())
 
 
 # ---- norms by the kernels of a device ---------------------------------------

@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/exchange_rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -88,7 +88,7 @@ class Bisection {
       const {
     auto local = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
     std::copy(values.begin(), values.end(), local.mutable_data_ptr<double>());
-    const auto all = all_reduce(local, reduce, mesh_.group()).contiguous();
+    const auto all = reduce_numbers(local, reduce, mesh_.group()).contiguous();
     const auto* const data = all.const_data_ptr<double>();
     return {data, data + all.numel()};
   }

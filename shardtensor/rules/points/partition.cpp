@@ -12,7 +12,6 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
@@ -73,6 +72,7 @@ void check_arguments(
       owners ? owners->scalar_type() : at::kLong);
 }
 
+/// Points stay on their device; who gets them is found on the host.
 class Partitioner {
  public:
   explicit Partitioner(const Tensor& points)
@@ -100,7 +100,11 @@ class Partitioner {
     const auto layout =
         cut_by_all(mesh_, {layout_->size(0)}, 0, layout_->partition(0));
     const auto whole = promote_operand(x.detach(), mesh_, kPartitionOp);
-    return to_local(redistribute(whole, layout)).contiguous();
+    return to_local(redistribute(whole, layout)).cpu().contiguous();
+  }
+
+  Tensor points_on_host() const {
+    return points_.detach().cpu().to(at::kDouble).contiguous();
   }
 
   Tensor weights_of(const OptionalTensor& weights) const {
@@ -110,7 +114,7 @@ class Partitioner {
 
   /// Raises on every rank if it must on one.
   void check_values(const Tensor& weights, const Tensor& owners) const {
-    const auto finite = at::isfinite(points_.detach()).all();
+    const auto finite = at::isfinite(points_.detach()).all().cpu();
     const auto weighs = at::isfinite(weights).logical_and(weights.ge(0)).all();
     const auto on_mesh = owners.defined()
         ? owners.ge(0).logical_and(owners.lt(mesh_->ranks())).all()
@@ -121,7 +125,7 @@ class Partitioner {
          on_mesh.logical_not(),
          weights.gt(0).any()});
     const auto all =
-        all_reduce(found.to(at::kInt), Reduce::Max, mesh_->group());
+        reduce_numbers(found.to(at::kInt), Reduce::Max, mesh_->group());
     const auto is_found = [&](int64_t i) {
       return all.select(0, i).item<int64_t>() != 0;
     };
@@ -146,14 +150,14 @@ class Partitioner {
   }
 
   Tensor hilbert_codes_of_all() const {
-    const auto points = points_.detach().to(at::kDouble);
+    const auto points = points_on_host();
     const int64_t dims = points.size(1);
     const auto lowest = at::full(
         {1, dims}, -std::numeric_limits<double>::infinity(), at::kDouble);
     const auto high = at::amax(at::cat({points, lowest}), {0});
     const auto low = at::amax(at::cat({points.neg(), lowest}), {0});
     const auto corners =
-        all_reduce(at::stack({low, high}), Reduce::Max, mesh_->group());
+        reduce_numbers(at::stack({low, high}), Reduce::Max, mesh_->group());
     return hilbert_codes(
         points,
         corners.select(0, 0).neg().contiguous(),
@@ -164,15 +168,18 @@ class Partitioner {
       const std::string& method,
       const Tensor& codes,
       const Tensor& weights) const {
-    const auto points = points_.detach().to(at::kDouble).contiguous();
     return bisect(
-        {points, method == "hilbert" ? codes : Tensor(), rows_, weights},
+        {points_on_host(),
+         method == "hilbert" ? codes : Tensor(),
+         rows_,
+         weights},
         *mesh_);
   }
 
   std::tuple<Tensor, Tensor> send(const Tensor& owners, const Tensor& codes) {
-    const Route route(owners, mesh_->group());
-    const auto places = route.send(at::stack({codes, rows_}, 1));
+    const auto device = points_.device();
+    const Route route(owners.to(device), mesh_->group());
+    const auto places = route.send(at::stack({codes, rows_}, 1).to(device));
     const auto points = route.send(points_);
     const auto own = along(places);
     const Partition pieces(gather_number(own.numel(), mesh_->group()));
@@ -197,11 +204,6 @@ class Partitioner {
   Tensor rows_; // of the whole cloud
 };
 
-/// Points are partitioned once, there.
-OptionalTensor on_host(const OptionalTensor& x) {
-  return x ? OptionalTensor(x->cpu()) : x;
-}
-
 std::tuple<Tensor, Tensor> partition_points_function(
     const Tensor& points,
     std::string method,
@@ -209,9 +211,7 @@ std::tuple<Tensor, Tensor> partition_points_function(
     const OptionalTensor& owners) {
   const CommScope scope("shardtensor::partition_points");
   check_arguments(points, method, weights, owners);
-  const auto [cut, rows] =
-      Partitioner(points.cpu()).run(method, on_host(weights), on_host(owners));
-  return {cut.to(points.device()), rows.to(points.device())};
+  return Partitioner(points).run(method, weights, owners);
 }
 
 TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {

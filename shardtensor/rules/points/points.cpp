@@ -1,12 +1,17 @@
 #include "shardtensor/rules/points/points.h"
 
+#include <numeric>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/group.h"
+#include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/points/neighbour_call.h"
 #include "shardtensor/tensor/keys.h"
@@ -97,18 +102,16 @@ SpecPtr list_layout(const NeighbourCall& operands, int64_t count) {
     return nullptr;
   }
   const auto& queries = operands.layout();
-  const auto options = at::TensorOptions(at::kLong);
   const auto axes = queries->sharded_axes();
   const auto mesh = queries->mesh();
-  const auto terms = gather_terms(
-      at::zeros({}, options).fill_(count), make_replicated(mesh, {}), axes);
-  std::vector<int64_t> pieces;
-  int64_t all = 0;
-  const auto flat = terms.flatten();
-  for (int64_t i = 0; i < flat.numel(); ++i) {
-    pieces.push_back(flat.const_data_ptr<int64_t>()[i]);
-    all += pieces.back();
+  std::vector<int64_t> pieces{count};
+  if (!axes.empty()) {
+    const auto options = at::TensorOptions(at::kLong).device(
+        Group(mesh->group()).device_of_numbers());
+    pieces = host_numbers(gather_terms(
+        at::full({}, count, options), make_replicated(mesh, {}), axes));
   }
+  const auto all = std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
   std::vector<Placement> placements(mesh->axes());
   ShardSpec::Partitions partitions(1);
   for (const int64_t axis : axes) {
