@@ -108,10 +108,11 @@ def ring_tour(
 ) -> None:
     """visit(owner, piece) with every rank's `block`, a local tensor: the own one
     first, then those of the ranks before, nearest first, each while the next is
-    on its way. `shapes` are those of all ranks' blocks, where they differ. What
-    visit raises on one rank is an error on all, after the messages. Not
-    differentiable. Communication: one message to and from each other rank, and
-    three integers from each rank to each before and after."""
+    on its way. `shapes` are those of all ranks' blocks, which may differ; without,
+    ranks tell each other theirs, of one number of dims. What visit raises on one rank
+    is an error on all, after the messages. Not differentiable. Communication: one
+    message to and from each other rank, three integers from each rank to each before
+    and after, and an all-gather of shapes where none are told."""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_tour", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)
@@ -137,9 +138,8 @@ def ring_sum(
     owner. `own` are local tensors that stay here; what else fn uses gets no
     gradient. `shapes`, communication and errors: as ring_tour.
 
-        shapes = bodies.spec.sharding_shapes()[0]
         own = bodies.to_local()
-        forces = ring_sum(attraction, own, own, mesh=mesh, shapes=shapes)"""
+        forces = ring_sum(attraction, own, own, mesh=mesh)"""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_sum", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)
@@ -193,12 +193,10 @@ def _buffer(tensor, told, shape):
 
 
 def _sizes(block, mesh, mesh_dim, shapes):
-    """Those of all ranks' blocks; all as the own one where nothing else is said."""
+    """Those of all ranks' blocks; none: they tell each other."""
     check_local(block)
     check_axis(mesh, mesh_dim)
-    if shapes is None:
-        return [list(block.shape)] * mesh.size(mesh_dim)
-    return [numbers("shapes", shape) for shape in shapes]
+    return [numbers("shapes", shape) for shape in shapes or ()]
 
 
 def _check_choice(name, value, expected):

@@ -3,13 +3,16 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/host_numbers.h"
 
 namespace shardtensor {
 
@@ -117,12 +120,43 @@ class Tour {
   at::Tensor term_; // of the stop before
 };
 
+using BlockSizes = std::vector<std::vector<int64_t>>;
+
+/// Every rank's, of as many dims.
+BlockSizes gather_sizes(const at::Tensor& block, const Group& group) {
+  const auto own = at::tensor(block.sizes(), at::kLong)
+                       .to(group.device_of_numbers())
+                       .unsqueeze(0);
+  const std::vector<int64_t> one(group.ranks(), 1);
+  const auto all = host_numbers(all_gather_rows(own, 0, one, group.name()));
+  BlockSizes sizes;
+  for (int64_t rank = 0; rank < group.ranks(); ++rank) {
+    const auto begin = all.begin() + rank * block.dim();
+    sizes.emplace_back(begin, begin + block.dim());
+  }
+  return sizes;
+}
+
 Collective tour_call(
     const char* name,
     const Group& group,
     const at::Tensor& block,
-    const std::vector<std::vector<int64_t>>& sizes,
+    const BlockSizes& sizes,
     const std::string& rest) {
+  if (sizes.empty()) {
+    return {
+        c10::str(
+            name,
+            " of ",
+            block.dim(),
+            "-D ",
+            block.scalar_type(),
+            " blocks",
+            rest),
+        c10::str(", sizes ", block.sizes()),
+        {},
+        {}};
+  }
   const auto count = static_cast<int64_t>(sizes.size());
   TORCH_CHECK_VALUE(
       count == group.ranks(),
@@ -269,10 +303,10 @@ void detail::ring_tour_of_agreed(
   Tour(block, sizes, group, stops).run();
 }
 
-void detail::ring_tour_as(
+BlockSizes detail::ring_tour_as(
     const char* name,
     const at::Tensor& block,
-    const std::vector<std::vector<int64_t>>& sizes,
+    const BlockSizes& sizes,
     const std::string& group_name,
     const RingStops& stops,
     const std::string& note) {
@@ -285,9 +319,11 @@ void detail::ring_tour_as(
         sizes,
         (stops.returned ? ", with terms" : "") + note);
   });
+  auto all = sizes.empty() ? gather_sizes(block, group) : sizes;
   CheckedStops own(name, stops);
-  ring_tour_of_agreed(block, sizes, group_name, own.checked());
+  ring_tour_of_agreed(block, all, group_name, own.checked());
   own.agree(group, block);
+  return all;
 }
 
 void ring_tour(

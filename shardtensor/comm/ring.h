@@ -44,14 +44,16 @@ struct RingStops {
   std::function<void()> own_rest;
 };
 
-/// One tour. `sizes` are those of every rank's block, in rank order; blocks may
-/// differ in all sizes and be empty. Sizes or dtypes that differ between ranks
-/// are an error on every rank, and so is what a stop raises on one of them:
-/// after it no stop is called there, but messages go on. Seen neither by
-/// autograd nor by a compiler. Communication: three integers from each rank to
-/// each before and after, then per other rank one message each way, and one
-/// more each way where terms are returned; none waits for another stop of a
-/// third rank. Thread safety / ordering: as in collectives.h.
+/// One tour. `sizes` are those of every rank's block, in rank order, or empty:
+/// ranks tell each other theirs, of one number of dims. Blocks may differ in
+/// all sizes and be empty.
+/// Told sizes or dtypes that differ between ranks are an error on every rank,
+/// and so is what a stop raises on one of them: after it no stop is called
+/// there, but messages go on. Seen neither by autograd nor by a compiler.
+/// Communication: three integers from each rank to each before and after, an
+/// all-gather of the sizes where none are told, then per other rank one message
+/// each way, and one more each way where terms are returned; none waits for
+/// another stop of a third rank. Thread safety / ordering: as in collectives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.
@@ -91,8 +93,9 @@ void ring_tour_of_agreed(
     const std::string& group,
     const RingStops& stops);
 
-/// ring_tour by another name, for errors; ranks compare the `note`, too.
-void ring_tour_as(
+/// ring_tour by another name, for errors; ranks compare the `note`, too. The
+/// sizes of every rank's block.
+std::vector<std::vector<int64_t>> ring_tour_as(
     const char* name,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,

@@ -26,8 +26,9 @@ struct Ring {
   std::string group;
 };
 
+/// The ring has the sizes of its blocks afterwards.
 at::Tensor sum_of_terms(
-    const Ring& ring,
+    Ring& ring,
     const at::Tensor& block,
     const std::vector<at::Tensor>& own,
     bool is_recorded) {
@@ -42,7 +43,7 @@ at::Tensor sum_of_terms(
     meet(piece);
     return at::Tensor();
   };
-  ring_tour_as(
+  ring.sizes = ring_tour_as(
       kName,
       block,
       ring.sizes,

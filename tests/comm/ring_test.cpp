@@ -67,30 +67,32 @@ std::vector<std::vector<int64_t>> piece_sizes(int64_t ranks) {
 
 TEST(RingTour, MeetsEveryBlockOnceAndReturnsTerms) {
   for (const int64_t ranks : {1, 2, 3, 5}) {
-    run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
-      const int64_t rank = mesh->position();
-      std::vector<int64_t> owners;
-      auto sum = at::zeros({rank, 2}, at::kDouble);
-      RingStops stops;
-      stops.own = [&] { owners.push_back(rank); };
-      stops.other = [&](int64_t owner, const at::Tensor& block) {
-        EXPECT_TRUE(at::equal(block, piece(owner)));
-        owners.push_back(owner);
-        return block * (rank + 1);
-      };
-      stops.returned = [&](const at::Tensor& term) { sum.add_(term); };
-      bool finished = false;
-      stops.own_rest = [&] { finished = true; };
-      ring_tour(piece(rank), piece_sizes(ranks), mesh->group(), stops);
-      ASSERT_EQ(static_cast<int64_t>(owners.size()), ranks);
-      for (int64_t stop = 0; stop < ranks; ++stop) {
-        EXPECT_EQ(owners[stop], (rank - stop + ranks) % ranks);
-      }
-      // Every other rank r made r + 1 times this block.
-      const int64_t factor = ranks * (ranks + 1) / 2 - (rank + 1);
-      EXPECT_TRUE(at::equal(sum, piece(rank) * factor));
-      EXPECT_TRUE(finished);
-    });
+    for (const auto& sizes : {piece_sizes(ranks), piece_sizes(0)}) {
+      run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+        const int64_t rank = mesh->position();
+        std::vector<int64_t> owners;
+        auto sum = at::zeros({rank, 2}, at::kDouble);
+        RingStops stops;
+        stops.own = [&] { owners.push_back(rank); };
+        stops.other = [&](int64_t owner, const at::Tensor& block) {
+          EXPECT_TRUE(at::equal(block, piece(owner)));
+          owners.push_back(owner);
+          return block * (rank + 1);
+        };
+        stops.returned = [&](const at::Tensor& term) { sum.add_(term); };
+        bool finished = false;
+        stops.own_rest = [&] { finished = true; };
+        ring_tour(piece(rank), sizes, mesh->group(), stops);
+        ASSERT_EQ(static_cast<int64_t>(owners.size()), ranks);
+        for (int64_t stop = 0; stop < ranks; ++stop) {
+          EXPECT_EQ(owners[stop], (rank - stop + ranks) % ranks);
+        }
+        // Every other rank r made r + 1 times this block.
+        const int64_t factor = ranks * (ranks + 1) / 2 - (rank + 1);
+        EXPECT_TRUE(at::equal(sum, piece(rank) * factor));
+        EXPECT_TRUE(finished);
+      });
+    }
   }
 }
 

@@ -83,10 +83,16 @@ def test_a_tour_meets_every_piece(mesh):
     for axis in range(mesh.ndim):
         rank, size = mesh.get_local_rank(axis), mesh.size(axis)
         shapes = [piece(r).shape for r in range(size)]
+        for told in (shapes, None):
+            met = []
+            ring_tour(piece(rank), lambda *stop: met.append(stop), mesh, axis, told)  # noqa: B023
+            owners = [owner for owner, _ in met]
+            assert owners == [(rank - i) % size for i in range(size)]
+            assert all(torch.equal(block, piece(owner)) for owner, block in met)
         met = []
-        ring_tour(piece(rank), lambda *stop: met.append(stop), mesh, axis, shapes)  # noqa: B023
-        assert [owner for owner, _ in met] == [(rank - i) % size for i in range(size)]
-        assert all(torch.equal(block, piece(owner)) for owner, block in met)
+        number = torch.tensor(float(rank))
+        ring_tour(number, lambda *stop: met.append(stop), mesh, axis)  # noqa: B023
+        assert all(number == owner for owner, number in met)
 
 
 @ranks(1, 2, 3, "2x2")
@@ -99,18 +105,18 @@ def test_a_ring_sum_is_that_of_all_pieces_together(mesh):
     rows = [r + 1 for r in range(size)]
     every = torch.randn(sum(rows), 3, dtype=torch.float64)
     pieces = every.split(rows)
-    block, own = pieces[rank].clone().requires_grad_(), pieces[rank] * 2
-    shapes = [p.shape for p in pieces]
-    out = ring_sum(
-        pull, block, own.requires_grad_(), mesh=mesh, mesh_dim=axis, shapes=shapes
-    )
     whole = every.clone().requires_grad_(), (every * 2).requires_grad_()
     expected = pull(*whole)
-    torch.testing.assert_close(out, expected.split(rows)[rank])
-    out.square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(block.grad, whole[0].grad.split(rows)[rank])
-    torch.testing.assert_close(own.grad, whole[1].grad.split(rows)[rank])
+    for told in ([p.shape for p in pieces], None):
+        block, own = pieces[rank].clone().requires_grad_(), pieces[rank] * 2
+        out = ring_sum(
+            pull, block, own.requires_grad_(), mesh=mesh, mesh_dim=axis, shapes=told
+        )
+        torch.testing.assert_close(out, expected.split(rows)[rank])
+        out.square().sum().backward()
+        torch.testing.assert_close(block.grad, whole[0].grad.split(rows)[rank])
+        torch.testing.assert_close(own.grad, whole[1].grad.split(rows)[rank])
 
 
 @ranks(1, 2, 3)

@@ -297,14 +297,14 @@ def bad_calls(rank, ranks, bad):
         for what, call, error in bad_steps(mine, mesh, step):
             yield f"{step.__name__}: {what}", call, error
     yield (
-        "ring_tour: another shape",
-        lambda: ring_tour(_ones(2 + mine), _pass, mesh),
+        "ring_tour: shapes on one rank alone",
+        lambda: ring_tour(_ones(2), _pass, mesh, 0, shapes if mine else None),
         differ,
     )
     yield (
         "ring_tour: another dtype",
         lambda: ring_tour(_ones(2, dtype=wide), _pass, mesh),
-        (ValueError, f"rank {bad}: ring_tour of Double blocks of sizes [2]"),
+        (ValueError, f"rank {bad}: ring_tour of 1-D Double blocks, sizes [2]"),
     )
     yield (
         "ring_tour: too few shapes",
@@ -325,8 +325,10 @@ def bad_calls(rank, ranks, bad):
         (TypeError, "'int' object is not iterable"),
     )
     yield (
-        "ring_sum: another shape",
-        lambda: ring_sum(torch.sum, _ones(2 + mine), mesh=mesh),
+        "ring_sum: shapes on one rank alone",
+        lambda: ring_sum(
+            torch.sum, _ones(2), mesh=mesh, shapes=shapes if mine else None
+        ),
         differ,
     )
     yield (
