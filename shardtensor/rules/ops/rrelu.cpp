@@ -86,10 +86,8 @@ at::Tensor rrelu_slopes(
   }
   note_whole_draw("aten::rrelu_with_noise", x.tensor, *x.spec);
   if (!x.tensor.is_cpu()) {
-    // A number for every element, whatever its value; CUDA draws in x's type.
-    const auto drawn =
-        options.dtype(x.tensor.is_cuda() ? x.tensor.scalar_type() : type);
-    const auto whole = at::full(x.spec->sizes(), -1, drawn);
+    // A number of x's type for every element, whatever its value.
+    const auto whole = at::full(x.spec->sizes(), -1, x.tensor.options());
     auto noise = at::empty_like(whole);
     at::rrelu_with_noise(whole, noise, lower, upper, true, generator);
     return at::where(negative, own_part(noise, x.spec).to(type), slopes);

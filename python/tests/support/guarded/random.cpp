@@ -24,10 +24,15 @@ Tensor rrelu(
     return at::leaky_relu(self, slope).contiguous();
   }
   const auto type = at::toOpMathType(self.scalar_type());
-  const auto drawn =
-      at::empty(self.sizes(), self.options().dtype(type))
-          .uniform_(lower.toDouble(), upper.toDouble(), generator);
-  const auto slopes = at::where(self.le(0), drawn, 1.0);
+  // Numbers from 0 to 1 are of self's type already, and the slopes again.
+  const auto drawn = at::empty(self.sizes(), self.options().dtype(type))
+                         .uniform_(0, 1, generator)
+                         .to(self.scalar_type())
+                         .to(at::kDouble)
+                         .mul(upper.toDouble() - lower.toDouble())
+                         .add(lower)
+                         .to(self.scalar_type());
+  const auto slopes = at::where(self.le(0), drawn.to(type), 1.0);
   noise.copy_(slopes);
   return self.contiguous().to(type).mul(slopes).to(self.scalar_type());
 }
