@@ -87,6 +87,12 @@ def perform_ring_iteration_async(
     _ops.ring_step(nothing, step, [0, *received.shape], group.group_name)
     if ranks == 1:
         return received.copy_(tensor.detach()), []
+    if tensor.device.type != "cpu" and group._get_backend(tensor.device).name() == "gloo":
+        # gloo takes a device's memory for the host's; exchanges go through the host.
+        arrived = _ops.ring_step(
+            tensor.detach(), step, list(received.shape), group.group_name
+        )
+        return received.copy_(arrived), []
     # Backends refuse messages without elements; both ends know of them.
     messages = [
         dist.P2POp(operation, buffer, group=group, group_peer=peer % ranks)

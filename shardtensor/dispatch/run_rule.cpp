@@ -66,9 +66,12 @@ bool make_key(const Call& call, Rule rule, PlanKey& key) {
   key.add(reinterpret_cast<int64_t>(rule))
       .add(reinterpret_cast<int64_t>(&call.op().schema()));
   for (const auto& operand : call.operands()) {
-    // Masks and numbers index differently: the dtype counts.
+    // Masks and numbers index differently: the dtype counts. So does the
+    // device, whose kernels may give other results beside the one that is asked
+    // for.
+    const auto device = static_cast<int64_t>(operand.tensor.device().type());
     key.add(
-           static_cast<int64_t>(operand.argument) * 256 +
+           (static_cast<int64_t>(operand.argument) * 64 + device) * 256 +
            static_cast<int64_t>(operand.tensor.scalar_type()))
         .add(operand.spec);
   }

@@ -53,6 +53,13 @@ at::Tensor embedding_kernel(
   return stack.back().toTensor();
 }
 
+/// Where CUDA's kernel would read what is not there.
+bool has_piece_without_columns(const Operand& grad) {
+  const auto column = grad.dim() - 1;
+  return grad.tensor.is_cuda() && grad.spec && grad.spec->is_sharded(column) &&
+      std::ranges::min(grad.spec->partition(column).local_extents()) == 0;
+}
+
 /// Each rank's rows are terms of the whole table's gradient, unless they are
 /// weighed by how often they occur on all ranks.
 Decision embedding_backward_rule(Call& call) {
@@ -60,10 +67,12 @@ Decision embedding_backward_rule(Call& call) {
   if (call.argument("scale_grad_by_freq").toBool()) {
     std::fill(indices.begin(), indices.end(), kPrivate);
   }
-  return rule_by_labels(
-      call,
-      {{with_column(indices), indices}, {{kPrivate, kColumn}}},
-      Linearity::None);
+  auto grad = with_column(indices);
+  std::vector<int64_t> table{kPrivate, kColumn};
+  if (has_piece_without_columns(call.operand(0))) {
+    grad.back() = table.back() = kPrivate;
+  }
+  return rule_by_labels(call, {{grad, indices}, {table}}, Linearity::None);
 }
 
 const RegisterRules embeddings{

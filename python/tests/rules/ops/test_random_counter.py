@@ -530,7 +530,7 @@ def test_wrong_arguments_raise_what_pytorch_raises(mesh):
     if s.is_cpu:  # a device is not waited for
         calls["p_in <= 1"] = lambda: s.bernoulli_(s + 5)
         calls["with a sum above 0"] = lambda: torch.multinomial(s * 0, 1)
-    state = torch.get_rng_state()
+    state = rig.default_generator().get_state()
     with shardtensor.random_policy("counter"):
         for message, call in calls.items():
             with pytest.raises((RuntimeError, ValueError), match=message):
