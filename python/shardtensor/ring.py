@@ -87,8 +87,8 @@ def perform_ring_iteration_async(
     _ops.ring_step(nothing, step, [0, *received.shape], group.group_name)
     if ranks == 1:
         return received.copy_(tensor.detach()), []
-    if tensor.device.type != "cpu" and group._get_backend(tensor.device).name() == "gloo":
-        # gloo takes a device's memory for the host's; exchanges go through the host.
+    if not tensor.is_cpu and group._get_backend(tensor.device).name() == "gloo":
+        # It takes a device's memory for the host's; exchanges go through the host.
         arrived = _ops.ring_step(
             tensor.detach(), step, list(received.shape), group.group_name
         )
