@@ -46,14 +46,14 @@ struct RingStops {
 
 /// One tour. `sizes` are those of every rank's block, in rank order, or empty:
 /// ranks tell each other theirs, of one number of dims. Blocks may differ in
-/// all sizes and be empty.
-/// Told sizes or dtypes that differ between ranks are an error on every rank,
-/// and so is what a stop raises on one of them: after it no stop is called
-/// there, but messages go on. Seen neither by autograd nor by a compiler.
-/// Communication: three integers from each rank to each before and after, an
-/// all-gather of the sizes where none are told, then per other rank one message
-/// each way, and one more each way where terms are returned; none waits for
-/// another stop of a third rank. Thread safety / ordering: as in collectives.h.
+/// all sizes and be empty. Told sizes or dtypes that differ between ranks are
+/// an error on every rank, and so is what a stop raises on one of them: after
+/// it no stop is called there, but messages go on. Seen neither by autograd nor
+/// by a compiler. Communication: three integers from each rank to each before
+/// and after, an all-gather of the sizes where none are told, then per other
+/// rank one message each way, and one more each way where terms are returned;
+/// none waits for another stop of a third rank. Thread safety / ordering: as in
+/// collectives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.
