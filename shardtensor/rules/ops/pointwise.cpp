@@ -128,7 +128,8 @@ const std::vector<RuleEntry>& linear_rules() {
   return table;
 }
 
-/// Pointwise operators that do not carry PyTorch's `pointwise` tag.
+/// Pointwise operators that do not carry PyTorch's `pointwise` tag, or did not
+/// in 2.11.
 constexpr const char* kUntagged[] = {
     "aten::copy_",
     "aten::where.self",
@@ -138,6 +139,7 @@ constexpr const char* kUntagged[] = {
     "aten::floor_divide",
     "aten::floor_divide_.Tensor",
     "aten::hardswish",
+    "aten::leaky_relu",
     "aten::_prelu_kernel",
     "aten::_prelu_kernel_backward",
     "aten::sigmoid_backward",
