@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
@@ -112,17 +113,9 @@ Tensor cut_group_norm(
       geometry);
 }
 
-/// Of a tensor without elements: nobody has anything to say.
-Tensor empty_group_norm(
-    const Tensor& local,
-    int64_t per_group,
-    const Affine& affine,
-    double eps) {
-  const auto groups = local.size(1) / per_group;
-  if (groups > 0) {
-    return at::group_norm(local, groups, affine.weight, affine.bias, eps);
-  }
-  // PyTorch has no norm of no groups. Weight and bias get gradients, too.
+/// Of a tensor without elements, the same on all ranks: PyTorch has no norm of
+/// no groups. Weight and bias get gradients, too.
+Tensor empty_group_norm(const Tensor& local, const Affine& affine) {
   auto result = local.clone();
   if (affine.weight.defined()) {
     result = result * per_channel(affine.weight, local.dim());
@@ -130,7 +123,7 @@ Tensor empty_group_norm(
   if (affine.bias.defined()) {
     result = result + per_channel(affine.bias, local.dim());
   }
-  return result;
+  return result.to(local.scalar_type());
 }
 
 /// As PyTorch: its kernels for devices write rows.
@@ -160,18 +153,23 @@ Tensor group_norm_function(
       groups);
   check_channels("group_norm", "weight", weight, x.size(1));
   check_channels("group_norm", "bias", bias, x.size(1));
+  const auto layout = spec(x);
+  const auto local = to_local(x);
+  if (x.numel() == 0) { // refused or not, as PyTorch's version has it
+    const auto like = at::empty(x.sizes(), local.options().device(at::kCPU));
+    at::group_norm(like, groups, {}, {}, eps);
+  }
   if (x.size(1) == 0) {
     return x.clone(); // no channel: nothing to share out to groups
   }
-  const auto layout = spec(x);
   const auto affine = local_affine(op, weight, bias, *layout, 1);
-  const auto local = to_local(x);
   const auto per_group = x.size(1) / groups;
   if (x.numel() == 0) {
-    return from_local(empty_group_norm(local, per_group, affine, eps), layout);
+    return from_local(empty_group_norm(local, affine), layout);
   }
-  const bool is_local =
-      axes_of_dims(*layout, dims_from(2, x.dim())).empty() && local.numel() > 0;
+  // All ranks go one way: which derivatives there are the ways say differently.
+  const bool is_local = axes_of_dims(*layout, dims_from(2, x.dim())).empty() &&
+      !layout->has_empty_piece();
   const auto result = [&] {
     if (!holds_whole_groups(*layout, per_group)) {
       return cut_group_norm(local, layout, groups, affine, eps);

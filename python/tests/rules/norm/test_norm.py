@@ -455,14 +455,23 @@ def test_function_transforms(mesh):
 
 @ranks(1, 2)
 def test_no_channels_and_no_samples(mesh):
-    shapes = [(0, 0), (3, 0, 4), (0, 4, 3)]
-    if mesh.device_type == "cuda":  # PyTorch 2.11's kernel wants channels there
-        del shapes[:2]
+    shapes = [(0, 4, 3), (0, 0), (3, 0, 4), (3, 4, 0)]
+    if mesh.device_type == "cuda":  # PyTorch 2.11's kernel wants elements there
+        del shapes[1:]
     for shape in shapes:
         x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        refused = None
+        try:
+            F.group_norm(x, 1)
+        except RuntimeError as error:  # as PyTorch 2.15 does
+            refused = str(error)
         for dim in range(len(shape)):
-            x_cut = sharded(x, [Shard(dim)])
-            check_op(lambda x: F.group_norm(x, 1), x_cut, mesh=mesh)
+            if refused is None:
+                x_cut = sharded(x, [Shard(dim)])
+                check_op(lambda x: F.group_norm(x, 1), x_cut, mesh=mesh)
+                continue
+            with pytest.raises(RuntimeError, match=refused):
+                F.group_norm(shard(x, mesh, [Shard(dim)]), 1)
 
 
 # ---- wrong input ------------------------------------------------------------
