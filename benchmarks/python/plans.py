@@ -69,7 +69,7 @@ def measure_with(shape, names=()):
 def main():
     shape = tuple(map(int, sys.argv[1].split("x")))
     mesh, small = job(shape)
-    names = sys.argv[2:] or list(operations(small))
+    names = sys.argv[2:] or [n for n in operations(small) if can_be_told(n)]
     print(json.dumps({name: in_child(name, mesh, small) for name in names}))
 
 
@@ -90,6 +90,18 @@ def job(shape):
     near = torch.tensor([middle - 1, middle, middle + 1])
     near = near.view(3, *[1] * (len(shape) - 1))
     return mesh, DeviceMesh("cpu", near, mesh_dim_names=axes)
+
+
+def can_be_told(name):
+    """A cut index acts on numbers that come from other ranks: the fake process group
+    of PyTorch 2.11 leaves in their place what the memory held."""
+    import torch
+    import torch.distributed as dist
+
+    sent = torch.zeros(dist.get_world_size())
+    came = torch.ones_like(sent)
+    dist.all_to_all_single(came, sent)
+    return name != "index by a cut index" or came.equal(sent)
 
 
 def in_child(name, mesh, small):
