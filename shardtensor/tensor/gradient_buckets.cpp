@@ -169,6 +169,17 @@ class Bucket {
 /// What one call of backward owes, see Note [Gradient buckets].
 class Owed {
  public:
+  Owed() = default;
+  Owed(const Owed&) = delete;
+  Owed& operator=(const Owed&) = delete;
+  /// After an error here: what is started is waited for as on the other ranks,
+  /// in its order, for a wait may be what sends.
+  ~Owed() {
+    while (!started_.empty()) {
+      started_.pop_front();
+    }
+  }
+
   void add(const CompletingNode& from, Entry entry) {
     if (!planned_) {
       plan();

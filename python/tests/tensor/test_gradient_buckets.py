@@ -242,7 +242,7 @@ def test_a_failed_backward_leaves_nothing_behind(mesh, bytes):
     assert_same_gradients(model, reference)
 
 
-@ranks(3)
+@ranks(2, 3)
 def test_a_rank_that_fails_late_holds_up_nobody(mesh):
     """It has started all its sums."""
     model, reference = pair()
