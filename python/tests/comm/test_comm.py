@@ -3,6 +3,7 @@
 What needs no backend is tested in C++, see tests/comm.
 """
 
+import functools
 import os
 import threading
 import time
@@ -369,10 +370,14 @@ def test_check_mode_sees_backward_in_another_order(mesh):
 # ---- ranks that die or do not come ------------------------------------------
 
 
+@functools.cache  # where there is a GPU each makes a group, with all ranks
+def mesh_of_all():
+    return init_device_mesh(rig.DEVICE, (dist.get_world_size(),))
+
+
 def exchange():
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh(rig.DEVICE, (ranks,))
-    spec = st.make_spec(mesh, (3 * ranks,), [Shard(0)])
+    mesh = mesh_of_all()
+    spec = st.make_spec(mesh, (3 * mesh.size(),), [Shard(0)])
     st.ShardTensor.from_spec(torch.ones(3), spec).full_tensor()
 
 

@@ -45,8 +45,9 @@ def test_fsdp_of_a_model_with_sharded_positions(mesh):
     mesh = dm.initialize_mesh((-1, 2), mesh_dim_names=("ddp", "domain"))
     domain, data = mesh["domain"], mesh["ddp"]
     torch.manual_seed(0)
-    model, tokens = Tokens(10), torch.randn(2, 1, 10, 6)
-    reference = Tokens(10)
+    with dm.device:
+        model, tokens = Tokens(10), torch.randn(2, 1, 10, 6)
+        reference = Tokens(10)
     reference.load_state_dict(model.state_dict())
 
     model = distribute_module(model, domain, partition_fn=partition_model)

@@ -177,10 +177,11 @@ def test_data_parallel_by_fsdp_beside_a_domain_axis(mesh):
     domain, data = mesh["domain"], mesh["data"]
 
     torch.manual_seed(0)
-    reference = Blocks()
-    images = torch.randn(2, 1, 3, 16, 12)
-    torch.manual_seed(dm.rank)  # a program that seeds its ranks differently
-    model = Blocks()
+    with dm.device:
+        reference = Blocks()
+        images = torch.randn(2, 1, 3, 16, 12)
+        torch.manual_seed(dm.rank)  # a program that seeds its ranks differently
+        model = Blocks()
     if dm.rank == 0:
         model.load_state_dict(reference.state_dict())
     sync_module_over_mesh(model, domain, src_mesh_rank=0)
