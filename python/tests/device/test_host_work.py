@@ -1,4 +1,4 @@
-"""What is the host's work, whatever the default device, and what only the host can."""
+"""What is the host's work, whatever the default device."""
 
 import pytest
 import rig
@@ -10,16 +10,9 @@ from torch.distributed.tensor import Shard
 
 import shardtensor
 from shardtensor import checkpoint
-from shardtensor.nn.functional import (
-    grid_subsample,
-    partition_points,
-    signed_distance_field,
-)
+from shardtensor.nn.functional import partition_points
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
-guarded_only = pytest.mark.skipif(
-    rig.DEVICE != "guarded", reason="says what the guarded device lacks"
-)
 
 
 @ranks(2)
@@ -64,20 +57,3 @@ def test_faces_of_cells_are_found_on_a_device(mesh):
     found, expected = find({"triangle": cut}, 4), find({"triangle": cells.cpu()}, 4)
     for x, there in zip(found, expected, strict=True):
         assert x.full_tensor().equal(there.to(rig.DEVICE))
-
-
-@guarded_only
-@ranks(2)
-def test_what_works_on_the_host_alone_says_so(mesh):
-    x = shard(torch.rand(8, 3), mesh, [Shard(0)])
-    for call, what in (
-        (lambda: grid_subsample(x, 0.5), "grid_subsample: expected points"),
-        (
-            lambda: signed_distance_field(x, torch.tensor([[0, 1, 2]]), x),
-            "signed_distance_field: expected tensors",
-        ),
-    ):
-        with pytest.raises(
-            NotImplementedError, match=f"{what} on the CPU, got guarded"
-        ):
-            call()
