@@ -138,7 +138,7 @@ test-python: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-s
 # Sweeps whose rules see every kind of local tensor, on 2 ranks; some with their tail.
 TEST_FILES = $(addsuffix .py,$(addprefix $(1)/test_,$(2)))
 DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/view \
-  $(call TEST_FILES,cells,cells) \
+  $(call TEST_FILES,cells,cells corners) \
   $(call TEST_FILES,checkpoint,checkpoint optimizers) \
   $(call TEST_FILES,distributed,agreement collectives_sweep manager sync) \
   $(call TEST_FILES,dtensor,meshes operators written) \
