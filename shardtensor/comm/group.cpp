@@ -363,9 +363,10 @@ bool Group::moves_host_tensors() const {
 }
 
 c10::Device Group::device_of_numbers() const {
-  return moves_host_tensors()
-      ? c10::Device(at::kCPU)
-      : alive_group(process_group_, name_)->getDeviceTypes().front();
+  const auto devices = alive_group(process_group_, name_)->getDeviceTypes();
+  // One rank alone may have no backend: it sends nothing.
+  return devices.empty() || moves_host_tensors() ? c10::Device(at::kCPU)
+                                                 : devices.front();
 }
 
 std::string Group::to_string() const {
