@@ -10,7 +10,8 @@ PYTHON := $(shell for p in python python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
   && command -v $$p && break; done)
 endif
-JOBS ?= $(shell nproc)
+# nproc says what OpenMP was told, where it was.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 RANKS ?= 2
 MESH ?=
 ARGS ?=
