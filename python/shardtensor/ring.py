@@ -82,17 +82,13 @@ def perform_ring_iteration_async(
         step = _step(mesh, ring_config)
         _check_method(ring_config)
         received = _buffer(tensor, recv_tensor, recv_shape)
+    if ranks == 1 or not _sends_from(tensor, group):
+        shape = list(received.shape)
+        arrived = _ops.ring_step(tensor.detach(), step, shape, group.group_name)
+        return received.copy_(arrived), []
     # A step of no rows, which sends nothing, compares sizes and all else.
     nothing = tensor.new_empty((0, *tensor.shape))
     _ops.ring_step(nothing, step, [0, *received.shape], group.group_name)
-    if ranks == 1:
-        return received.copy_(tensor.detach()), []
-    if not tensor.is_cpu and group._get_backend(tensor.device).name() == "gloo":
-        # It takes a device's memory for the host's; exchanges go through the host.
-        arrived = _ops.ring_step(
-            tensor.detach(), step, list(received.shape), group.group_name
-        )
-        return received.copy_(arrived), []
     # Backends refuse messages without elements; both ends know of them.
     messages = [
         dist.P2POp(operation, buffer, group=group, group_peer=peer % ranks)
@@ -196,6 +192,12 @@ def _buffer(tensor, told, shape):
             f"{[*told.shape]}"
         )
     return told
+
+
+def _sends_from(tensor, group):
+    """Whether the group's messages may name the tensor's memory: gloo's take a device's
+    for the host's, and only exchanges know of it."""
+    return tensor.is_cpu or group._get_backend(tensor.device).name() != "gloo"
 
 
 def _sizes(block, mesh, mesh_dim, shapes):

@@ -1,6 +1,8 @@
 """Rings and halos of local tensors, and gradients that operators of one's own
 need."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -165,6 +167,21 @@ def test_an_asynchronous_step_is_valid_after_wait(mesh):
         for work in works:
             work.wait()
         assert y is buffer and torch.equal(y, expected)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_an_asynchronous_step_where_messages_cannot_name_the_memory(mesh):
+    """As over gloo on a GPU: what an exchange brings is there at once."""
+    with mock.patch("shardtensor.ring._sends_from", return_value=False):
+        for config, rank, size in rings(mesh):
+            config.communication_method = "p2p"
+            step = 1 if config.ring_direction == "forward" else -1
+            expected = piece((rank - step) % size)
+            buffer = torch.empty_like(expected)
+            y, works = perform_ring_iteration_async(
+                piece(rank), mesh, config, recv_tensor=buffer
+            )
+            assert y is buffer and torch.equal(y, expected) and works == []
 
 
 @ranks(2, 3)
