@@ -238,16 +238,10 @@ std::vector<int64_t> constant_along(
   return result;
 }
 
-} // namespace
-
-namespace {
-
-constexpr int64_t kFewElements = 1 << 20; // that a launch takes longer than
-
 /// Whether one launch on a GPU beats passes over memory.
 bool suits_one_launch(const Tensor& x, const NormStatistics& statistics) {
   return have_cuda_kernels(x) && statistics.mean.defined() && x.numel() > 0 &&
-      x.numel() < kFewElements;
+      x.numel() < kManyElements;
 }
 
 } // namespace

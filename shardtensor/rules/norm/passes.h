@@ -12,6 +12,9 @@ namespace shardtensor::detail {
 // cache, with no large temporary. Sums are in the accumulation type, fp32 or
 // fp64. Nothing here communicates or records.
 
+/// From so many on a pass over a GPU's memory takes longer than to launch it.
+constexpr int64_t kManyElements = 1 << 20;
+
 at::ScalarType accumulate_type(const at::Tensor& x);
 /// In the accumulation type.
 at::Tensor wide(const at::Tensor& x);

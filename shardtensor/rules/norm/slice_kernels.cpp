@@ -31,7 +31,6 @@ constexpr int64_t kFewBlocks = 64; // that leave most of it idle
 constexpr int64_t kBlock = 4096; // elements worth a block of threads
 constexpr int64_t kShortBlock = 512; // that leave most of a block idle
 constexpr int64_t kManySets = 16; // of interleaved slices: a call each
-constexpr int64_t kManyElements = 1 << 20; // beside a dozen small operators
 
 // ---- which slices
 // ------------------------------------------------------------
