@@ -25,7 +25,9 @@ namespace {
 using at::Tensor;
 using Kind = Distribution::Kind;
 
-constexpr int64_t kNumbersAtATime = int64_t{1} << 22; // bounds the temporaries
+// Bound the temporaries: a dozen of 8 bytes a number, by kernels four.
+constexpr int64_t kNumbersAtATime = int64_t{1} << 20;
+constexpr int64_t kNumbersOfKernels = int64_t{1} << 22;
 constexpr int64_t kLowBits = 0xFFFFFFFF;
 
 Tensor low_half(const Tensor& bits) {
@@ -327,8 +329,10 @@ Tensor numbers_by_tensors(
   const auto count = index.numel();
   const auto dims = collapsed(index);
   const auto result = at::empty({count}, key.options().dtype(dtype));
-  for (int64_t begin = 0; begin < count; begin += kNumbersAtATime) {
-    const auto end = std::min(begin + kNumbersAtATime, count);
+  const auto most =
+      have_cuda_kernels(key) ? kNumbersOfKernels : kNumbersAtATime;
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const auto end = std::min(begin + most, count);
     const auto numbers = global_numbers(dims, begin, end, key);
     result.narrow(0, begin, end - begin)
         .copy_(numbers_of(numbers, key, distribution, dtype));
