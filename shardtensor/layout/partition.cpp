@@ -52,6 +52,7 @@ Partition::Partition(const std::vector<int64_t>& sizes, int64_t repeat)
         join(sizes),
         "], expected at least 0");
     offsets_.push_back(offsets_.back() + size);
+    has_empty_piece_ = has_empty_piece_ || size == 0;
   }
 }
 
@@ -95,7 +96,7 @@ std::vector<int64_t> Partition::sizes() const {
 }
 
 bool Partition::has_empty_piece() const {
-  return std::ranges::adjacent_find(offsets_) != offsets_.end();
+  return has_empty_piece_;
 }
 
 int64_t Partition::owner(int64_t row) const {
@@ -126,6 +127,7 @@ Partition Partition::scaled(int64_t by) const {
   for (int64_t& offset : result.offsets_) {
     offset *= by;
   }
+  result.has_empty_piece_ = has_empty_piece_ || by == 0;
   return result;
 }
 

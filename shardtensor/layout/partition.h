@@ -87,6 +87,7 @@ class Partition {
  private:
   std::vector<int64_t> offsets_; // pieces() + 1 entries, offsets_[0] == 0
   int64_t repeat_ = 1;
+  bool has_empty_piece_ = false;
 };
 
 /// "[3, 2]"; "2 x [3, 2]" when it is repeated.

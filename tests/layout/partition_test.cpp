@@ -89,6 +89,7 @@ TEST(Partition, ScalesItsCutPoints) {
   EXPECT_EQ(Partition({3, 0, 2}).scaled(4).sizes(), (Sizes{12, 0, 8}));
   EXPECT_EQ(Partition({3, 2}, 2).scaled(2), Partition({6, 4}, 2));
   EXPECT_EQ(Partition({3, 2}).scaled(0).sizes(), (Sizes{0, 0}));
+  EXPECT_TRUE(Partition({3, 2}).scaled(0).has_empty_piece());
 }
 
 TEST(Partition, Prints) {
