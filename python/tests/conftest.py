@@ -3,17 +3,19 @@
 import os
 from collections import Counter
 
+import oracle
 import pytest
 import ranks
 import rig
 
-FEW = 2  # cases of one test, all of whose meshes always run
+FEW = 2  # cases of one test, of whose meshes all but 2, beside 3, always run
 MANY = 8
 
 
 def pytest_configure(config):
     if "not tail" not in config.option.markexpr:
-        os.environ["SWEEP"] = "whole"  # before ranks start: oracle.py
+        os.environ["SWEEP"] = "whole"  # for ranks, which start later: oracle.py
+        oracle.WHOLE = True
     if reason := rig.missing():
         pytest.exit(reason, returncode=0)
 
@@ -38,7 +40,11 @@ def pytest_collection_modifyitems(items):
         seen[test, mesh] += 1
         if "inductor" in item.name and mesh != "2" and meshes[test, "2"]:
             item.add_marker(pytest.mark.tail)
-        if cases[test] <= FEW or not meshes[test, "3"]:
+        if not meshes[test, "3"]:
+            continue
+        if cases[test] <= FEW:
+            if mesh == "2":
+                item.add_marker(pytest.mark.tail)
             continue
         many, place = cases[test] > MANY, seen[test, mesh] - 1
         if mesh in ("1", "2", "4") and "inductor" not in item.name:

@@ -4,6 +4,7 @@ import pytest
 import rig
 import torch
 from layouts import sweep
+from oracle import every
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
@@ -49,7 +50,7 @@ def test_corners_merge_in_pieces(mesh):
     with shardtensor.fallback_mode("error"):
         for corners in (soup(), soup(7, 4, 2, torch.float64), soup(2)):
             expected = by_first_place(corners)
-            for layout in sweep(mesh, corners.shape):
+            for layout in every(2, sweep(mesh, corners.shape)):
                 found = cm.merge_corners(shard(corners, mesh, *layout))
                 for actual, wanted in zip(found, expected, strict=True):
                     assert_close(actual, wanted)

@@ -63,7 +63,13 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", [n for names in FAMILIES.values() for n in names])
 def test_ranks_do_what_one_device_does(name):
-    assert_conforms(sweep.sweep(3, name, 2))
+    assert_conforms(sweep.sweep(3, name, 1))
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("name", [n for names in FAMILIES.values() for n in names])
+def test_ranks_do_it_with_other_samples(name):
+    assert_conforms(sweep.sweep(3, name, 3))
 
 
 @pytest.mark.parametrize("name", [names[0] for names in FAMILIES.values()])

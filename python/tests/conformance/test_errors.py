@@ -18,10 +18,10 @@ EXCEPT = {("narrow_copy", 1), ("multinomial", 2)}
 
 
 def refused():
-    """Name, function, and arguments for which it raises; a third, but for a whole
+    """Name, function, and arguments for which it raises; an eighth, but for a whole
     sweep."""
     every = itertools.chain(refused_by_operators(), refused_by_modules())
-    return itertools.islice(every, 0, None, 1 if WHOLE else 3)
+    return itertools.islice(every, 0, None, 1 if WHOLE else 8)
 
 
 def refused_by_operators():
@@ -110,4 +110,4 @@ def check_what_pytorch_refuses(mesh):
             if not isinstance(error, type(expected)):
                 wrong.append((name, cut, repr(expected)[:200], repr(error)[:200]))
     assert not wrong, "\n".join(map(str, wrong))
-    assert count > (1500 if WHOLE else 500)
+    assert count > (1500 if WHOLE else 180)

@@ -234,11 +234,12 @@ class Case:
     def given(self):
         """(where, input, gradient of the output) of each call."""
         rows = places(self.x.size(self.dim), cuts_of(pieces_of(self.mesh)))
+        outputs = self.output_rows
         for turn, value in enumerate(VALUES):
-            for row in rows if WHOLE else rows[turn::2]:
+            for row in rows if WHOLE else rows[turn :: len(VALUES)]:
                 x = with_value(self.x, self.dim, row, value)
                 yield f"{value} in row {row}", x, self.grad
-            for row in self.output_rows if WHOLE else self.output_rows[turn::2]:
+            for row in outputs if WHOLE else outputs[turn :: len(VALUES)]:
                 grad = with_value(self.grad, self.output_dim, row, value)
                 yield f"{value} in the gradient of row {row}", self.x, grad
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from dtensor_checks import assert_gradient, distributed
+from oracle import every
 from programs import EXAMPLES
 from ranks import assert_close, ranks, shard, uneven
 from torch import nn
@@ -205,9 +206,13 @@ def test_fsdp_over_the_data_axis(mesh):
         torch.testing.assert_close(p.full_tensor(), whole.get_parameter(name).data)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
 @ranks(2, "2x2")
-def test_the_unet_trains(mesh, norm):
+def test_the_unet_trains(mesh):
+    for norm in every(2, ("group", "batch"), mesh.ndim - 1):
+        check_the_unet_trains(mesh, norm)
+
+
+def check_the_unet_trains(mesh, norm):
     torch.manual_seed(1)
     whole = UNet((4, 8, 12), norm=norm).double()
     model = distribute_module(copy.deepcopy(whole), mesh)

@@ -5,6 +5,7 @@ import sys
 import pytest
 import rig
 import torch
+from oracle import every
 from programs import EXAMPLES
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded, uneven
 from torch import nn
@@ -80,8 +81,12 @@ def test_any_partition_empty_pieces_too(mesh):
 
 
 @ranks(2, "2x2")
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_training_gives_the_same_weights(mesh, norm):
+def test_training_gives_the_same_weights(mesh):
+    for norm in every(2, ("group", "batch"), mesh.ndim - 1):
+        check_training(mesh, norm)
+
+
+def check_training(mesh, norm):
     volume, labels = data()
     whole = train(norm, volume, labels)
     sizes = unevenly(mesh)

@@ -48,7 +48,7 @@ def free_port():
     [
         ("cpu", "2"),
         pytest.param("cpu", "3", marks=pytest.mark.tail),
-        ("cpu", "2x2"),
+        pytest.param("cpu", "2x2", marks=pytest.mark.tail),
         ("guarded", "2"),
     ],
 )

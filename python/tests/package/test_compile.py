@@ -204,7 +204,9 @@ def put_together(x, y, z):
 
 
 @ranks(2, timeout=120)
-@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize(
+    "backward", [True, pytest.param(False, marks=pytest.mark.tail)]
+)
 def test_inductor_keeps_messages_that_a_rank_has_no_use_for(mesh, backward):
     """And their order, where nodes move to those that use them."""
     given = [torch.randn(4, columns, requires_grad=backward) for columns in (6, 12, 6)]

@@ -62,6 +62,7 @@ def test_pieces_become_a_tensor_in_the_graph(mesh):
     check_placements(mesh, "aot_eager")
 
 
+@pytest.mark.tail
 @ranks(2)
 def test_inductor(mesh):
     x = torch.randn(7, 4, dtype=torch.float64)

@@ -5,6 +5,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from oracle import WHOLE
 from programs import ROOT
 from ranks import run_isolated
 from torch import nn
@@ -196,7 +197,7 @@ def run_everything():
     assert "torch._dynamo" not in sys.modules
     for shape, table in (((5, 4), OPERATORS), ((2, 4, 8, 6), ON_VOLUMES)):
         for name, fn in table.items():
-            for dim in (0, -1):
+            for dim in (0, -1) if WHOLE else (0,):
                 x = shardtensor.distribute_tensor(
                     torch.rand(shape), mesh, [Shard(dim % len(shape))]
                 )

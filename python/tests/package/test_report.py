@@ -51,7 +51,11 @@ def report(tmp_path, *arguments):
     "device, told",
     [
         ("cuda", "DEVICE=cuda: this PyTorch sees no GPU; nothing was run\n"),
-        ("tpu", "DEVICE=tpu: expected cpu or cuda; nothing was run\n"),
+        pytest.param(
+            "tpu",
+            "DEVICE=tpu: expected cpu or cuda; nothing was run\n",
+            marks=pytest.mark.tail,
+        ),
     ],
 )
 def test_one_line_without_the_device(tmp_path, device, told):
@@ -63,6 +67,7 @@ def test_one_line_without_the_device(tmp_path, device, told):
     assert not page.exists()
 
 
+@pytest.mark.tail
 def test_the_guarded_device_has_tests_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv("DEVICE", raising=False)
     (tmp_path / "test_here.py").write_text(ON_DEVICE.format("cuda' if GPU else 'cpu"))

@@ -102,11 +102,10 @@ def train(model, samples, value_of):
 
 
 def cases():
-    """FSDP's own hooks ask little of a network: one always, the others in the tail."""
+    """FSDP's own hooks ask little of a network, and take long."""
     for name in CASES:
-        rare = name != "MeshGraphNet"
         yield "ddp", name
-        yield pytest.param("fsdp", name, marks=[pytest.mark.tail] if rare else [])
+        yield pytest.param("fsdp", name, marks=pytest.mark.tail)
 
 
 @ranks("2x2")

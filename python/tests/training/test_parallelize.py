@@ -77,7 +77,7 @@ def assert_same(model, reference, tolerance=1e-9):
 
 
 @ranks(4)
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.tail), 2])
 @pytest.mark.parametrize(
     "data", ["ddp", "fsdp", pytest.param("hsdp", marks=pytest.mark.tail)]
 )
@@ -134,7 +134,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("data", ["fsdp", "hsdp"])
 def test_parameters_that_fsdp_has_cut_are_gathered(mesh, data):
     """Also those of a penalty, outside of forward."""
-    for name in MESHES:
+    for name in MESHES if WHOLE else ("2x2",):
         mesh, axes, domain = make(name)
         torch.manual_seed(5)
         reference = Tied().double()
@@ -315,7 +315,7 @@ def test_parameters_of_every_kind(mesh, kind, data):
     options = (
         {"find_unused_parameters": True} if (data, kind) == ("ddp", "unused") else {}
     )
-    for name in MESHES if WHOLE else ("2x2", "1x4"):
+    for name in MESHES if WHOLE else ("2x2",):
         mesh, axes, domain = make(name)
         model = parallelize(copy.deepcopy(start), mesh, data, axes, **options)
         parts = [part(x, mesh, domain) for x in batches]

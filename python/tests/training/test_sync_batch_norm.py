@@ -5,6 +5,7 @@ import rig
 import torch
 import torch.distributed as dist
 from data_by_domain import make, part, whole
+from oracle import every
 from ranks import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,7 +39,7 @@ def train(model, batches):
 
 
 @ranks(4)
-@pytest.mark.parametrize("name", ["2x2", "4x1", "2x1x2", "1x2x2"])
+@pytest.mark.parametrize("name", every(2, ["2x2", "4x1", "2x1x2", "1x2x2"]))
 def test_steps_are_those_of_one_device(mesh, name):
     mesh, axes, domain = make(name)
     for data in ("ddp", "fsdp"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from layouts import check_native, placements_of
+from oracle import WHOLE
 from ranks import assert_close, ranks, shard, uneven
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -21,7 +22,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_steps_become_whole_and_samples_cut(mesh, name):
     layer = LAYERS[name]().double()
-    for layer.batch_first in (False, True):
+    for layer.batch_first in (False, True) if WHOLE else (mesh.ndim == 2,):
         check_native(mesh, (9, 8, 4), layer)
     if mesh.ndim == 1:
         x = torch.randn(5, 9, 4).double()

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from oracle import every
 from ranks import (
     assert_close,
     check_op,
@@ -46,7 +47,7 @@ def test_two_layouts_meet(mesh, name):
     x, y = values(6, 4), values(6, 4)
     layouts = [([Replicate()], None), ([Partial()], None), ([Shard(1)], None)]
     layouts += [([Shard(0)], {0: sizes}) for sizes in partitions(6, mesh.size())]
-    for first, second in itertools.product(layouts, repeat=2):
+    for first, second in every(2, itertools.product(layouts, repeat=2)):
         check_op(
             BINARY[name], sharded(x, *first), sharded(y, *second),
             mesh=mesh, second_order=True,
@@ -59,7 +60,7 @@ def test_two_layouts_meet_on_a_grid(mesh, name):
     x, y = values(5, 4), values(5, 4)
     options = [Replicate(), Partial(), Shard(0), Shard(1)]
     layouts = list(itertools.product(options, repeat=2))
-    for first, second in itertools.product(layouts, repeat=2):
+    for first, second in every(3, itertools.product(layouts, repeat=2)):
         check_op(BINARY[name], sharded(x, first), sharded(y, second), mesh=mesh)
 
 
@@ -75,7 +76,7 @@ def test_broadcasting(mesh, shape):
         others = [y, sharded(y, [Replicate()])]
         others += [sharded(y, [Shard(d)]) for d in range(len(shape))]
         for other in others:
-            for name in ("add", "mul", "where", "comparison"):
+            for name in every(2, ("add", "mul", "where", "comparison"), dim):
                 check_op(BINARY[name], part, other, mesh=mesh, second_order=True)
                 check_op(BINARY[name], other, part, mesh=mesh)
 

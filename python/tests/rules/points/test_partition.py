@@ -4,6 +4,7 @@ import pytest
 import rig
 import torch
 from layouts import sweep
+from oracle import every
 from ranks import ranks, shard
 from torch.distributed.tensor import Shard
 
@@ -21,7 +22,7 @@ def test_the_same_order_from_any_layout(mesh, method):
     points = torch.randn(23, 3).double()
     points[5:9] = points[4]  # equal ones go to different ranks, if they must
     expected = None
-    for placements, sizes in sweep(mesh, points.shape, dims=[0]):
+    for placements, sizes in every(2, sweep(mesh, points.shape, dims=[0])):
         part = shard(points, mesh, placements, sizes)
         ordered, permutation = partition_points(part, mesh, method)
         rows = permutation.full_tensor()

@@ -4,6 +4,7 @@ them, on tensors that are cut."""
 import pytest
 import torch
 from layouts import placements_of, sweep
+from oracle import every
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Replicate, Shard
 
@@ -105,7 +106,8 @@ def test_radius_search(mesh, batch, max_points):
     points, queries = torch.rand(*batch, 11, 3), torch.rand(*batch, 6, 3)
     whole = [Replicate()] * mesh.ndim
     with registered(), shardtensor.fallback_mode("error"):
-        for wanted in ((True, True), (False, True), (True, False), (False, False)):
+        flags = [(True, True), (False, True), (True, False), (False, False)]
+        for wanted in every(3, flags):
             expected = radius_search_warp(points, queries, 0.5, max_points, *wanted)
             for placements, sizes in layouts(mesh, points):
                 for of in (whole, placements_of(mesh, len(batch))):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from layouts import placements_of, sweep
+from oracle import every
 from ranks import assert_close, check_op, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
@@ -193,7 +194,7 @@ def test_grid_subsample_of_a_batch_in_pieces(mesh):
     expected = grid_subsample(points.detach(), 0.3, values.detach())
     layouts = [(placements_of(mesh, *dims), None) for dims in ((0, 1), (1, 0))]
     with shardtensor.fallback_mode("error"):
-        for layout in [*sweep(mesh, points.shape), *layouts]:
+        for layout in [*every(3, sweep(mesh, points.shape)), *layouts]:
             for of_values in (placements_of(mesh, 1), placements_of(mesh, 0)):
                 check_op(
                     lambda p, v: grid_subsample(p, 0.3, v)[:2],
