@@ -127,7 +127,7 @@ TAIL ?=
 # Ranks wait for each other, so two files of tests at a time keep two cores busy;
 # ARGS="-n 0 ..." is one process, for a debugger or for what tests print.
 WORKERS ?= $(shell echo $$(( $(JOBS) < 4 ? $(JOBS) : 4 )))
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
   $(if $(TAIL),,-m 'not tail')
 
 test-cpp: build-tests setup-demo setup-fields setup-sphere  ## ctest: C++ alone and under mpirun, its examples

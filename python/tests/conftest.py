@@ -10,6 +10,7 @@ import rig
 
 FEW = 2  # cases of one test, of whose meshes all but 2, beside 3, always run
 MANY = 8
+LONG = "checkpoint comm conformance distributed examples mpi package training".split()
 
 
 def pytest_configure(config):
@@ -29,6 +30,7 @@ def pytest_collection_modifyitems(items):
     a second mesh. What else is in the tail says so where it stands."""
     left_out = OF_THE_CPU | LEFT_OUT[rig.DEVICE] if rig.DEVICE != "cpu" else set()
     items[:] = [i for i in items if left_out.isdisjoint((_test(i)[1], i.name))]
+    items.sort(key=_when)
     if rig.DEVICE == "guarded":
         _keep_two_ranks(items)
         return
@@ -53,6 +55,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.tail)
         if mesh == "3" and many and meshes[test, "2x2"] and place % 3 == 0:
             item.add_marker(pytest.mark.tail)
+
+
+def _when(item):
+    """Files that take long come first, or the last of them keeps one process busy and
+    the other idle; among them those together that preload the same."""
+    folder = item.path.parent.name
+    return (folder not in LONG, getattr(item.module, "PRELOAD", ()), folder)
 
 
 def pytest_collection_finish(session):
