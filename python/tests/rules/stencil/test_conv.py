@@ -405,13 +405,13 @@ def test_pieces_of_one_column_in_half_precision(mesh, name):
 def test_what_the_device_and_the_dtype_ask_for(mesh):
     import shardtensor
 
-    conv, mebi = nn.Conv1d(1, 1, 3, padding=1), 2**20
+    conv, mebi = nn.Conv1d(64, 1, 3, padding=1), 2**20
     asked = {torch.float32: 0, torch.bfloat16: 2 * mebi}
     if mesh.device_type != "cpu":
         asked = dict.fromkeys(asked, 32 * mebi)
     for dtype, bytes in asked.items():
-        pieces = mesh.size() * bytes // dtype.itemsize
-        large = torch.zeros(1, 1, pieces or 16, dtype=dtype)
+        pieces = mesh.size() * bytes // dtype.itemsize // 64
+        large = torch.zeros(1, 64, pieces or 16, dtype=dtype)
         with shardtensor.conv_overlap_bytes(None):
             x = shard(large, mesh, [Shard(2)]).requires_grad_()
             assert not joins_rows(conv.to(dtype), x)
