@@ -12,6 +12,7 @@
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/multinomial.h>
@@ -459,8 +460,14 @@ at::Tensor multinomial_kernel(
   if (draws_by_counter()) {
     return own_multinomial(weights, samples, replacement, generator);
   }
+  const auto whole = gathered("aten::multinomial", weights);
+  // Without replacement numbers come in the order of the weights' memory.
+  const auto in_order = at::empty_strided(
+      whole.sizes(),
+      at::infer_dense_strides(whole.sizes(), weights.strides()),
+      whole.options());
   const auto result = at::multinomial(
-      gathered("aten::multinomial", weights), samples, replacement, generator);
+      in_order.copy_(whole), samples, replacement, std::move(generator));
   return wrap(
       result, make_replicated(spec(weights)->mesh(), result.sizes().vec()));
 }

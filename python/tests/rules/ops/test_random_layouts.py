@@ -21,6 +21,11 @@ def positive(x):
     return x.sigmoid()
 
 
+def rows(x):
+    """Weights of categories."""
+    return rows(x[0]) if x.dim() > 2 else positive(x)
+
+
 FUNCTIONS = {
     "rand_like": torch.rand_like,
     "rand_like_contiguous": lambda x: torch.rand_like(
@@ -47,6 +52,11 @@ FUNCTIONS = {
     "functional_normal": lambda x: aten.normal_functional(x),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=0),
     "poisson": lambda x: torch.poisson(x.abs() * 3),
+    "gamma": lambda x: torch._standard_gamma(x.abs() + 0.1),
+    "dirichlet": lambda x: torch._sample_dirichlet(x.abs() + 0.1),
+    "binomial": lambda x: torch.binomial((x.abs() * 9).round(), positive(x)),
+    "multinomial": lambda x: torch.multinomial(rows(x), 2),
+    "multinomial_again": lambda x: torch.multinomial(rows(x), 9, True),
 }
 IN_PLACE = {
     "uniform_": lambda x: x.uniform_(-1, 2),
