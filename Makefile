@@ -40,7 +40,7 @@ CXX_FILES = $(shell git ls-files --cached --others --exclude-standard \
 
 .PHONY: help setup build demo demo-cpp demo-attention demo-climate demo-mesh demo-sphere \
   test test-all test-cpp test-python test-device conformance asan \
-  lint format check-headers bench report wheel clean
+  lint format check-headers bench run-bench report run-report wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' \
@@ -114,10 +114,11 @@ demo-sphere: build setup-demo setup-sphere  ## train a spherical operator on the
 	@$(call RUN_DEMO,examples/python/train_sphere.py)
 
 # Not as prerequisites: without the DEVICE that was asked for nothing is built.
+ON_DEVICE = missing=$$($(BIN)/python python/tests/support/rig.py) && \
+  if [ "$$missing" ]; then echo "$$missing"; else $(MAKE) --no-print-directory $(1); fi
+
 test: setup  ## all tests but the tail (DEVICE=cuda: those of Python on a GPU)
-	@missing=$$($(BIN)/python python/tests/support/rig.py) && \
-	  if [ "$$missing" ]; then echo "$$missing"; \
-	  else $(MAKE) --no-print-directory test-cpp test-python test-device; fi
+	@$(call ON_DEVICE,test-cpp test-python test-device)
 
 test-all:  ## the same with the tail: full sweeps, larger compiled models
 	@$(MAKE) test TAIL=1
@@ -189,10 +190,16 @@ format: setup-lint  ## format C++ and Python in place
 	@$(BIN)/ruff check --fix --quiet
 	@$(BIN)/ruff format --quiet
 
-bench: build-tests setup-demo setup-sphere  ## per-operator cost and the UNet step
+bench: setup  ## per-operator cost and the UNet step
+	@$(call ON_DEVICE,run-bench)
+
+run-bench: build-tests setup-demo setup-sphere
 	@RANKS=$(RANKS) $(BIN)/python benchmarks/python/run.py $(ARGS)
 
-report: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere  ## tests and benchmarks into out/report.html
+report: setup  ## tests and benchmarks into out/report.html
+	@$(call ON_DEVICE,run-report)
+
+run-report: build-tests setup-demo setup-fields setup-graphs setup-mesh setup-sphere
 	@GUARDED_TESTS='$(addprefix python/tests/,$(DEVICE_TESTS))' \
 	  $(BIN)/python tools/report.py $(ARGS)
 

@@ -58,12 +58,13 @@ def test_ranks_that_share_a_device_measure_on_it():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_one_line_where_no_test_can_run():
+@pytest.mark.parametrize("target", ["test", "bench", "report"])
+def test_one_line_where_nothing_can_run(target):
     """Nothing is built, neither ctest nor the guarded device are run."""
-    command = ["make", "--old-file=setup", "test", "DEVICE=cuda"]
+    command = ["make", "--old-file=setup", target, "DEVICE=cuda"]
     outside = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     done = subprocess.run(
         command, cwd=ROOT, env=outside, capture_output=True, text=True
     )
-    told = "DEVICE=cuda: this PyTorch sees no GPU; no test has run\n"
+    told = "DEVICE=cuda: this PyTorch sees no GPU; nothing was run\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")

@@ -13,7 +13,7 @@ BACKENDS = {
     "cuda": "gloo",
     "guarded": "cpu:gloo,guarded:guarded",
 }
-BACKEND = BACKENDS[DEVICE]
+BACKEND = BACKENDS.get(DEVICE)
 
 
 # What torch.library.opcheck looks at; PyTorch can tell how an operator's autograd is
@@ -25,13 +25,15 @@ if DEVICE != "guarded":
 
 def missing():
     """Why nothing can run on DEVICE here, in one line; None where it can."""
+    if DEVICE not in BACKENDS:
+        return f"DEVICE={DEVICE}: expected {', '.join(BACKENDS)}; nothing was run"
     if DEVICE != "cuda":
         return None
     import torch
 
     if torch.cuda.is_available():
         return None
-    return "DEVICE=cuda: this PyTorch sees no GPU; no test has run"
+    return "DEVICE=cuda: this PyTorch sees no GPU; nothing was run"
 
 
 def prepare():
