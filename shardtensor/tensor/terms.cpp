@@ -189,11 +189,9 @@ Terms merge_terms(
     const SpecPtr& spec,
     const std::vector<int64_t>& axes,
     MergeTerms merge) {
-  if (!spec->mesh()->contains_this_rank()) {
-    for (auto& term : own) {
-      term = term.unsqueeze(0);
-    }
-    return merge(own);
+  const auto& mesh = *spec->mesh();
+  if (!mesh.contains_this_rank() || mesh.ranks(axes) == 1) {
+    return own;
   }
   const auto packs = pack_by_dtype(own, spec, axes);
   for (size_t step = 0; step < packs[0].exchanges->size(); ++step) {

@@ -19,7 +19,8 @@ at::Tensor gather_terms(
     const std::vector<int64_t>& axes);
 
 /// Makes one term of several: what belongs together, each tensor's terms
-/// stacked along a new dim 0. Whether some were merged before must not matter.
+/// stacked along a new dim 0. Whether some were merged before must not matter,
+/// and one term stays as it is.
 using Terms = std::vector<at::Tensor>;
 using MergeTerms = c10::function_ref<Terms(const Terms& stacked)>;
 

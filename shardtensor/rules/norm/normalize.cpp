@@ -42,6 +42,12 @@ Tensor by_channel(const Tensor& of_groups, const NormGeometry& geometry) {
                                    : of_groups;
 }
 
+/// Whether this rank's statistics are those of all.
+bool are_whole(const NormGeometry& geometry) {
+  return !geometry.groups.defined() &&
+      geometry.statistics->mesh()->ranks(geometry.axes) == 1;
+}
+
 /// {mean, squares, counts} of each channel, as those of each group.
 Terms merge_channels(const Terms& own, const NormGeometry& geometry) {
   if (!geometry.groups.defined()) {
@@ -86,7 +92,7 @@ Moments norm_moments(const Tensor& input, const NormGeometry& geometry) {
   }
   const auto own = own_moments(x, geometry.dims);
   const auto count = count_over(x.sizes(), geometry.dims);
-  return geometry.axes.empty() ? own : merge_ranks(own, count, geometry);
+  return are_whole(geometry) ? own : merge_ranks(own, count, geometry);
 }
 
 // ---- normalization and its gradient -----------------------------------------
@@ -135,6 +141,9 @@ std::pair<Tensor, Tensor> total_pair(
     const Tensor& sum,
     const Tensor& product,
     const NormGeometry& geometry) {
+  if (are_whole(geometry)) {
+    return {geometry.centered ? sum : Tensor(), product};
+  }
   const auto& mesh = *geometry.statistics->mesh();
   if (!geometry.centered) {
     return {Tensor(), all_reduce(product, Reduce::Sum, mesh, geometry.axes)};

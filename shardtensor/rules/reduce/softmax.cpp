@@ -9,12 +9,12 @@
 #include <ATen/ops/_safe_softmax_native.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -22,6 +22,7 @@
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/layout/reduced_spec.h"
+#include "shardtensor/rules/reduce/softmax_kernels.h"
 #include "shardtensor/tensor/terms.h"
 
 // softmax and log_softmax below autograd; ATen's derivative formulas run above.
@@ -36,6 +37,11 @@ namespace ops = at::_ops;
 using at::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// In one piece: none of the dims of a mesh of one rank is cut.
+bool is_whole(const ShardSpec& spec, int64_t dim) {
+  return spec.dim() == 0 || spec.mesh()->ranks(spec.axes(dim)) == 1;
+}
 
 Tensor wide(const Tensor& x) {
   return x.to(at::toOpMathType(x.scalar_type()));
@@ -52,7 +58,7 @@ Tensor run_along(
     const Across& across,
     const Tensors&... locals) {
   dim = at::maybe_wrap_dim(dim, spec->dim());
-  if (spec->dim() == 0 || !spec->is_sharded(dim)) {
+  if (is_whole(*spec, dim)) {
     return wrap(Op::call(locals..., dim, flag), spec);
   }
   const CommScope scope(Op::name);
@@ -68,9 +74,16 @@ struct Exponentials {
 };
 
 /// Rows of nothing but -inf have no exponentials; NaN only if all ranks do.
-Tensor without_infinity(const Tensor& largest) {
-  const auto zero = at::zeros({}, largest.options());
-  return at::where(largest.eq(-kInfinity), zero, largest);
+Tensor below(const Tensor& x, const Tensor& largest) {
+  const auto finite = largest.dtype() == at::kDouble
+      ? std::numeric_limits<double>::lowest()
+      : std::numeric_limits<float>::lowest();
+  return x - largest.clamp_min(finite);
+}
+
+Tensor exponentials_below(const Tensor& x, const Tensor& largest) {
+  return have_cuda_kernels(x) ? run_cuda_kernel(kExponential, {x, largest})
+                              : below(x, largest).exp_();
 }
 
 /// This rank's, with the dim kept, and the exponentials themselves.
@@ -86,7 +99,7 @@ std::pair<Exponentials, Tensor> local_exponentials(
         x};
   }
   const auto largest = at::amax(x, {dim}, true);
-  const auto exponentials = (x - without_infinity(largest)).exp_();
+  const auto exponentials = exponentials_below(x, largest);
   return {
       {largest, at::sum(exponentials, at::IntArrayRef{dim}, true)},
       exponentials};
@@ -94,11 +107,12 @@ std::pair<Exponentials, Tensor> local_exponentials(
 
 /// {largest, sum} stacked along dim 0.
 Terms merge_exponentials(const Terms& stacked) {
-  const auto largest = at::amax(stacked[0], {0}, true);
-  const auto relative = at::exp(stacked[0] - without_infinity(largest));
-  return {
-      largest.squeeze(0),
-      at::sum(stacked[1] * relative, at::IntArrayRef{0}, false)};
+  const auto& [own, sum] = std::tie(stacked[0], stacked[1]);
+  const auto largest = at::amax(own, {0}, true);
+  const auto shares = have_cuda_kernels(own)
+      ? run_cuda_kernel(kShareOfSum, {sum, own, largest})
+      : below(own, largest).exp_().mul_(sum);
+  return {largest.squeeze(0), at::sum(shares, at::IntArrayRef{0}, false)};
 }
 
 /// All ranks'.
@@ -112,7 +126,10 @@ Exponentials merged(const Exponentials& own, const SpecPtr& spec, int64_t dim) {
 Tensor softmax_across(const SpecPtr& spec, int64_t dim, const Tensor& x) {
   auto [own, result] = local_exponentials(x, dim);
   const auto all = merged(own, spec, dim);
-  return result.mul_(at::exp(own.largest - all.largest) / all.sum);
+  const auto share = have_cuda_kernels(x)
+      ? run_cuda_kernel(kShareOfAll, {own.largest, all.largest, all.sum})
+      : (own.largest - all.largest).exp_().div_(all.sum);
+  return result.mul_(share);
 }
 
 Tensor log_softmax_across(const SpecPtr& spec, int64_t dim, const Tensor& x) {
@@ -146,7 +163,7 @@ Tensor softmax_backward_across(
     const Tensor& y) {
   auto product = grad * y;
   const auto total = total_along(spec, dim, product);
-  return product.sub_(y * total);
+  return product.addcmul_(y, total, -1);
 }
 
 Tensor log_softmax_backward_across(
@@ -154,7 +171,7 @@ Tensor log_softmax_backward_across(
     int64_t dim,
     const Tensor& grad,
     const Tensor& y) {
-  return grad - at::exp(y).mul_(total_along(spec, dim, grad));
+  return at::addcmul(grad, at::exp(y), total_along(spec, dim, grad), -1);
 }
 
 template <class Op, auto across>
