@@ -115,6 +115,13 @@ def test_an_error_of_a_kernel_comes_when_it_is_waited_for(mesh):
         x.tolist()
 
 
+@ranks(1)
+def test_memory_that_grows_keeps_its_numbers(mesh):
+    x = torch.arange(3.0)
+    x.resize_(5000)
+    assert x[:3].tolist() == [0.0, 1.0, 2.0]
+
+
 @ranks(2)
 def test_messages_go_through_wait(mesh):
     x = torch.arange(6.0)
@@ -379,6 +386,29 @@ def test_a_class_loss_copies_nothing_to_or_from_the_host(mesh):
     before = guarded.count()
     F.cross_entropy(x, target).backward()
     assert guarded.copies_since(before) == {"to_host": 0, "to_device": 0}
+
+
+KERNELS = {  # forward and backward, on one rank and on two
+    "softmax": (lambda x: x.softmax(2), {1: 3, 2: 24}),
+    "log_softmax": (lambda x: x.log_softmax(2), {1: 3, 2: 23}),
+    "group_norm": (lambda x: F.group_norm(x, 2), {1: 27, 2: 45}),
+}
+
+
+@guarded_only
+@ranks(1, 2)
+def test_statistics_of_a_cut_dim_take_few_kernels(mesh):
+    import guarded
+
+    whole = torch.rand(1, 4, 8, 6)
+    for name, (call, most) in KERNELS.items():
+        x = shard(whole, mesh, [Shard(2)]).requires_grad_()
+        for _ in range(2):  # what plans keep is made once
+            before = guarded.count()["kernels"]
+            y = call(x)
+            torch.autograd.grad(y, x, torch.ones_like(y.detach()))
+            kernels = guarded.count()["kernels"] - before
+        assert kernels <= most[mesh.size()], (name, kernels)
 
 
 @guarded_only

@@ -1,11 +1,14 @@
 """What is the host's work, whatever the default device."""
 
+import os
+
 import pytest
 import rig
 import torch
 import torch.distributed as dist
-from ranks import assert_close, ranks, shard
+from ranks import assert_close, ranks, run_isolated, shard
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -17,6 +20,10 @@ pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
 
 @ranks(2)
 def test_files_are_read_and_written_under_a_default_device(mesh, tmp_path):
+    write_and_read(mesh, tmp_path)
+
+
+def write_and_read(mesh, tmp_path):
     whole = torch.arange(24.0).reshape(8, 3)
     x, again = (shard(y, mesh, [Shard(0)]) for y in (whole, torch.zeros(8, 3)))
     saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -32,6 +39,29 @@ def test_files_are_read_and_written_under_a_default_device(mesh, tmp_path):
     shardtensor.io.write(path, x)
     dist.barrier()
     assert_close(shardtensor.io.open(path).read(..., mesh, [Shard(0)]), whole)
+
+
+def work_without_messages_of_the_host(tmp_path):
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group("guarded:guarded", rank=rank, world_size=ranks)
+    torch.set_default_device(rig.DEVICE)
+    mesh = init_device_mesh(rig.DEVICE, (ranks,))
+    write_and_read(mesh, tmp_path)
+    with pytest.raises(OSError, match="cannot open .*nothing.npy"):
+        shardtensor.io.open(tmp_path / "nothing.npy").read(..., mesh, [Shard(0)])
+    model = nn.Linear(3, 2)
+    shardtensor.sync_module_over_mesh(model, mesh)
+    model.weight.data += rank
+    with pytest.raises(RuntimeError, match="weight: mesh ranks 0 and 1"):
+        shardtensor.check_replicas(model, mesh)
+
+
+@pytest.mark.skipif(rig.DEVICE != "guarded", reason="its backend stands for NCCL")
+def test_a_job_may_have_messages_of_a_device_alone(tmp_path):
+    """As that of init_process_group("nccl")."""
+    job = work_without_messages_of_the_host
+    for outcome in run_isolated(2, job, tmp_path, world=False):
+        assert outcome.kind == "ok", outcome.text
 
 
 @ranks(2)

@@ -214,6 +214,31 @@ class StagedBackend : public c10d::Backend {
     });
   }
 
+  WorkPtr gather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::GatherOptions& options) override {
+    const Tensors results = outputs.empty() ? Tensors{} : outputs[0];
+    std::for_each(results.begin(), results.end(), poison);
+    return start(options.asyncOp, results, [=, this] {
+      Tensors staged_in{read(inputs[0])};
+      std::vector<Tensors> staged_out;
+      if (!results.empty()) { // at the root alone
+        std::transform(
+            results.begin(),
+            results.end(),
+            std::back_inserter(staged_out.emplace_back()),
+            read);
+      }
+      c10d::GatherOptions inner;
+      inner.rootRank = options.rootRank;
+      gloo_->gather(staged_out, staged_in, inner)->wait();
+      for (size_t i = 0; i < results.size(); ++i) {
+        write(results[i], staged_out[0][i]);
+      }
+    });
+  }
+
   WorkPtr scatter(
       Tensors& outputs,
       std::vector<Tensors>& inputs,

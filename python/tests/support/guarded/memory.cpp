@@ -10,6 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "queue.h"
@@ -137,10 +140,30 @@ c10::Allocator* allocator() {
   return instance;
 }
 
+namespace {
+
+at::Tensor bytes_of(const c10::Storage& storage, size_t bytes) {
+  const auto options = at::TensorOptions(kDevice).dtype(at::kByte);
+  return at::empty({0}, options)
+      .set_(storage, 0, {static_cast<int64_t>(bytes)}, {1});
+}
+
+} // namespace
+
 void resize_storage(const c10::Storage& storage, size_t bytes) {
+  const at::AutoDispatchBelowAutograd no_autograd;
   auto* impl = storage.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(allocator()->allocate(bytes));
+  const size_t kept = std::min(impl->nbytes(), bytes);
+  const c10::Storage before(
+      c10::Storage::use_byte_size_t{},
+      impl->nbytes(),
+      impl->set_data_ptr(allocator()->allocate(bytes)),
+      nullptr,
+      false);
   impl->set_nbytes(bytes);
+  if (kept > 0) {
+    bytes_of(storage, kept).copy_(bytes_of(before, kept));
+  }
 }
 
 Block* block_of(const c10::DataPtr& memory) {

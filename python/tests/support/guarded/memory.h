@@ -63,7 +63,7 @@ struct Use {
 
 c10::Allocator* allocator();
 
-/// What the storage held is lost.
+/// What it held and has place for stays.
 void resize_storage(const c10::Storage& storage, size_t bytes);
 
 /// By the address, which is all that from_blob's tensors know of theirs.
