@@ -67,7 +67,17 @@ void meet(c10d::ProcessGroup& group, const at::Tensor& x) {
 } // namespace
 
 bool is_queued(c10d::ProcessGroup& group, const at::Tensor& x) {
-  return group.getBackend(x.device().type())->supportsCoalescing();
+  try {
+    return group.getBackend(x.device().type())->supportsCoalescing();
+  } catch (const c10::Error&) {
+    const auto known = group.getDeviceTypes();
+    TORCH_CHECK_VALUE(
+        false,
+        "shardtensor: the process group has no messages for tensors on ",
+        x.device().type(),
+        ", but for those on ",
+        known.empty() ? "no device" : c10::str(known.front()));
+  }
 }
 
 bool prefers_messages(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from ranks import assert_close, ranks, run_isolated, shard
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -49,6 +49,13 @@ def work_without_messages_of_the_host(tmp_path):
     write_and_read(mesh, tmp_path)
     with pytest.raises(OSError, match="cannot open .*nothing.npy"):
         shardtensor.io.open(tmp_path / "nothing.npy").read(..., mesh, [Shard(0)])
+    same_group = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    part = torch.zeros(2, device="cpu")
+    on_host = shardtensor.ShardTensor.from_local(
+        part, same_group, [Shard(0)], sharding_shapes="chunk"
+    )
+    with pytest.raises(ValueError, match="no messages for tensors on cpu, but for"):
+        on_host.cumsum(0)
     model = nn.Linear(3, 2)
     shardtensor.sync_module_over_mesh(model, mesh)
     model.weight.data += rank
