@@ -29,8 +29,7 @@ def table(mesh):
     note = (
         "Ceiling: the same searches on each rank without communication: of its queries "
         "in all points, partitioned in its own piece alone, or on one rank knn of "
-        "plain tensors. A ring searches a tree for each piece, which takes longer than "
-        f"one of all points; of its time a rank waits {waits:.0%} for messages. "
+        f"plain tensors. Of a ring's time a rank waits {waits:.0%} for messages. "
         "cKDTree is SciPy's, with its tree and as many workers, where SciPy is "
         "installed."
     )

@@ -43,7 +43,7 @@ class Planner {
     layouts.queries = queries_layout();
     layouts.points = points_layout(*layouts.queries);
     layouts.point_terms = terms(layouts.points);
-    layouts.cloud = pieces(*layouts.points);
+    layouts.cloud = pieces(*layouts.points, *layouts.queries);
     return layouts;
   }
 
@@ -101,7 +101,7 @@ class Planner {
     return with_placements(points, placements);
   }
 
-  CloudPieces pieces(const ShardSpec& points) const {
+  CloudPieces pieces(const ShardSpec& points, const ShardSpec& queries) const {
     const auto axes = points.axes(rows_);
     CloudPieces cloud;
     if (axes.empty() || !mesh_.contains_this_rank()) {
@@ -110,6 +110,8 @@ class Planner {
     }
     cloud.group = group_of(mesh_, axes).value();
     cloud.rank = mesh_.piece(mesh_.position(), axes);
+    cloud.queries = queries.size(rows_) /
+        (queries.is_sharded(rows_) ? queries.partition(rows_).pieces() : 1);
     for (int64_t piece = 0; piece < points.partition(rows_).pieces(); ++piece) {
       cloud.rows.push_back(points.partition(rows_).interval(piece));
     }

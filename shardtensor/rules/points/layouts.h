@@ -12,6 +12,7 @@ namespace shardtensor::detail {
 struct CloudPieces {
   std::vector<Interval> rows; // of each rank of the group
   int64_t rank = 0;
+  int64_t queries = 0; // of a rank, the mean
   std::string group; // "" where one rank has all points
 
   const Interval& own() const {

@@ -12,9 +12,10 @@ namespace {
 using at::Tensor;
 using Numbers = std::vector<int64_t>;
 
-/// This rank's place among the pieces, then where they begin and end.
+/// This rank's place among the pieces, the queries of a rank, then where the
+/// pieces begin and end.
 Numbers encode(const CloudPieces& cloud) {
-  Numbers code{cloud.rank};
+  Numbers code{cloud.rank, cloud.queries};
   for (const auto& rows : cloud.rows) {
     code.push_back(rows.begin);
     code.push_back(rows.end);
@@ -25,8 +26,9 @@ Numbers encode(const CloudPieces& cloud) {
 CloudPieces decode(at::IntArrayRef code, std::string group) {
   CloudPieces cloud;
   cloud.rank = code[0];
+  cloud.queries = code[1];
   cloud.group = std::move(group);
-  for (size_t i = 1; i < code.size(); i += 2) {
+  for (size_t i = 2; i < code.size(); i += 2) {
     cloud.rows.push_back({code[i], code[i + 1]});
   }
   return cloud;

@@ -1,5 +1,7 @@
 #include "shardtensor/rules/points/neighbours.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
 #include "shardtensor/comm/ring.h"
@@ -19,6 +21,88 @@ Neighbours find_locally(
   return set.neighbours();
 }
 
+using BlockSizes = std::vector<std::vector<int64_t>>;
+
+BlockSizes sizes_as_they_are(
+    const at::Tensor& points,
+    const CloudPieces& cloud) {
+  BlockSizes sizes;
+  for (const auto& rows : cloud.rows) {
+    sizes.push_back({points.size(0), rows.extent(), points.size(2)});
+  }
+  return sizes;
+}
+
+// Note [Joined pieces]
+// A query looks at half as many points in one tree as in two of half its size.
+// To sort both pieces anew, on every rank, takes as long as that saves where
+// there are several times as many points as own queries; then a piece is sorted
+// by its owner alone, and travels in the order of its tree. What waits for a
+// tree is a part of what the own queries find.
+constexpr int64_t kPointsPerQuery = 3;
+
+int64_t points_of_a_tree(const CloudPieces& cloud) {
+  return kPointsPerQuery * cloud.queries;
+}
+
+/// Two pieces make a tree.
+bool are_joined(const CloudPieces& cloud) {
+  return 2 * cloud.points() <=
+      points_of_a_tree(cloud) * static_cast<int64_t>(cloud.rows.size());
+}
+
+/// Pieces that wait until there are enough for a tree.
+class WaitingPieces {
+ public:
+  explicit WaitingPieces(int64_t most) : most_(most) {}
+
+  void take(QuerySet& set, const at::Tensor& points, const Interval& rows) {
+    if (count_ + rows.extent() > most_) {
+      search(set);
+    }
+    points_.push_back(points);
+    rows_.push_back(at::arange(rows.begin, rows.end, at::kInt));
+    count_ += rows.extent();
+  }
+  void search(QuerySet& set) {
+    if (!points_.empty()) {
+      set.meet(make_trees(at::cat(points_, 1), at::cat(rows_)));
+    }
+    points_.clear();
+    rows_.clear();
+    count_ = 0;
+  }
+
+ private:
+  int64_t most_;
+  int64_t count_ = 0;
+  std::vector<at::Tensor> points_;
+  std::vector<at::Tensor> rows_;
+};
+
+Neighbours find_in_joined_pieces(
+    const at::Tensor& points,
+    const at::Tensor& queries,
+    const Wanted& wanted,
+    const CloudPieces& cloud) {
+  std::optional<QuerySet> set;
+  WaitingPieces pieces(points_of_a_tree(cloud));
+  const auto meet = [&](int64_t owner, const at::Tensor& block) {
+    pieces.take(*set, block, cloud.rows[owner]);
+    return at::Tensor();
+  };
+  RingStops stops;
+  stops.own = [&] {
+    set.emplace(queries, wanted);
+    meet(cloud.rank, points);
+  };
+  stops.other = meet;
+  const auto sizes = sizes_as_they_are(points, cloud);
+  ring_tour_of_agreed(points, sizes, cloud.group, stops);
+  pieces.search(*set);
+  return set->neighbours();
+}
+
 /// Trees travel as their points; every rank meets the next one's while it
 /// searches.
 Neighbours find_by_ring(
@@ -26,7 +110,10 @@ Neighbours find_by_ring(
     const at::Tensor& queries,
     const Wanted& wanted,
     const CloudPieces& cloud) {
-  std::vector<std::vector<int64_t>> sizes;
+  if (are_joined(cloud)) {
+    return find_in_joined_pieces(points, queries, wanted, cloud);
+  }
+  BlockSizes sizes;
   for (const auto& rows : cloud.rows) {
     sizes.push_back({packed_bytes(points, rows.extent())});
   }
@@ -93,13 +180,10 @@ Neighbours find_in_tiles(
     meet(0, points);
     return joined(searches, queries, wanted);
   }
-  std::vector<std::vector<int64_t>> sizes;
-  for (const auto& rows : cloud.rows) {
-    sizes.push_back({points.size(0), rows.extent(), points.size(2)});
-  }
   RingStops stops;
   stops.own = [&] { meet(cloud.rank, points); };
   stops.other = meet;
+  const auto sizes = sizes_as_they_are(points, cloud);
   ring_tour_of_agreed(points, sizes, cloud.group, stops);
   return joined(searches, queries, wanted);
 }

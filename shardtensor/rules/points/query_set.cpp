@@ -170,6 +170,16 @@ Trees make_trees(const at::Tensor& points, int64_t first_row) {
   return trees;
 }
 
+Trees make_trees(const at::Tensor& points, const at::Tensor& rows) {
+  Trees trees;
+  for (const auto& entry : points.unbind(0)) {
+    auto ordered = order_as_tree(entry);
+    ordered.rows = rows.index_select(0, ordered.rows);
+    trees.emplace_back(ordered);
+  }
+  return trees;
+}
+
 at::Tensor pack_trees(const at::Tensor& points) {
   std::vector<at::Tensor> parts{
       at::empty({0}, points.options().dtype(at::kByte))};

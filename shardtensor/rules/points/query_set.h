@@ -53,6 +53,8 @@ class QuerySet {
 
 /// The trees of a rank's piece (B, N, D).
 Trees make_trees(const at::Tensor& points, int64_t first_row);
+/// Of points that are those `rows` (N), int32, of the cloud.
+Trees make_trees(const at::Tensor& points, const at::Tensor& rows);
 
 /// The piece in the order of its trees, as bytes that travel.
 at::Tensor pack_trees(const at::Tensor& points);

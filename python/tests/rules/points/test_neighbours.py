@@ -208,10 +208,12 @@ def test_a_plain_operand_is_whole(mesh):
     check_op(lambda p, q: knn(p, q, 5), sharded(points, [Shard(0)]), queries, mesh=mesh)
 
 
-@ranks(2)
-def test_large_clouds_in_any_order(mesh):
-    """More points than a leaf holds, on both sides."""
-    points, queries = cloud(3000, 3, grad=False), cloud(1000, 3, grad=False)
+@ranks(2, 3)
+@pytest.mark.parametrize("count", [500, 2250])
+def test_large_clouds_in_any_order(mesh, count):
+    """More points than a leaf holds, on both sides. For few queries a tree for each
+    piece, for many, on three ranks, one for two pieces and one for the third."""
+    points, queries = cloud(3000, 3, grad=False), cloud(count, 3, grad=False)
     distances, indices = by_sorting(points, queries)
     for ordered in (False, True):
         if ordered:
@@ -219,11 +221,15 @@ def test_large_clouds_in_any_order(mesh):
             queries = queries[queries[:, 0].argsort()]
             distances, indices = by_sorting(points, queries)
         parts = shard(points, mesh, [Shard(0)]), shard(queries, mesh, [Shard(0)])
+        near = (distances <= 0.1).nonzero()
         for transport in ("auto", *TRANSPORTS):
             with shardtensor.point_transport(transport):
                 found = knn(*parts, 16)
                 assert_close(found[0], indices[:, :16])
                 assert_close(found[1], distances[:, :16])
+                query, point = radius_search(*parts, 0.1).full_tensor()
+                assert torch.equal(query, near[:, 0])
+                assert torch.equal(point, indices[near[:, 0], near[:, 1]])
 
 
 @ranks(2, 3)
