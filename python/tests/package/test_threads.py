@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard
 
 import shardtensor
 from shardtensor.nn.functional import (
+    farthest_point_sampling,
     knn,
     neighborhood_attention,
     partition_points,
@@ -39,6 +40,11 @@ def normal(*sizes):
 def neighbours(mesh):
     x = cloud(3000)
     return [*knn(x, x, 5), *radius_search(x, x, 0.1, return_dists=True)]
+
+
+def farthest_points(mesh):
+    """Many are equally far."""
+    return [farthest_point_sampling(cloud(50_000).mul(20).floor(), 9, start=49_999)]
 
 
 def a_hilbert_curve(mesh):
@@ -85,6 +91,7 @@ def norms(mesh):
 def test_threads_change_no_number(mesh):
     for loop in (
         neighbours,
+        farthest_points,
         a_hilbert_curve,
         distances_of_a_surface,
         windows_of_many_heads,
@@ -115,6 +122,9 @@ def test_threads_share_the_work(mesh):
     def search():
         knn(x, x, 16)
 
+    def sample():
+        farthest_point_sampling(x, 50)
+
     def attend():
         neighborhood_attention(q, q, q, 7).sum().backward()
 
@@ -122,7 +132,7 @@ def test_threads_share_the_work(mesh):
         with shardtensor.random_policy("counter"):
             shard(normal(2000, 500), mesh, [Shard(0)]).normal_()
 
-    for call in (search, attend, draw):
+    for call in (search, sample, attend, draw):
         with threads(2):
             call()
             assert of_this_thread(call) < 0.8, call.__name__

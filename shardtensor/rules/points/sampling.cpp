@@ -18,6 +18,7 @@
 #include "shardtensor/rules/points/neighbour_call.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor {
 
@@ -29,6 +30,7 @@ using at::Tensor;
 
 constexpr auto kSamplingOp = "farthest_point_sampling";
 constexpr auto kBallOp = "ball_query";
+constexpr int64_t kSampledPoints = 16384; // of a task
 
 /// One rank's proposal for each batch entry, (B, 2 + D) of double: squared
 /// distance, row of the whole cloud, coordinates.
@@ -127,30 +129,37 @@ class FarthestPoints {
       const Tensor& proposal) {
     const auto count = points_.size(1);
     const auto dims = points_.size(2);
-    const auto* point =
+    const auto* const point =
         points_.const_data_ptr<scalar_t>() + entry * count * dims;
-    auto* square = squares_.mutable_data_ptr<scalar_t>() + entry * count;
+    auto* const square = squares_.mutable_data_ptr<scalar_t>() + entry * count;
     const auto coordinates = chosen.slice(0, 2).to(points_.scalar_type());
     const auto* from = coordinates.const_data_ptr<scalar_t>();
-    int64_t best = -1;
-    for (int64_t i = 0; i < count; ++i, point += dims) {
-      scalar_t sum = 0;
-      for (int64_t dim = 0; dim < dims; ++dim) {
-        const scalar_t away = point[dim] - from[dim];
-        sum += away * away;
+    // The first of the farthest ones in each range.
+    std::vector<int64_t> farthest(count / kSampledPoints + 1, -1);
+    parallel_for(count, kSampledPoints, [&](int64_t begin, int64_t end) {
+      int64_t best = begin;
+      for (int64_t i = begin; i < end; ++i) {
+        scalar_t sum = 0;
+        for (int64_t dim = 0; dim < dims; ++dim) {
+          const scalar_t away = point[i * dims + dim] - from[dim];
+          sum += away * away;
+        }
+        square[i] = std::min(square[i], sum);
+        best = square[i] > square[best] ? i : best;
       }
-      square[i] = std::min(square[i], sum);
-      if (best < 0 || square[i] > square[best]) {
-        best = i;
+      farthest[begin / kSampledPoints] = best;
+    });
+    int64_t best = -1;
+    for (const auto place : farthest) {
+      if (place >= 0 && (best < 0 || square[place] > square[best])) {
+        best = place;
       }
     }
     if (best >= 0) {
       auto* out = proposal.mutable_data_ptr<double>();
-      point =
-          points_.const_data_ptr<scalar_t>() + (entry * count + best) * dims;
       out[0] = square[best];
       out[1] = static_cast<double>(best + cloud_.own().begin);
-      std::copy(point, point + dims, out + 2);
+      std::copy_n(point + best * dims, dims, out + 2);
     }
   }
 
