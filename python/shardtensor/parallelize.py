@@ -32,7 +32,7 @@ def parallelize(
     domain: Sequence[str] = ("domain",),
     *,
     tensor: str | Sequence[str] | None = None,
-    new_tensors: bool | None = None,
+    new_tensors: bool = True,
     units: Sequence[nn.Module] | None = None,
     **options,
 ) -> nn.Module:
@@ -64,15 +64,11 @@ def parallelize(
     under the gradient policy "deferred", or "coalesced" without a wrapper, and with
     `new_tensors` within new_tensors_on, so that tensors which the model makes to fill
     them (a Fourier layer's modes) stay cut; backward and what checkpoints recompute go
-    by the same. Other modules go by their own. By default so, but not with FSDP, whose
-    hooks cut a compiled forward into parts that the compiler cannot trace there: say
-    new_tensors=True where the model is not compiled.
+    by the same. Other modules go by their own. What a compiled forward makes is plain.
 
     The loss of a rank is that of its own samples, a mean for one device's numbers:
     gradients are averaged over data."""
     tensor = (tensor,) if isinstance(tensor, str) else tuple(tensor or ())
-    if new_tensors is None:
-        new_tensors = data not in _MESHES_OF_FSDP
     told = data, domain, tensor, new_tensors
     units = _agree_on(module, mesh, told, units, options)
     core_mesh(mesh)
@@ -83,7 +79,9 @@ def parallelize(
     policy = "deferred" if data else "coalesced"
     modes = [functools.partial(gradient_policy, policy)]
     if new_tensors:
-        modes.append(functools.partial(new_tensors_on, mesh[tuple(domain)]))
+        make = functools.partial(new_tensors_on, mesh[tuple(domain)])
+        cut = data in _MESHES_OF_FSDP
+        modes.append(functools.partial(_unless_compiled, make) if cut else make)
     _enter_around_forward(module, modes)
     if data == "ddp":
         return _Ddp(module, process_group=whole_group(samples), **options)
@@ -93,6 +91,15 @@ def parallelize(
         if over != mesh[tuple(domain)]:
             _note_cut(module, over)
     return module
+
+
+def _unless_compiled(mode):
+    """FSDP's hooks cut a compiled forward into parts, of which the compiler traces none
+    within a mode."""
+    compiler = torch._C._dynamo.eval_frame  # asked without importing torch._dynamo
+    if torch.compiler.is_compiling() or compiler.get_eval_frame_callback() is not None:
+        return contextlib.nullcontext()
+    return mode()
 
 
 def _agree_on(module, mesh, told, units, options):

@@ -99,7 +99,7 @@ def check_steps(name, data, accumulate):
     reference, model = net(), net()
     if dist.get_rank() != 0:
         nn.init.zeros_(model.first.weight)  # parallelize makes it equal
-    model = parallelize(model, mesh, data, axes, new_tensors=True)
+    model = parallelize(model, mesh, data, axes)
     batches = [torch.randn(4, 2, 9, 6).double() for _ in range(10 * accumulate)]
     optimizers = [torch.optim.AdamW(m.parameters(), 0.05) for m in (reference, model)]
     steps(reference, batches, optimizers[0], mean_square, accumulate)
@@ -186,14 +186,14 @@ def test_new_tensors_follow_the_mesh_in_forward_only(mesh):
             return x * self.weight
 
     for data in ("ddp", "fsdp", None):
-        for new_tensors in (True, False, None):
+        for told in ({}, {"new_tensors": True}, {"new_tensors": False}):
             model = nn.Sequential(Making(), nn.Sequential(Making()))
-            model = parallelize(model, mesh, data, new_tensors=new_tensors)
+            model = parallelize(model, mesh, data, **told)
             assert shardtensor.get_gradient_policy() == "coalesced"  # the default
             model(shard(torch.ones(4, 3), mesh, [Shard(0)])).sum().backward()
-            expected = data != "fsdp" if new_tensors is None else new_tensors
+            expected = told.get("new_tensors", True)
             assert shardtensor.is_shard_tensor(made["inside"]) == expected
-    models = [parallelize(Making(), mesh, d, new_tensors=True) for d in ("ddp", "fsdp")]
+    models = [parallelize(Making(), mesh, d) for d in ("ddp", "fsdp")]
     for each in (*models, copy.deepcopy(models[0].module)):
         with pytest.raises(KeyError):
             each(None)
