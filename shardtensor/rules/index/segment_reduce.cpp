@@ -9,6 +9,7 @@
 #include <ATen/ops/diff.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/scatter_reduce.h>
+#include <ATen/ops/segment_reduce.h>
 #include <ATen/ops/segment_reduce_ops.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -28,6 +29,10 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+constexpr auto kOtherNumber =
+    "segment_reduce(): Expected all rows of lengths along axis to sum to "
+    "data.size(lengths.dim()-1) when !unsafe.";
 
 /// A layout of one dim, cut as the rows of `data`: for these pieces.
 SpecPtr beside_rows(const SpecPtr& data, const Partition& pieces) {
@@ -51,10 +56,7 @@ Partition rows_of_pieces(const Tensor& lengths, const SpecPtr& runs) {
 /// The rows of `data` that runs of these lengths have: all, unless `unsafe`
 /// leaves the last ones out.
 Tensor rows_in_runs(const Tensor& data, int64_t count, bool unsafe) {
-  TORCH_CHECK(
-      unsafe || count == data.size(0),
-      "segment_reduce(): Expected all rows of lengths along axis to sum to "
-      "data.size(lengths.dim()-1) when !unsafe.");
+  TORCH_CHECK(unsafe || count == data.size(0), kOtherNumber);
   TORCH_CHECK_VALUE(
       count <= data.size(0),
       "segment_reduce: expected lengths that sum to at most the ",
@@ -131,6 +133,38 @@ Tensor reduced_runs(
   return result;
 }
 
+/// The lengths of the runs.
+Tensor lengths_of(
+    const Tensor& data,
+    const OptionalTensor& lengths,
+    const OptionalTensor& offsets) {
+  const auto& runs = lengths ? lengths : offsets;
+  const auto given = promote(runs->detach(), spec(data)->mesh()).to(at::kLong);
+  return lengths ? given : at::diff(given);
+}
+
+/// Runs along `axis`, other ones in each entry of the dims before it: all
+/// entries behind each other. Communication: one number beside that of those.
+Tensor reduced_runs_of_entries(
+    const Tensor& data,
+    c10::string_view reduce,
+    const Tensor& lengths,
+    int64_t axis,
+    const std::optional<at::Scalar>& initial) {
+  const auto other = lengths.sum(-1).ne(data.size(axis)).any();
+  TORCH_CHECK(!full_tensor(other).item<bool>(), kOtherNumber);
+  const auto result = at::segment_reduce(
+      data.flatten(0, axis),
+      reduce,
+      lengths.flatten(),
+      std::nullopt,
+      std::nullopt,
+      0,
+      /*unsafe=*/false,
+      initial);
+  return result.unflatten(0, lengths.sizes());
+}
+
 Tensor segment_reduce_function(
     c10::DispatchKeySet keys,
     const Tensor& data,
@@ -142,17 +176,23 @@ Tensor segment_reduce_function(
     bool unsafe,
     const std::optional<at::Scalar>& initial) {
   const auto& runs = lengths ? lengths : offsets;
-  const bool is_known = is_shard_tensor(data) && runs && runs->dim() == 1 &&
-      !indices && !(lengths && offsets) && data.dim() > 0 &&
-      at::maybe_wrap_dim(axis, data.dim()) == 0 &&
+  const bool is_known = is_shard_tensor(data) && runs && !indices &&
+      !(lengths && offsets) && data.dim() > 0 &&
       at::isFloatingType(data.scalar_type()) &&
-      at::isIntegralType(runs->scalar_type(), false);
-  if (!is_known || is_traced(impl_of(data)->local())) {
+      at::isIntegralType(runs->scalar_type(), false) &&
+      runs->dim() == at::maybe_wrap_dim(axis, data.dim()) + 1 &&
+      runs->sizes().slice(0, runs->dim() - 1) ==
+          data.sizes().slice(0, runs->dim() - 1);
+  const bool is_one = is_known && runs->dim() == 1;
+  if (!(is_one || (is_known && !unsafe)) || is_traced(impl_of(data)->local())) {
     return without_rule<at::_ops::segment_reduce>(
         keys, data, reduce, lengths, indices, offsets, axis, unsafe, initial);
   }
-  const auto given = promote(runs->detach(), spec(data)->mesh()).to(at::kLong);
-  const auto counts = lengths ? given : at::diff(given);
+  const auto counts = lengths_of(data, lengths, offsets);
+  if (!is_one) {
+    return reduced_runs_of_entries(
+        data, reduce, counts, runs->dim() - 1, initial);
+  }
   const auto& rows = spec(data);
   const auto pieces = rows->is_sharded(0) ? rows->partition(0).pieces() : 1;
   const auto wanted =

@@ -184,6 +184,32 @@ def test_segment_reduce(mesh, reduce):
                     )  # fmt: skip
 
 
+@ranks(1, 3, "2x2")
+def test_segment_reduce_of_each_entry(mesh):
+    """The runs of another axis than the first, of each entry before it its own."""
+    data = torch.randn(2, EDGES, 3, dtype=torch.float64, requires_grad=True)
+    lengths = torch.stack([lengths_of(EDGES, NODES) for _ in range(2)])
+    offsets = torch.cat([torch.zeros_like(lengths[:, :1]), lengths.cumsum(1)], 1)
+    layouts = [[Shard(dim)] * mesh.ndim for dim in range(3)]
+    with shardtensor.fallback_mode("error"):
+        for i, reduce in enumerate(["sum", "mean", "max", "min", "prod"]):
+            for layout in layouts:
+                name = ("lengths", "offsets")[i % 2]
+                runs = sharded((lengths, offsets)[i % 2], layouts[i % 2])
+                check_op(
+                    lambda data, runs, reduce=reduce, name=name: torch.segment_reduce(
+                        data, reduce, **{name: runs}, axis=1
+                    ),
+                    sharded(data, layout), runs, mesh=mesh,
+                )  # fmt: skip
+    with pytest.raises(RuntimeError, match="Expected all rows of lengths"):
+        lengths[0, 0] += 1
+        lengths[1, 0] -= 1
+        torch.segment_reduce(
+            shard(data, mesh, layouts[1]), "sum", lengths=lengths, axis=1
+        )
+
+
 @ranks(2, 3)
 def test_segment_reduce_by_offsets_and_what_is_wrong(mesh):
     data, lengths = torch.randn(EDGES), lengths_of(EDGES, NODES)
