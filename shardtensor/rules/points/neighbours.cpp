@@ -37,8 +37,8 @@ BlockSizes sizes_as_they_are(
 // A query looks at half as many points in one tree as in two of half its size.
 // To sort both pieces anew, on every rank, takes as long as that saves where
 // there are several times as many points as own queries; then a piece is sorted
-// by its owner alone, and travels in the order of its tree. What waits for a
-// tree is a part of what the own queries find.
+// by its owner alone, and travels in the order of its tree. Memory is bounded
+// by the own queries, too.
 constexpr int64_t kPointsPerQuery = 3;
 
 int64_t points_of_a_tree(const CloudPieces& cloud) {
