@@ -5,6 +5,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "shardtensor/dispatch/registry.h"
 #include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/layout/constant_layout.h"
 #include "shardtensor/tensor/constant.h"
@@ -22,24 +23,20 @@ bool is_constant(const c10::IValue& value) {
   return value.isTensor() && is_constant(value.toTensor());
 }
 
-/// Element by element: what is written into row i lies in row i of the others.
-bool is_elementwise(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::pointwise) ||
-      op.operator_name().name == "aten::copy_";
-}
-
-/// The layout of the largest tensor that is cut, or a sum of terms, among the
-/// arguments of an elementwise operator; null without one.
+/// The layout of the largest tensor that is cut, or a sum of terms, among those
+/// arguments whose rows come to the same rows of `target`: all of an
+/// elementwise operator, most likely those of the same sizes of others. Null
+/// without one.
 SpecPtr written_layout(
     const c10::OperatorHandle& op,
-    at::ArrayRef<c10::IValue> arguments) {
+    at::ArrayRef<c10::IValue> arguments,
+    const at::Tensor& target) {
+  const bool all = is_elementwise(op.operator_name());
   SpecPtr largest;
-  if (!is_elementwise(op)) {
-    return largest;
-  }
   for (const auto& value : arguments) {
     visit_tensors(value, [&](const at::Tensor& tensor) {
       if (is_shard_tensor(tensor) && !spec(tensor)->is_replicated() &&
+          (all || tensor.sizes() == target.sizes()) &&
           (!largest || largest->numel() < spec(tensor)->numel())) {
         largest = spec(tensor);
       }
@@ -96,7 +93,7 @@ ConstantsOfCall::ConstantsOfCall(
         ++written;
         if (is_constant(tensor) && !begins_itself(op)) {
           begun_ = impl_of(tensor)->constant_view();
-          begin_write(*impl_of(tensor), written_layout(op, arguments));
+          begin_write(*impl_of(tensor), written_layout(op, arguments, tensor));
         }
       });
     } else if (

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -130,6 +131,16 @@ class Registry {
     }
   }
 
+  void add_elementwise(const OperatorName& name) {
+    const Lock lock(mutex_);
+    elementwise_.insert(name);
+  }
+
+  bool is_elementwise(const OperatorName& name) const {
+    const Lock lock(mutex_);
+    return elementwise_.count(name) > 0;
+  }
+
   const std::set<std::string>& absent() const {
     return absent_;
   }
@@ -222,6 +233,7 @@ class Registry {
   mutable std::mutex mutex_; // rules come at any time
   std::unordered_map<OperatorName, Rule> rules_;
   std::unordered_map<OperatorName, Rule> late_rules_;
+  std::unordered_set<OperatorName> elementwise_;
   std::set<std::string> absent_;
   std::unordered_map<OperatorName, UnboxedOperator> unboxed_;
   std::unordered_map<OperatorName, c10::RegistrationHandleRAII> dispatch_level_;
@@ -280,6 +292,14 @@ bool detail::has_unboxed_kernel(const OperatorName& name) {
 
 bool detail::is_gathered(const OperatorName& name) {
   return Registry::instance().is_gathered(name);
+}
+
+void detail::note_elementwise(const std::string& op) {
+  Registry::instance().add_elementwise(parse_operator_name(op));
+}
+
+bool detail::is_elementwise(const OperatorName& name) {
+  return Registry::instance().is_elementwise(name);
 }
 
 const std::set<std::string>& detail::absent_operators() {

@@ -17,6 +17,11 @@ bool has_unboxed_kernel(const c10::OperatorName& name);
 /// gathered.
 bool is_gathered(const c10::OperatorName& name);
 
+/// Of an operator with a rule: what it writes into row i comes from row i of
+/// its other tensors. PyTorch's tags don't say it of all forms.
+void note_elementwise(const std::string& op);
+bool is_elementwise(const c10::OperatorName& name);
+
 /// Operators that tables of rules name and this PyTorch doesn't have.
 const std::set<std::string>& absent_operators();
 

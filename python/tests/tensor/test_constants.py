@@ -170,6 +170,38 @@ def test_a_written_constant_lies_as_the_value_does(mesh):
     assert_close(early, whole + 1)  # Replicate: the first value was a number
 
 
+# In-place and out= forms often miss PyTorch's pointwise tag.
+WRITES = {
+    "masked_fill_": lambda out, x: out.masked_fill_(x > 0, 1.0),
+    "masked_fill_ with a number": lambda out, x: out.masked_fill_(x > 0, x.sum()),
+    "masked_fill_ of a part": lambda out, x: out[:, 1:4].masked_fill_(
+        x[:, 1:4] > 0, 1.0
+    ),
+    "a mask": lambda out, x: out.__setitem__(x > 0, 1.0),
+    "copysign_": lambda out, x: out.copysign_(x),
+    "gt_": lambda out, x: out.gt_(x),
+    "gelu": lambda out, x: torch._C._nn.gelu(x, out=out),
+    "where": lambda out, x: torch.where(x > 0, x, x + 1, out=out),
+    "cumsum": lambda out, x: torch.cumsum(x, 0, out=out),
+    "lists": lambda out, x: torch._foreach_add_([out], [x]),
+}
+
+
+@ranks(2, 3, "2x2")
+def test_whatever_writes_a_constant_it_lies_as_the_value_does(mesh):
+    rows = uneven(6, mesh.size())
+    whole = values(6, 5)
+    x = shard(whole, mesh, [Shard(0)] * mesh.ndim, {0: rows})
+    for name, write in WRITES.items():
+        expected = torch.zeros(6, 5, dtype=whole.dtype)
+        write(expected, whole)
+        with new_tensors_on(mesh), shardtensor.fallback_mode("error"):
+            out = torch.zeros(6, 5, dtype=whole.dtype)
+            write(out, x)
+        assert memory(out) == x.to_local().numel(), name
+        assert_close(out, expected, what=name)
+
+
 @ranks(1, 2, 3)
 def test_other_writes_and_reads_are_those_of_an_ordinary_tensor(mesh):
     shardtensor.set_fallback_mode("silent")

@@ -322,7 +322,7 @@ at::Tensor& index_put_in_place_kernel(
     return self;
   }
   if (const auto mask = fill_mask(self, given, values, accumulate)) {
-    begin_row_write(self);
+    begin_row_write(self, layout_of_made(self, given, values));
     return self.masked_fill_(*mask, values.reshape({}));
   }
   if (accumulate && adds_rows(self, given, values)) {

@@ -17,6 +17,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/registry.h"
 #include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor::detail {
@@ -233,6 +234,7 @@ const bool registered = [] {
   const auto add = [&](const std::string& op, Rule rule) {
     if (seen.insert(op).second) {
       register_rule(op, rule);
+      note_elementwise(op);
     }
   };
   for (const auto& entry : linear_rules()) {

@@ -121,6 +121,19 @@ def test_over_everything(mesh):
     check_op(whole, sharded(values(), [Replicate()] * mesh.ndim), mesh=mesh)
 
 
+@ranks(2, "2x2")
+@pytest.mark.parametrize("name", ["max", "min", "median", "amax"])
+def test_gradients_of_an_extreme_stay_where_the_elements_are(mesh, name):
+    import shardtensor
+
+    x = shard(values(40, 50), mesh, [Shard(0)] * mesh.ndim)
+    extreme = getattr(torch, name)(x)
+    shardtensor.reset_comm_stats()
+    extreme.backward()
+    assert shardtensor.comm_stats().bytes <= 64  # how many elements are as large
+    assert x.grad.placements == x.placements
+
+
 @ranks(1, 2, 3, "2x2")
 @pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
 def test_medians_of_everything(mesh, median):
