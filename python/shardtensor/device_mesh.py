@@ -40,7 +40,10 @@ def whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 def group_along(mesh: DeviceMesh, axis: int | str) -> dist.ProcessGroup:
     """Of this rank. A mesh of one axis has one, also for an axis that there is not."""
-    return mesh.get_group() if mesh.ndim == 1 else mesh.get_group(axis)
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    check_axis(mesh, axis)
+    return mesh.get_group(axis)
 
 
 def check_axis(mesh: DeviceMesh, axis: int | str) -> None:

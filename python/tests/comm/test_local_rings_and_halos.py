@@ -197,8 +197,10 @@ def test_an_asynchronous_step_sends_nothing_of_an_empty_piece(mesh):
     assert torch.equal(y, torch.ones(rows[rank - 1]))
 
 
-@ranks(2)
+@ranks(2, "2x2")
 def test_ring_steps_refuse_what_they_cannot_do(mesh):
+    with pytest.raises(IndexError, match="mesh_dim: expected an axis of .*, got 7"):
+        perform_ring_iteration(torch.ones(2), mesh, RingPassingConfig(7, 2))
     with pytest.raises(ValueError, match="ring_direction: expected one of"):
         RingPassingConfig(0, 2, "left")
     with pytest.raises(ValueError, match="communication_method: expected one of"):

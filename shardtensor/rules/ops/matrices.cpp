@@ -106,6 +106,13 @@ bool gathers(const Call& call, const Decision& decision) {
   return false;
 }
 
+/// Of the factors of one matrix for a whole batch of right sides.
+int64_t batch_dims_of_factors(const Call& call, int64_t batch) {
+  return call.op().operator_name().name == "aten::_linalg_solve_ex"
+      ? call.operand(0).dim() - own_dims(call, call.operand(0))
+      : batch;
+}
+
 Decision matrices_rule(Call& call) {
   const bool checks = call.has_argument("check_errors") &&
       call.argument("check_errors").toBool();
@@ -141,14 +148,20 @@ Decision matrices_rule(Call& call) {
     }
   });
   for (const auto& sizes : call.output_sizes()) {
+    const auto skipped =
+        labels.outputs.empty() ? 0 : count - batch_dims_of_factors(call, count);
     auto& own = labels.outputs.emplace_back(sizes.size(), kPrivate);
-    for (size_t dim = 0; dim < std::min(sizes.size(), batch.size()); ++dim) {
-      own[dim] =
-          sizes[dim] == batch[dim] ? static_cast<int64_t>(dim) : kPrivate;
+    for (size_t dim = 0; dim < sizes.size() && skipped + dim < batch.size();
+         ++dim) {
+      const auto label = skipped + static_cast<int64_t>(dim);
+      own[dim] = sizes[dim] == batch[label] ? label : kPrivate;
     }
   }
   label_columns(call, count, labels);
   auto decision = rule_by_labels(call, labels, Linearity::None);
+  for (auto& output : decision.outputs) { // of what all ranks have: no terms
+    output = output ? without_partial(output) : output;
+  }
   decision.is_repair = gathers(call, decision);
   return decision;
 }

@@ -156,6 +156,19 @@ def test_columns_are_solved_where_they_are(mesh, name):
     assert all(p.is_shard() for p in found.placements)
 
 
+@ranks(2, 3, "2x2")
+def test_one_matrix_for_a_batch_of_right_sides(mesh):
+    for matrix in ((3, 3), (1, 3, 3)):
+        a = torch.randn(matrix, dtype=torch.float64, requires_grad=True)
+        for shape in ((4, 3, 2), (3, 3, 2), (2, 4, 3, 1)):
+            x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            for layout in sweep(mesh, shape, dims=range(len(shape) - 2)):
+                right = sharded(x, *layout)
+                for solve in (linalg.solve, linalg.solve_ex):
+                    with shardtensor.fallback_mode("error"):
+                        check_op(solve, a, right, mesh=mesh, second_order=True)
+
+
 @ranks(2, 4)
 def test_right_sides_that_look_like_vectors_in_a_piece(mesh):
     """PyTorch tells them by sizes, which are others in a piece."""
