@@ -145,12 +145,21 @@ at::Tensor addmv_kernel(
   return stack.back().toTensor();
 }
 
+/// Of integers PyTorch takes the whole part of a factor.
+at::Scalar factor_of(const at::Scalar& factor, at::ScalarType dtype) {
+  return at::isIntegralType(dtype, /*includeBool=*/true)
+      ? at::Scalar(factor.to<int64_t>())
+      : factor;
+}
+
 at::Tensor addbmm_kernel(
     const at::Tensor& self,
     const at::Tensor& batch1,
     const at::Tensor& batch2,
-    const at::Scalar& beta,
-    const at::Scalar& alpha) {
+    const at::Scalar& given_beta,
+    const at::Scalar& given_alpha) {
+  const auto beta = factor_of(given_beta, self.scalar_type());
+  const auto alpha = factor_of(given_alpha, self.scalar_type());
   const auto products = at::bmm(batch1, batch2);
   const auto sum = at::sum(
       products, at::IntArrayRef{0}, /*keepdim=*/false, products.scalar_type());

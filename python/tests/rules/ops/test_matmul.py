@@ -1,6 +1,8 @@
 """Products of matrices: any dim of either operand sharded."""
 
 import itertools
+import math
+from functools import partial
 
 import pytest
 import rig
@@ -89,6 +91,18 @@ def test_any_operand_cut_along_any_dim(mesh, name):
                 parts = list(operands)
                 parts[i] = sharded(operand, [Shard(dim)], {dim: sizes})
                 check_op(function, *parts, mesh=mesh, second_order=True)
+
+
+@ranks(2)
+def test_of_integers_factors_lose_their_fractions(mesh):
+    for name in ("addmm", "baddbmm", "addbmm"):
+        function, *shapes = PRODUCTS[name]
+        operands = [torch.arange(math.prod(s)).reshape(s) for s in shapes]
+        for i in range(3):
+            parts = list(operands)
+            parts[i] = sharded(operands[i], [Shard(0)])
+            for factors in ({"beta": 0.2}, {"beta": 1.6, "alpha": 2.7}):
+                check_op(partial(function, **factors), *parts, mesh=mesh)
 
 
 @ranks(2, 3)
