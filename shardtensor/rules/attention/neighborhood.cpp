@@ -4,9 +4,6 @@
 #include <cmath>
 
 #include <ATen/core/List.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/unsafe_split_with_sizes.h>
-#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
@@ -17,7 +14,9 @@
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/rules/attention/neighborhood_op.h"
+#include "shardtensor/rules/attention/neighborhood_overlap.h"
 #include "shardtensor/rules/attention/shared_heads.h"
+#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {
 
@@ -220,13 +219,15 @@ struct NeighborhoodPlan {
   SpecPtr value; // and output
   SpecPtr result;
   Dims dims; // with this rank's queries
-  bool gathers = false;
-  // One for keys and values side by side, or one for each.
+  // Of rows that the queries see: none, one for keys and values side by side,
+  // or one for each.
   std::vector<EncodedExchange> gather;
+  std::shared_ptr<const NeighborhoodOverlap> overlap; // where that is worth it
 };
 
-/// Numbers of a piece of the keys up to which these travel beside the values: a
-/// message less, and two copies more each way.
+/// Numbers of a piece of the keys up to which these travel beside the values,
+/// in a copy of both. Rows of larger ones travel alone while the others are
+/// met, or, along other dims than the first, in messages of keys and of values.
 constexpr int64_t kSideBySide = int64_t{1} << 18;
 
 SpecPtr with_features(const SpecPtr& spec, int64_t features) {
@@ -257,12 +258,12 @@ void plan_gather(NeighborhoodPlan& plan, const Dims& domain) {
       pieces *= spec->partition(dim).pieces();
     }
   }
-  plan.gathers = std::any_of(cut.begin(), cut.end(), [&](int64_t dim) {
+  const bool gathers = std::any_of(cut.begin(), cut.end(), [&](int64_t dim) {
     // A piece with all rows needs no others, nor do the empty ones.
     const auto sizes = spec->partition(dim).sizes();
     return std::count(sizes.begin(), sizes.end(), spec->size(dim)) == 0;
   });
-  if (!plan.gathers) {
+  if (!gathers) {
     return;
   }
   const auto rows = [&](int64_t dim, int64_t position) {
@@ -273,12 +274,16 @@ void plan_gather(NeighborhoodPlan& plan, const Dims& domain) {
     plan.gather.push_back(
         encode(plan_gather_rows(what, cut, rows, mesh.position()), mesh));
   };
-  if (spec->numel() / pieces > kSideBySide) {
-    add(plan.key);
-    add(plan.value);
-  } else {
-    add(with_features(
-        spec, plan.key->sizes().back() + plan.value->sizes().back()));
+  const auto both = with_features(
+      spec, plan.key->sizes().back() + plan.value->sizes().back());
+  if (spec->numel() / pieces <= kSideBySide) {
+    add(both);
+    return;
+  }
+  add(plan.key);
+  add(plan.value);
+  if (cut == std::vector<int64_t>{1}) {
+    plan.overlap = plan_neighborhood_overlap(both, plan.dims, plan.gather);
   }
 }
 
@@ -327,23 +332,11 @@ std::shared_ptr<const NeighborhoodPlan> find_plan(
   });
 }
 
-void bring_rows(Operands& local, const NeighborhoodPlan& plan) {
-  if (!plan.gathers) {
-    return;
-  }
-  RECORD_FUNCTION("shardtensor::halo_exchange", std::vector<c10::IValue>());
-  if (plan.gather.size() == 2) {
-    local.key = exchange(local.key, plan.gather[0]);
-    local.value = exchange(local.value, plan.gather[1]);
-    return;
-  }
-  const auto rows =
-      exchange(at::cat({local.key, local.value}, -1), plan.gather[0]);
-  // Narrowed, each would have its gradient padded with zeros.
-  const auto parts = at::unsafe_split_with_sizes(
-      rows, {local.key.size(-1), local.value.size(-1)}, -1);
-  local.key = parts[0];
-  local.value = parts[1];
+/// Only a CPU's kernel takes parts; a compiler and forward mode see operators.
+bool overlaps(const NeighborhoodPlan& plan, const Operands& local) {
+  const auto& [query, key, value] = local;
+  return plan.overlap && query.is_cpu() && !is_traced(query) &&
+      !has_tangent({query, key, value});
 }
 
 Tensor sharded(const Operands& operands, const Dims& domain, double scale) {
@@ -355,7 +348,15 @@ Tensor sharded(const Operands& operands, const Dims& domain, double scale) {
   if (!plan->value->mesh()->contains_this_rank()) {
     return from_local(local.value, plan->result);
   }
-  bring_rows(local, *plan);
+  if (overlaps(*plan, local)) {
+    const auto output = attend_overlapped(
+        local.query, local.key, local.value, plan->overlap, scale);
+    return redistribute(from_local(output, plan->value), plan->result);
+  }
+  if (!plan->gather.empty()) {
+    std::tie(local.key, local.value) =
+        join_rows(local.key, local.value, plan->gather);
+  }
   const auto output =
       attend_piece(local.query, local.key, local.value, plan->dims, scale);
   return redistribute(from_local(output, plan->value), plan->result);

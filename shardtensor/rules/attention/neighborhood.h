@@ -18,8 +18,9 @@ namespace shardtensor {
 /// features whole. Differentiable to any order. Raises NATTEN's errors: windows
 /// larger than the domain, kernels below 2, strides above the kernel.
 /// Communication: the keys and values that a rank's windows name, one message
-/// per rank that holds some, one for each of both where pieces are large.
-/// Source: Hassani et al. 2023, Neighborhood Attention Transformer.
+/// per rank that holds some; one for each of both where pieces are large and
+/// cut along another dim than the first, or on a device. Source: Hassani et al.
+/// 2023, Neighborhood Attention Transformer.
 ///
 /// Example: of 8 rows with kernel 3, query 0 sees rows 0 to 2, query 3 rows 2
 /// to 4; with dilation 2 rows 0, 2, 4, and 1, 3, 5.

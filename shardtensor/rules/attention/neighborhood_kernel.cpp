@@ -42,7 +42,7 @@ constexpr int64_t kGrain = 16384; // products of features worth a thread
   }                                                                           \
   SHARDTENSOR_CLONES void run_queries_backward(                               \
       const NeighborhoodPiece& piece,                                         \
-      const NeighborhoodGradients<T>& all,                                    \
+      const GradientRows<T>& all,                                             \
       int64_t batch,                                                          \
       Interval heads,                                                         \
       Interval queries,                                                       \
@@ -119,7 +119,7 @@ int64_t products_per_query(
 template <class T>
 void share_heads(
     const NeighborhoodPiece& piece,
-    const NeighborhoodGradients<T>& all,
+    const GradientRows<T>& all,
     int64_t threads) {
   const int64_t parts = std::min<int64_t>(
       piece.heads, (threads + piece.batches - 1) / piece.batches);
@@ -138,9 +138,7 @@ void share_heads(
 
 /// With few heads threads share queries, and then once more rows of keys.
 template <class T>
-void share_rows(
-    const NeighborhoodPiece& piece,
-    const NeighborhoodGradients<T>& all) {
+void share_rows(const NeighborhoodPiece& piece, const GradientRows<T>& all) {
   const Interval heads{0, piece.heads};
   const Interval every{0, piece.dims[0].keys()};
   auto of_queries = all;
@@ -161,23 +159,31 @@ void share_rows(
 
 } // namespace
 
-NeighborhoodOutput attend_neighborhood(
+NeighborhoodOutput empty_neighborhood_output(
+    const Tensor& query,
+    const Tensor& value) {
+  const auto type = at::toOpMathType(query.scalar_type());
+  auto sizes = query.sizes().vec();
+  sizes.back() = value.size(-1);
+  const auto output = at::empty(sizes, query.options().dtype(type));
+  sizes.pop_back();
+  return {output, at::empty(sizes, output.options())};
+}
+
+void attend_neighborhood_into(
+    const NeighborhoodOutput& to,
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
+  if (to.output.numel() == 0) {
+    to.log_sum.zero_();
+    return;
+  }
   const auto q = with_even_cells(query);
   const auto k = with_even_cells(key);
   const auto v = with_even_cells(value);
-  auto sizes = q.sizes().vec();
-  sizes.back() = v.size(-1);
-  const auto output = at::empty(sizes, q.options());
-  sizes.pop_back();
-  const auto log_sum = at::empty(sizes, q.options());
-  if (output.numel() == 0) {
-    return {output.to(query.scalar_type()), log_sum.zero_()};
-  }
   const auto piece = piece_of(q, v, dims, scale);
   const int64_t grain =
       std::max<int64_t>(kGrain / products_per_query(piece, dims), 1);
@@ -188,14 +194,62 @@ NeighborhoodOutput attend_neighborhood(
           rows_of<const scalar_t>(q),
           rows_of<const scalar_t>(k),
           rows_of<const scalar_t>(v),
-          rows_of<scalar_t>(output),
-          rows_of<scalar_t>(log_sum, 1),
+          rows_of<scalar_t>(to.output),
+          rows_of<scalar_t>(to.log_sum, 1),
           begin,
           end);
     };
     parallel_for(piece.batches * piece.queries(), grain, run);
   });
-  return {output.to(query.scalar_type()), log_sum};
+}
+
+NeighborhoodOutput attend_neighborhood(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  const auto attended = empty_neighborhood_output(query, value);
+  attend_neighborhood_into(attended, query, key, value, dims, scale);
+  return {attended.output.to(query.scalar_type()), attended.log_sum};
+}
+
+void attend_neighborhood_backward_onto(
+    const NeighborhoodGradients& to,
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const NeighborhoodOutput& attended,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale) {
+  if (attended.log_sum.numel() == 0) {
+    return;
+  }
+  const auto g = with_even_cells(grad);
+  const auto q = with_even_cells(query);
+  const auto k = with_even_cells(key);
+  const auto v = with_even_cells(value);
+  const auto output = with_even_cells(attended.output);
+  const auto piece = piece_of(q, v, dims, scale);
+  AT_DISPATCH_FLOATING_TYPES(q.scalar_type(), "neighborhood_attention", [&] {
+    const GradientRows<scalar_t> all{
+        rows_of<const scalar_t>(g),
+        rows_of<const scalar_t>(q),
+        rows_of<const scalar_t>(k),
+        rows_of<const scalar_t>(v),
+        rows_of<const scalar_t>(output),
+        rows_of<const scalar_t>(attended.log_sum, 1),
+        rows_of<scalar_t>(to.query),
+        rows_of<scalar_t>(to.key),
+        rows_of<scalar_t>(to.value)};
+    const int64_t threads = at::get_num_threads();
+    if (piece.batches * piece.heads >= threads) {
+      share_heads(piece, all, threads);
+    } else {
+      share_rows(piece, all);
+    }
+  });
 }
 
 std::tuple<Tensor, Tensor, Tensor> attend_neighborhood_backward(
@@ -206,37 +260,16 @@ std::tuple<Tensor, Tensor, Tensor> attend_neighborhood_backward(
     const NeighborhoodOutput& attended,
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
-  const auto g = with_even_cells(grad);
-  const auto q = with_even_cells(query);
-  const auto k = with_even_cells(key);
-  const auto v = with_even_cells(value);
-  const auto output = with_even_cells(attended.output);
-  const auto log_sum = attended.log_sum.contiguous();
-  const auto dq = at::zeros(q.sizes(), q.options());
-  const auto dk = at::zeros(k.sizes(), k.options());
-  const auto dv = at::zeros(v.sizes(), v.options());
-  if (log_sum.numel() > 0) {
-    const auto piece = piece_of(q, v, dims, scale);
-    AT_DISPATCH_FLOATING_TYPES(q.scalar_type(), "neighborhood_attention", [&] {
-      const NeighborhoodGradients<scalar_t> all{
-          rows_of<const scalar_t>(g),
-          rows_of<const scalar_t>(q),
-          rows_of<const scalar_t>(k),
-          rows_of<const scalar_t>(v),
-          rows_of<const scalar_t>(output),
-          rows_of<const scalar_t>(log_sum, 1),
-          rows_of<scalar_t>(dq),
-          rows_of<scalar_t>(dk),
-          rows_of<scalar_t>(dv)};
-      const int64_t threads = at::get_num_threads();
-      if (piece.batches * piece.heads >= threads) {
-        share_heads(piece, all, threads);
-      } else {
-        share_rows(piece, all);
-      }
-    });
-  }
   const auto type = query.scalar_type();
+  const auto options = query.options().dtype(at::toOpMathType(type));
+  const NeighborhoodGradients gradients{
+      at::zeros(query.sizes(), options),
+      at::zeros(key.sizes(), options),
+      at::zeros(value.sizes(), options)};
+  const NeighborhoodOutput kept{attended.output, attended.log_sum.contiguous()};
+  attend_neighborhood_backward_onto(
+      gradients, grad, query, key, value, kept, dims, scale);
+  const auto& [dq, dk, dv] = gradients;
   return {dq.to(type), dk.to(type), dv.to(type)};
 }
 

@@ -36,4 +36,34 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_neighborhood_backward(
     const std::vector<NeighborhoodDim>& dims,
     double scale);
 
+/// For these queries and values, without numbers yet, of the type of the
+/// arithmetic.
+NeighborhoodOutput empty_neighborhood_output(
+    const at::Tensor& query,
+    const at::Tensor& value);
+
+/// The same into parts of tensors of the type of the arithmetic: rows of the
+/// first of the dims. Gradients are added.
+void attend_neighborhood_into(
+    const NeighborhoodOutput& to,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale);
+struct NeighborhoodGradients {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+};
+void attend_neighborhood_backward_onto(
+    const NeighborhoodGradients& to,
+    const at::Tensor& grad,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const NeighborhoodOutput& attended,
+    const std::vector<NeighborhoodDim>& dims,
+    double scale);
+
 } // namespace shardtensor::detail

@@ -261,7 +261,7 @@ SHARDTENSOR_INLINE void attend_queries(
 /// What backward of some queries reads and writes. Gradients that are not asked
 /// for have no data; those of key and value are added to.
 template <class T>
-struct NeighborhoodGradients {
+struct GradientRows {
   FeatureRows<const T> grad;
   FeatureRows<const T> query;
   FeatureRows<const T> key;
@@ -278,7 +278,7 @@ struct NeighborhoodGradients {
 template <class T>
 SHARDTENSOR_INLINE void attend_queries_backward(
     const NeighborhoodPiece& piece,
-    const NeighborhoodGradients<T>& all,
+    const GradientRows<T>& all,
     int64_t b,
     Interval heads,
     Interval queries,

@@ -24,6 +24,25 @@ Interval dense_window(const NeighborhoodDim& dim, int64_t i, int64_t length) {
   return {begin, begin + dim.kernel};
 }
 
+/// The longest run of queries that see own rows only.
+Interval queries_of_own_rows(const NeighborhoodDim& dim) {
+  const auto& own = dim.queries;
+  Interval longest{own.begin, own.begin};
+  Interval run = longest;
+  for (int64_t query = own.begin; query < own.end; ++query) {
+    const auto window = key_window(dim, query);
+    const int64_t last = window.first + (window.count - 1) * dim.dilation;
+    if (window.first < own.begin || last >= own.end) {
+      run.begin = query + 1;
+    }
+    run.end = query + 1;
+    if (run.extent() > longest.extent()) {
+      longest = run;
+    }
+  }
+  return longest;
+}
+
 } // namespace
 
 KeyWindow key_window(const NeighborhoodDim& dim, int64_t query) {
@@ -59,6 +78,45 @@ std::vector<int64_t> key_rows(const NeighborhoodDim& dim) {
   }
   std::sort(rows.begin(), rows.end());
   return rows;
+}
+
+std::vector<int64_t> rows_of_others(const NeighborhoodDim& dim) {
+  auto rows = key_rows(dim);
+  std::erase_if(rows, [&](int64_t row) {
+    return row >= dim.queries.begin && row < dim.queries.end;
+  });
+  return rows;
+}
+
+std::vector<NeighborhoodPart> split_by_owner(const NeighborhoodDim& dim) {
+  const auto& own = dim.queries;
+  const auto others = rows_of_others(dim);
+  const auto part_of = [&](const Interval& queries) {
+    NeighborhoodPart part;
+    part.dim = dim;
+    part.dim.queries = queries;
+    for (const int64_t row : key_rows(part.dim)) {
+      if (row >= own.begin && row < own.end) {
+        part.own.push_back(row - own.begin);
+        continue;
+      }
+      const auto place = std::lower_bound(others.begin(), others.end(), row);
+      (row < own.begin ? part.before : part.after)
+          .push_back(place - others.begin());
+    }
+    return part;
+  };
+  const auto inner = queries_of_own_rows(dim);
+  std::vector<NeighborhoodPart> parts;
+  for (const auto& queries :
+       {inner,
+        Interval{own.begin, inner.begin},
+        Interval{inner.end, own.end}}) {
+    if (!queries.empty()) {
+      parts.push_back(part_of(queries));
+    }
+  }
+  return parts;
 }
 
 std::vector<int64_t> encode(const std::vector<NeighborhoodDim>& dims) {

@@ -45,6 +45,26 @@ KeyWindow key_window(const NeighborhoodDim& dim, int64_t query);
 /// whole domain. A piece holds the keys of these rows.
 std::vector<int64_t> key_rows(const NeighborhoodDim& dim);
 
+/// Some of a piece's queries, and the rows that they see: those that the piece
+/// holds with its queries, from its first on, and places among other pieces'
+/// rows, ascending, that come before these and after.
+struct NeighborhoodPart {
+  NeighborhoodDim dim; // whose queries they are
+  std::vector<int64_t> before;
+  std::vector<int64_t> own;
+  std::vector<int64_t> after;
+};
+
+/// The rows of other pieces that the queries see, ascending.
+std::vector<int64_t> rows_of_others(const NeighborhoodDim& dim);
+
+/// The queries that see own rows only, as many as follow each other, then those
+/// before and those after, where there are any.
+///
+/// Example: rows 4 to 7 of 12, kernel 3: queries 5 and 6, then 4, which sees
+/// others' row 3, and 7, which sees row 8.
+std::vector<NeighborhoodPart> split_by_owner(const NeighborhoodDim& dim);
+
 /// The dims as the integers that an operator takes, six per dim.
 std::vector<int64_t> encode(const std::vector<NeighborhoodDim>& dims);
 std::vector<NeighborhoodDim> decode_neighborhood(c10::IntArrayRef code);

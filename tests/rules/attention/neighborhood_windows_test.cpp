@@ -1,6 +1,7 @@
 #include "shardtensor/rules/attention/neighborhood_windows.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -101,6 +102,41 @@ TEST(LocalWindows, SayWhereTheKeysOfAPieceAre) {
       ASSERT_EQ(rows, rows_of(dim, query + 1));
     }
   });
+}
+
+TEST(SplitByOwner, NamesEachQueryOnceAndTheRowsItSees) {
+  for_all_dims([](NeighborhoodDim dim) {
+    dim.queries = {1, dim.length - 1};
+    const auto others = rows_of_others(dim);
+    Keys queries;
+    for (const auto& part : split_by_owner(dim)) {
+      Keys seen;
+      for (const int64_t place : part.before) {
+        seen.push_back(others[place]);
+      }
+      for (const int64_t row : part.own) {
+        seen.push_back(row + dim.queries.begin);
+      }
+      for (const int64_t place : part.after) {
+        seen.push_back(others[place]);
+      }
+      ASSERT_EQ(seen, key_rows(part.dim));
+      for (auto i = part.dim.queries.begin; i < part.dim.queries.end; ++i) {
+        queries.push_back(i);
+      }
+    }
+    std::sort(queries.begin(), queries.end());
+    Keys expected(dim.queries.extent());
+    std::iota(expected.begin(), expected.end(), 1);
+    ASSERT_EQ(queries, expected);
+  });
+  auto dim = dim_of(12, 3);
+  dim.queries = {4, 8};
+  const auto parts = split_by_owner(dim);
+  ASSERT_EQ(parts.size(), 3);
+  EXPECT_EQ(parts[0].dim.queries, (Interval{5, 7}));
+  EXPECT_EQ(parts[1].before, Keys{0});
+  EXPECT_EQ(parts[2].after, Keys{1});
 }
 
 TEST(LocalWindows, OfNoQueriesHoldNoKeys) {

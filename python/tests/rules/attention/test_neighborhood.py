@@ -270,21 +270,47 @@ def test_keys_and_values_travel_together_and_once(mesh):
         assert sent_by(lambda: neighborhood_attention(*x, 3)).exchanges == 0  # noqa: B023
 
 
+@ranks(3)
+def test_large_pieces_are_met_while_rows_travel(mesh):
+    """More numbers in a piece than others have, few of them to compute."""
+    x = operands(15, heads=1, features=1 << 15)
+    cuts = [*partitions(15, mesh.size(), repeated=False), uneven(15, mesh.size())]
+    ways = [(3,), (2, 4, 1, True), (5, 2, 3), (7, 1, 7, True), (15,)]
+    for sizes, parameters in zip(itertools.cycle(cuts), ways):
+        parts = [sharded(t, [Shard(1)], {1: sizes}) for t in x]
+        fn = lambda *x: neighborhood_attention(*x, *parameters)  # noqa: B023, E731
+        check(mesh, fn, *parts, second_order=parameters == (3,))
+
+
 @ranks(2)
-def test_large_pieces_travel_in_messages_of_their_own(mesh):
-    """Which spares copies of both side by side."""
+def test_large_pieces_of_images_and_volumes(mesh):
+    for lengths, *parameters in (
+        ((9, 4), (5, 2), (1, 2), 1, (False, True)),
+        ((5, 3, 2), 2, 1, 2),
+    ):
+        x = operands(*lengths, heads=1, features=1 << 14)
+        parts = [sharded(t, [Shard(1)]) for t in x]
+        check(mesh, lambda *x: neighborhood_attention(*x, *parameters), *parts)  # noqa: B023
+    # One tensor of all three, half precision.
+    qkv = torch.randn(1, 16, 3, 2, 1 << 15, dtype=torch.bfloat16, requires_grad=True)
+    fn = lambda x: neighborhood_attention(*x.unbind(2), 3)  # noqa: E731
+    check(mesh, fn, sharded(qkv, [Shard(1)]), rtol=2e-2, atol=2e-2)
+
+
+@ranks(2)
+def test_large_pieces_send_one_message(mesh):
+    """One of each along other dims, and on a device."""
     whole = [torch.randn(1, 40, 64, 4, 64, requires_grad=True) for _ in range(3)]
-    parts = [shard(x, mesh, [Shard(1)]) for x in whole]
-    out = []
-    stats = sent_by(lambda: out.append(neighborhood_attention(*parts, 3)))
-    assert (stats.exchanges, stats.messages) == (2, 2)
-    assert stats.bytes == 2 * (64 * 4 * 64) * 4  # one row of each
-    expected = neighborhood_attention(*whole, 3)
-    assert_close(out[0], expected, rtol=1e-4, atol=1e-4)
-    expected.sum().backward()
-    out[0].sum().backward()
-    for ours, theirs in zip(parts, whole, strict=True):
-        assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    for dim, on_cpu in ((1, 1), (2, 2)):
+        messages = on_cpu if rig.DEVICE == "cpu" else 2
+        parts = [shard(x, mesh, [Shard(dim)]) for x in whole]
+        out = []
+        stats = sent_by(lambda: out.append(neighborhood_attention(*parts, 3)))  # noqa: B023
+        assert (stats.exchanges, stats.messages) == (messages, messages)
+        # One row of each.
+        assert stats.bytes == 2 * whole[0].numel() // whole[0].shape[dim] * 4
+        backward = sent_by(out[0].sum().backward)
+        assert (backward.exchanges, backward.messages) == (messages, messages)
 
 
 @ranks(2)
