@@ -581,24 +581,3 @@ def test_a_manager_whose_ranks_have_devices(mesh):
         ones = torch.ones(2, device=where)
         dist.all_reduce(ones, group=manager.group("pair"))
         assert ones.tolist() == [2.0, 2.0]
-
-
-# ---- sources that one device cannot hold ------------------------------------
-
-
-@guarded_only
-@ranks(2)
-def test_a_source_on_the_host_is_cut_there(mesh):
-    import guarded
-
-    from shardtensor import distribute_tensor, scatter_tensor
-
-    whole = torch.arange(20_000.0, device="cpu")
-    for make in (
-        lambda: scatter_tensor(whole, 0, mesh, [Shard(0)]),
-        lambda: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None),
-    ):
-        x = make()
-        assert guarded.count()["largest_to_device"] == 10_000
-        assert x.to_local().device.type == "guarded"
-        assert_close(x, whole)

@@ -16,6 +16,9 @@ from shardtensor import checkpoint
 from shardtensor.nn.functional import partition_points
 
 pytestmark = pytest.mark.skipif(rig.DEVICE == "cpu", reason="for devices")
+guarded_only = pytest.mark.skipif(
+    rig.DEVICE != "guarded", reason="counts copies, and its backend stands for NCCL"
+)
 
 
 @ranks(2)
@@ -63,7 +66,7 @@ def work_without_messages_of_the_host(tmp_path):
         shardtensor.check_replicas(model, mesh)
 
 
-@pytest.mark.skipif(rig.DEVICE != "guarded", reason="its backend stands for NCCL")
+@guarded_only
 def test_a_job_may_have_messages_of_a_device_alone(tmp_path):
     """As that of init_process_group("nccl")."""
     job = work_without_messages_of_the_host
@@ -94,3 +97,21 @@ def test_faces_of_cells_are_found_on_a_device(mesh):
     found, expected = find({"triangle": cut}, 4), find({"triangle": cells.cpu()}, 4)
     for x, there in zip(found, expected, strict=True):
         assert x.full_tensor().equal(there.to(rig.DEVICE))
+
+
+@guarded_only
+@ranks(2)
+def test_a_source_on_the_host_is_cut_there(mesh):
+    import guarded
+
+    from shardtensor import distribute_tensor, scatter_tensor
+
+    whole = torch.arange(20_000.0, device="cpu")
+    for make in (
+        lambda: scatter_tensor(whole, 0, mesh, [Shard(0)]),
+        lambda: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None),
+    ):
+        x = make()
+        assert guarded.count()["largest_to_device"] == 10_000
+        assert x.to_local().device.type == "guarded"
+        assert_close(x, whole)
