@@ -279,6 +279,13 @@ std::vector<SpecPtr> input_layouts(
     const auto& operand = call.operand(i);
     if (is_out_argument(call, operand)) {
       layouts.push_back(outputs.at(out++));
+    } else if (i == addend) { // of terms it is in one, a number, too
+      layouts.push_back(laid_out(
+          assignment,
+          call.mesh(),
+          operand.tensor.sizes().vec(),
+          labels.operands[i],
+          output_placements(assignment, labels.outputs.at(0))));
     } else if (!operand.spec) {
       layouts.push_back(nullptr);
     } else {
@@ -287,8 +294,7 @@ std::vector<SpecPtr> input_layouts(
           call.mesh(),
           operand.spec->sizes(),
           labels.operands[i],
-          i == addend ? output_placements(assignment, labels.outputs.at(0))
-                      : input_placements(assignment, operand)));
+          input_placements(assignment, operand)));
     }
   }
   return layouts;

@@ -101,8 +101,14 @@ at::Tensor local_operand(const Operand& operand, const SpecPtr& wanted) {
   const auto local = is_shard_tensor(operand.tensor)
       ? impl_of(operand.tensor)->local()
       : operand.tensor;
-  if (!operand.spec || !wanted || operand.spec == wanted) {
+  if (!wanted || operand.spec == wanted) {
     return local;
+  }
+  if (!operand.spec) {
+    return wanted->dim() > 0
+        ? local
+        : redistribute_local(
+              local, make_replicated(wanted->mesh(), {}), wanted);
   }
   if (operand.spec->sizes() != wanted->sizes()) {
     // An out= argument of another size: the operator makes it anew.

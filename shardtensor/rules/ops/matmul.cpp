@@ -58,6 +58,13 @@ Decision product_rule(Call& call) {
       Linearity::Product);
 }
 
+/// Of integers PyTorch takes the whole part of a factor.
+at::Scalar factor_of(const at::Scalar& factor, at::ScalarType dtype) {
+  return at::isIntegralType(dtype, /*includeBool=*/true)
+      ? at::Scalar(factor.to<int64_t>())
+      : factor;
+}
+
 /// addend + left @ right. Where the product is a Partial sum, the addend counts
 /// on one rank only.
 template <const Product& product>
@@ -75,7 +82,18 @@ Decision add_product_rule(Call& call) {
   }
   labels.operands[0] =
       broadcast_to(addend, call.output_sizes()[0], product.output);
-  return rule_by_labels(call, labels, Linearity::None, 0);
+  auto decision = rule_by_labels(call, labels, Linearity::None, 0);
+  const auto dtype = addend.tensor.scalar_type();
+  const bool takes_fractions = &product == &kMm || &product == &kBmm;
+  if (takes_fractions && at::isIntegralType(dtype, /*includeBool=*/true)) {
+    // Kernels of a piece without products refuse them.
+    for (const char* factor : {"beta", "alpha"}) {
+      decision.arguments.emplace_back(
+          call.argument_index(factor),
+          factor_of(call.argument(factor).toScalar(), dtype));
+    }
+  }
+  return decision;
 }
 
 /// Of three tensors, which get dims of size 1 (`expand`) to be multiplied, then
@@ -143,13 +161,6 @@ at::Tensor addmv_kernel(
       broadcast ? self.expand({mat.size(0)}) : self, mat, vec, beta, alpha};
   run_rule(op, add_product_rule<kMv>, &stack);
   return stack.back().toTensor();
-}
-
-/// Of integers PyTorch takes the whole part of a factor.
-at::Scalar factor_of(const at::Scalar& factor, at::ScalarType dtype) {
-  return at::isIntegralType(dtype, /*includeBool=*/true)
-      ? at::Scalar(factor.to<int64_t>())
-      : factor;
 }
 
 at::Tensor addbmm_kernel(

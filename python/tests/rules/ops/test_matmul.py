@@ -25,6 +25,7 @@ def einsum(equation):
 
 
 # name: (function, shapes of its operands)
+NUMBER = torch.tensor(-8.0, dtype=torch.float64)
 PRODUCTS = {
     "mm": (torch.mm, (5, 6), (6, 4)),
     "bmm": (torch.bmm, (3, 5, 6), (3, 6, 4)),
@@ -53,7 +54,13 @@ PRODUCTS = {
         (5, 6),
         (6, 4),
     ),
+    "addmm_number": (lambda a, b: torch.addmm(NUMBER, a, b, beta=2), (5, 6), (6, 4)),
     "baddbmm": (torch.baddbmm, (3, 1, 4), (3, 5, 6), (3, 6, 4)),
+    "baddbmm_number": (
+        lambda a, b: torch.baddbmm(NUMBER, a, b),
+        (3, 5, 6),
+        (3, 6, 4),
+    ),
     "addbmm": (torch.addbmm, (5, 4), (3, 5, 6), (3, 6, 4)),
     "addmv": (torch.addmv, (5,), (5, 6), (6,)),
     "addr": (torch.addr, (5, 6), (5,), (6,)),
@@ -98,9 +105,10 @@ def test_of_integers_factors_lose_their_fractions(mesh):
     for name in ("addmm", "baddbmm", "addbmm"):
         function, *shapes = PRODUCTS[name]
         operands = [torch.arange(math.prod(s)).reshape(s) for s in shapes]
-        for i in range(3):
-            parts = list(operands)
-            parts[i] = sharded(operands[i], [Shard(0)])
+        for i, dim in ((0, 0), (1, 0), (1, -1), (2, 1)):
+            parts, dim = list(operands), dim % operands[i].dim()
+            pieces = [0, operands[i].shape[dim]]
+            parts[i] = sharded(operands[i], [Shard(dim)], {dim: pieces})
             for factors in ({"beta": 0.2}, {"beta": 1.6, "alpha": 2.7}):
                 check_op(partial(function, **factors), *parts, mesh=mesh)
 
