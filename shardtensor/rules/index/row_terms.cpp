@@ -212,6 +212,24 @@ void note_row_layout(const SpecPtr& index, const SpecPtr& rows) {
   row_layouts().note(index, rows);
 }
 
+SpecPtr layout_of_put_rows(
+    const at::Tensor& self,
+    const at::Tensor& index,
+    int64_t dim,
+    const at::Tensor& values) {
+  const auto is_beside = [&](const at::Tensor& x) {
+    return is_shard_tensor(x) && spec(x)->mesh() == spec(self)->mesh();
+  };
+  if (!is_new(self) || !is_beside(index) || !spec(index)->is_sharded(0)) {
+    return nullptr;
+  }
+  const bool has_rows =
+      is_beside(values) && values.dim() == self.dim() + index.dim() - 1;
+  const auto layout = layout_of_new(
+      self, {"", index, has_rows ? values : at::Tensor(), dim, /*reduce=*/""});
+  return layout->is_sharded(dim) ? layout : nullptr;
+}
+
 void begin_row_write(const at::Tensor& self, const SpecPtr& layout) {
   if (constant_view_of(self)) {
     begin_write(*impl_of(self), is_new(self) ? layout : nullptr);

@@ -47,6 +47,15 @@ std::optional<RowTerms> row_terms(
 /// Notes how rows lie that an index laid out as `index` has met.
 void note_row_layout(const SpecPtr& index, const SpecPtr& rows);
 
+/// How a new `self` takes what is put into rows that a cut index names along
+/// dim `dim`, see Note [Rows that are made]; null where they say nothing of it.
+/// Values have the index's dims in the place of `dim`, or are a number.
+SpecPtr layout_of_put_rows(
+    const at::Tensor& self,
+    const at::Tensor& index,
+    int64_t dim,
+    const at::Tensor& values);
+
 /// Before self is written, in this layout if it is new; without: in any.
 void begin_row_write(const at::Tensor& self, const SpecPtr& layout = nullptr);
 

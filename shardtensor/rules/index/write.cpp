@@ -303,6 +303,13 @@ SpecPtr layout_of_made(
       return layout_beside(self, *place, *mask);
     }
   }
+  const auto named = named_by_rows(self, given);
+  if (named && named->dims.size() == 1) {
+    const auto& index = named->indices[0];
+    if (auto rows = layout_of_put_rows(self, index, named->dims[0], values)) {
+      return rows;
+    }
+  }
   return layout_beside_values(self, given, values);
 }
 

@@ -141,9 +141,18 @@ def test_many_rows_that_nothing_is_known_of_are_cut(mesh):
     index = torch.arange(6) * 1000
     values = shard(torch.ones(6), mesh, [Shard(0)])
     cut = shard(index, mesh, [Shard(0)])
-    out = values.new_zeros(size).scatter_add_(0, cut, values)
-    assert list(out.placements) == [Shard(0)]
-    assert_close(out, torch.zeros(size).index_add(0, index, torch.ones(6)))
+    expected = torch.zeros(size).index_add(0, index, torch.ones(6))
+    put = values.new_zeros(size)
+    put[cut] = values
+    numbers = values.new_zeros(2, size // 2)
+    numbers[:, cut] = 1.0
+    for out, whole in (
+        (values.new_zeros(size).scatter_add_(0, cut, values), expected),
+        (put, expected),
+        (numbers, expected.chunk(2)[0].expand(2, -1)),
+    ):
+        assert list(out.placements) == [Shard(out.dim() - 1)]
+        assert_close(out, whole)
 
 
 @ranks(2, 3)
