@@ -1,12 +1,12 @@
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_fft_c2c.h>
 #include <ATen/ops/_fft_c2r.h>
 #include <ATen/ops/_fft_r2c.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/real.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -48,8 +48,8 @@ struct Work {
 
   /// A step on a local tensor.
   Tensor operator()(const Tensor& x, const TransformPlan::Step& step) const {
-    if (x.numel() == 0) {
-      return of_nothing(x, step);
+    if (has_no_lines(x, step)) {
+      return of_no_lines(x, step);
     }
     if (!step.real) {
       return at::_fft_c2c(x, step.dims, normalization, forward);
@@ -64,20 +64,32 @@ struct Work {
   }
 
  private:
-  at::ScalarType result_dtype(at::ScalarType given) const {
-    return transform.lines == Lines::ToReal ? c10::toRealValueType(given)
-                                            : c10::toComplexType(given);
+  static bool has_no_lines(const Tensor& x, const TransformPlan::Step& step) {
+    for (int64_t dim = 0; dim < x.dim(); ++dim) {
+      const auto& dims = step.dims;
+      if (x.size(dim) == 0 && std::count(dims.begin(), dims.end(), dim) == 0) {
+        return true;
+      }
+    }
+    return false;
   }
 
-  /// PyTorch takes no empty tensor. The result depends on x all the same, or
-  /// this rank would leave backward's exchanges to the others.
-  Tensor of_nothing(const Tensor& x, const TransformPlan::Step& step) const {
-    const auto dtype =
-        step.real ? result_dtype(x.scalar_type()) : x.scalar_type();
-    const auto none =
-        at::zeros(step.result->local_sizes(), x.options().dtype(dtype));
-    const auto sum = at::sum(x);
-    return at::add(none, none.is_complex() ? sum : at::real(sum));
+  /// PyTorch takes no empty tensor. One line, of which nothing is kept, leaves
+  /// autograd what others' lines do: an edge to x, or this rank would leave
+  /// backward's exchanges to the others, and as many saved tensors, or it would
+  /// stop elsewhere in what torch.utils.checkpoint computes again.
+  Tensor of_no_lines(const Tensor& x, const TransformPlan::Step& step) const {
+    Dims sizes(x.dim(), 1);
+    for (const int64_t dim : step.dims) {
+      sizes[dim] = x.size(dim);
+    }
+    auto line = (*this)(at::zeros(sizes, x.options()) + at::sum(x), step);
+    for (int64_t dim = 0; dim < x.dim(); ++dim) {
+      if (x.size(dim) == 0) {
+        line = line.narrow(dim, 0, 0);
+      }
+    }
+    return line.expand(step.result->local_sizes());
   }
 };
 
