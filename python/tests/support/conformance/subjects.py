@@ -22,25 +22,26 @@ DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.boo
 FURTHER = (torch.complex128, torch.int64)
 
 
-def spread(items, count):
-    """At most `count` of the items, evenly spread."""
+def spread(items, count, turn):
+    """At most `count` of the items, evenly spread; others of them for another `turn`
+    from 0 to 1."""
     items = list(items)
     step = max(len(items) / count, 1) if count else 1
-    return [items[int(i * step)] for i in range(min(len(items), count))]
+    return [items[int((i + turn) * step)] for i in range(min(len(items), count))]
 
 
-def operator_samples(info, count):
+def operator_samples(info, count, turn):
     taken = info.supported_dtypes(rig.DEVICE)
     first = next((d for d in DTYPES if d in taken), None)
     if first is not None:
-        yield from _samples_of(info, first, count)
+        yield from _samples_of(info, first, count, turn)
     for dtype in FURTHER:
         if dtype in taken and dtype != first:
-            yield from _samples_of(info, dtype, -(-count // 4))
-    yield from _error_samples(info, count)
+            yield from _samples_of(info, dtype, -(-count // 4), turn)
+    yield from _error_samples(info, count, turn)
 
 
-def _samples_of(info, dtype, count):
+def _samples_of(info, dtype, count, turn):
     differentiable = dtype.is_floating_point or dtype.is_complex
     needs_grad = differentiable and info.supports_autograd
     seed_everything()
@@ -49,7 +50,7 @@ def _samples_of(info, dtype, count):
     except (IndexError, RuntimeError, TypeError):
         return  # it needs another device or another dtype
     numbered = [(i, s) for i, s in enumerate(found) if _can_be_cut(s)]
-    for i, s in spread(numbered, count):
+    for i, s in spread(numbered, count, turn):
         label = f"{str(dtype)[6:]} sample {i}"
         yield Sample(label, info.op, (s.input, *s.args), s.kwargs)
         yield from _variants(info, s, label)
@@ -96,18 +97,18 @@ def _outs(info, sample):
     return outs
 
 
-def _error_samples(info, count):
+def _error_samples(info, count, turn):
     """Calls that one device refuses: ranks must refuse them, too."""
     if info.error_inputs_func is None or rig.DEVICE == "cuda":
         return  # a wrong index there ends what a process can do
     seed_everything()
-    found = spread(info.error_inputs(rig.DEVICE), count)
+    found = spread(info.error_inputs(rig.DEVICE), count, turn)
     for i, error in enumerate(found):
         s = error.sample_input
         yield Sample(f"error sample {i}", info.op, (s.input, *s.args), s.kwargs)
 
 
-def module_samples(info, count):
+def module_samples(info, count, turn):
     for training in (True, False) if info.train_and_eval_differ else (True,):
         seed_everything()
         found = info.module_inputs_func(
@@ -117,7 +118,7 @@ def module_samples(info, count):
             requires_grad=True,
             training=training,
         )
-        for i, given in spread(enumerate(found), count):
+        for i, given in spread(enumerate(found), count, turn):
             if given.forward_input is None:
                 continue
             new, forward = given.constructor_input, given.forward_input
@@ -135,8 +136,8 @@ OPERATORS = {_name(info): info for info in op_db if "jiterator" not in info.name
 MODULES = {f"{info.name.replace('_', '.')}": info for info in module_db}
 
 
-def samples(name, count):
+def samples(name, count, turn=0):
     """The samples of a subject."""
     if name in OPERATORS:
-        return list(operator_samples(OPERATORS[name], count))
-    return list(module_samples(MODULES[name], count))
+        return list(operator_samples(OPERATORS[name], count, turn))
+    return list(module_samples(MODULES[name], count, turn))
