@@ -14,6 +14,8 @@ from torch.distributed.tensor import Shard
 
 import shardtensor
 
+PRELOAD = ()
+
 IMPORT = """
 import os, sys, torch, torch.distributed
 def functions():

@@ -187,13 +187,14 @@ def sharded(tensor, placements, sizes=None):
 
 
 def check_op(
-    fn, *inputs, mesh, second_order=False, backward=True, rtol=None, atol=None
-):
+    fn, *inputs, mesh, second_order=False, backward=True, saves=False,
+    rtol=None, atol=None,
+):  # fmt: skip
     """`fn` gives the same on shards as on whole tensors: values, gradients of
     every input that requires grad and, if fn is a module, of its parameters,
     its buffers, and second-order gradients when asked. First order alone goes by
-    backward, second order by autograd.grad, a whole sweep both ways. Returns the
-    sharded outputs.
+    backward, second order by autograd.grad, a whole sweep both ways. `saves`: ranks
+    compare whether autograd saves anything. Returns the sharded outputs.
 
     Inputs made by sharded(tensor, placements, sizes) are ShardTensors in the
     sharded run; plain tensors stay plain (the same on every rank), everything
@@ -206,7 +207,7 @@ def check_op(
     parts = [_part(x, mesh) for x in inputs]
     reference = copy.deepcopy(fn)
     expected = reference(*whole)
-    actual = _recorded(fn, parts)
+    actual = _recorded(fn, parts) if saves else fn(*parts)
     _compare(actual, expected, "output", tolerance)
     if isinstance(fn, torch.nn.Module):
         _compare(list(fn.buffers()), list(reference.buffers()), "buffer", tolerance)

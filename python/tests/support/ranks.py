@@ -39,9 +39,9 @@ How: one process (the *seed*) imports torch once and never computes; workers
 are forked from it, a pool per number of ranks, and live from test to test.
 Where ranks disagree about the outcome, or have made many process groups, whose
 threads look for messages for ever, the pool is replaced, which costs 0.1 s. A
-body runs 1 ms after it is called. A test file that needs modules which take
-seconds to import names them, PRELOAD = ("torch._dynamo",): its workers come from
-a seed that has imported them, once for all; others' workers end then.
+body runs 1 ms after it is called. A test file that needs more modules which take
+seconds to import names them, PRELOAD = ("h5py",): its workers come from a seed that
+has imported them, too, once for all; others' workers end then. () is none at all.
 """
 
 import ast
@@ -56,6 +56,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
+import marshal
 import math
 import os
 import pickle
@@ -93,6 +94,7 @@ LIMIT = 300.0
 GROUP_LIMIT = 240.0
 MANY_THREADS = 64  # of a worker that waits for its next body
 AXIS_NAMES = {1: ("domain",), 2: ("domain_h", "domain_w")}
+PRELOAD = ("torch._dynamo",)  # much of PyTorch imports it, torch.manual_seed for one
 
 
 class RankError(Exception):
@@ -210,7 +212,8 @@ def foresee(modules):
 
 
 def _preload_of(module):
-    return tuple(getattr(module, "PRELOAD", ()))
+    own = tuple(getattr(module, "PRELOAD", PRELOAD))
+    return tuple(dict.fromkeys(PRELOAD + own)) if own else ()
 
 
 def _seed_of(fn):
@@ -539,9 +542,26 @@ def _format(error):
 
 
 class _RewrittenAsserts(importlib.machinery.SourceFileLoader):
-    """Loads a test file with pytest's explanations of failed assertions."""
+    """Loads a test file with pytest's explanations of failed assertions. What that
+    makes of a file is kept beside its bytecode, for all workers."""
 
     def get_code(self, fullname):
+        path = Path(importlib.util.cache_from_source(self.path, optimization="ranks"))
+        status = os.stat(self.path)
+        made_of = f"{pytest.__version__} {status.st_mtime_ns} {status.st_size}".encode()
+        with contextlib.suppress(OSError):
+            found, _, code = path.read_bytes().partition(b"\n")
+            if found == made_of:
+                return marshal.loads(code)
+        code = self.rewritten()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mine = path.with_suffix(f".{os.getpid()}")
+            mine.write_bytes(made_of + b"\n" + marshal.dumps(code))
+            mine.replace(path)
+        return code
+
+    def rewritten(self):
         from _pytest.assertion.rewrite import rewrite_asserts
 
         source = self.get_data(self.path)
