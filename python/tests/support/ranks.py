@@ -56,7 +56,6 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
-import marshal
 import math
 import os
 import pickle
@@ -542,31 +541,19 @@ def _format(error):
 
 
 class _RewrittenAsserts(importlib.machinery.SourceFileLoader):
-    """Loads a test file with pytest's explanations of failed assertions. What that
-    makes of a file is kept beside its bytecode, for all workers."""
+    """Loads a test file with pytest's explanations of failed assertions, from where
+    pytest keeps what it made of the file."""
 
     def get_code(self, fullname):
-        path = Path(importlib.util.cache_from_source(self.path, optimization="ranks"))
-        status = os.stat(self.path)
-        made_of = f"{pytest.__version__} {status.st_mtime_ns} {status.st_size}".encode()
-        with contextlib.suppress(OSError):
-            found, _, code = path.read_bytes().partition(b"\n")
-            if found == made_of:
-                return marshal.loads(code)
-        code = self.rewritten()
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            mine = path.with_suffix(f".{os.getpid()}")
-            mine.write_bytes(made_of + b"\n" + marshal.dumps(code))
-            mine.replace(path)
-        return code
+        from _pytest.assertion import rewrite
 
-    def rewritten(self):
-        from _pytest.assertion.rewrite import rewrite_asserts
-
+        path = Path(self.path)
+        kept = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if code := rewrite._read_pyc(path, kept):
+            return code
         source = self.get_data(self.path)
         tree = ast.parse(source, self.path)
-        rewrite_asserts(tree, source, self.path)
+        rewrite.rewrite_asserts(tree, source, self.path)
         return compile(tree, self.path, "exec", dont_inherit=True)
 
 

@@ -80,7 +80,8 @@ def enter(rank):
         torch.backends.cuda.matmul.allow_tf32 = False
         gather_through_the_host("CUDA")
     else:  # each would note where it was called, for the day somebody asks for a GPU
-        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+        for module in (torch.cuda, torch.xpu, torch.mtia):
+            module.manual_seed_all = lambda seed: None
 
 
 _kernels = []  # they go with their Library

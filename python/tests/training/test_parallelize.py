@@ -2,13 +2,14 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import rig
 import torch
 import torch.distributed as dist
 from data_by_domain import MESHES, make, over_data, part, whole
-from oracle import WHOLE
+from oracle import WHOLE, every
 from ranks import assert_close, ranks, shard
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -303,10 +304,15 @@ class Variant(nn.Module):
 
 
 @ranks(4)
-@pytest.mark.parametrize("data", ["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize(
-    "kind",
-    ["frozen", "shared", "tied", "tied to the root", "checkpointed", "unused"],
+    "kind, data",
+    every(
+        2,
+        itertools.product(
+            ["frozen", "shared", "tied", "tied to the root", "checkpointed", "unused"],
+            ["ddp", "fsdp", "hsdp"],
+        ),
+    ),
 )
 def test_parameters_of_every_kind(mesh, kind, data):
     torch.manual_seed(2)
