@@ -25,6 +25,7 @@ def test_steps_become_whole_and_samples_cut(mesh, name):
     for layer.batch_first in (False, True) if WHOLE else (mesh.ndim == 2,):
         check_native(mesh, (9, 8, 4), layer)
     if mesh.ndim == 1:
+        layer.batch_first = True
         x = torch.randn(5, 9, 4).double()
         x = shard(x, mesh, placements_of(mesh, 1), {1: uneven(9, mesh.size())})
         assert layer(x)[0].to_local().shape[:2] == x.to_local().shape[:2]
