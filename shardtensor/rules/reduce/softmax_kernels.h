@@ -5,8 +5,8 @@
 #include "shardtensor/tensor/cuda_kernel.h"
 
 // One launch each on a GPU. Elsewhere softmax.cpp computes the same by ATen's
-// operators. What is as large as the largest needs no difference: two
-// infinities have none.
+// operators. Rows of nothing but -inf have no exponentials; those with +inf are
+// NaN, as PyTorch's.
 
 namespace shardtensor::detail {
 
@@ -15,7 +15,8 @@ SHARDTENSOR_CUDA_KERNEL(
     exponential_below,
     template <typename T>
     T exponential_below(T x, T largest) {
-      return x == largest ? T(1) : exp(x - largest);
+      const bool none = largest < 0 && largest + largest == largest;
+      return none ? T(0) : exp(x - largest);
     })
 
 /// A rank's sum of exponentials, relative to the largest of all ranks.
@@ -24,7 +25,8 @@ SHARDTENSOR_CUDA_KERNEL(
     share_of_sum,
     template <typename T>
     T share_of_sum(T sum, T own, T largest) {
-      return own == largest ? sum : sum * exp(own - largest);
+      const bool none = largest < 0 && largest + largest == largest;
+      return none ? T(0) : sum * exp(own - largest);
     })
 
 /// What a rank's exponentials are times to be shares of all ranks' sum.

@@ -41,7 +41,9 @@ TEST(SoftmaxKernelsOfGpus, GiveASoftmaxOnTheHost) {
   const auto nothing = at::full({10}, -kInfinity, at::kDouble);
   auto unknown = row.clone();
   unknown[7] = NAN;
-  for (const auto& x : {row, hidden, nothing, unknown}) {
+  auto endless = row.clone();
+  endless[7] = kInfinity; // NaN on both ranks
+  for (const auto& x : {row, hidden, nothing, unknown, endless}) {
     EXPECT_TRUE(
         at::allclose(softmax_by_kernels(x), x.softmax(0), 1e-12, 1e-12, true))
         << x;
