@@ -10,6 +10,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/rules/ops/whole_factor.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -56,13 +57,6 @@ Decision product_rule(Call& call) {
       call,
       {{product.left, product.right, product.output}, {product.output}},
       Linearity::Product);
-}
-
-/// Of integers PyTorch takes the whole part of a factor.
-at::Scalar factor_of(const at::Scalar& factor, at::ScalarType dtype) {
-  return at::isIntegralType(dtype, /*includeBool=*/true)
-      ? at::Scalar(factor.to<int64_t>())
-      : factor;
 }
 
 /// addend + left @ right. Where the product is a Partial sum, the addend counts

@@ -16,6 +16,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/sparse_operands.h"
 #include "shardtensor/layout/global_rows.h"
+#include "shardtensor/rules/ops/whole_factor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -280,8 +281,10 @@ at::Tensor any_product(
 at::Tensor added_to_product(
     const at::Tensor& addend,
     const at::Tensor& product,
-    const at::Scalar& beta,
-    const at::Scalar& alpha) {
+    const at::Scalar& given_beta,
+    const at::Scalar& given_alpha) {
+  const auto beta = factor_of(given_beta, product.scalar_type());
+  const auto alpha = factor_of(given_alpha, product.scalar_type());
   if (beta.equal(0)) {
     return at::mul(product, alpha);
   }

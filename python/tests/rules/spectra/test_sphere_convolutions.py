@@ -88,6 +88,7 @@ def test_products_with_a_sparse_matrix(mesh, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_and_products_from_the_right(mesh, layout):
     matrix = LAYOUTS[layout](matrix_of(5, 6))
+    whole_numbers = (matrix_of(5, 6).detach() * 9).long().to_sparse()
     vector, tall = operand(6), operand(6, 4)
     row_cuts = [c for c in operand_cuts(mesh, 6, 4) if c[0] != [Shard(1)]]
     for placements, cut in row_cuts:
@@ -114,6 +115,12 @@ def test_sums_and_products_from_the_right(mesh, layout):
             **FINE,
         )
         check_op(lambda x: x.t() @ matrix.t(), x, mesh=mesh, second_order=True, **FINE)
+        if layout == "coo":  # the others have no products of integers
+            check_op(
+                lambda x: torch.addmm(x[:1], whole_numbers, x, beta=0.5, alpha=1.5),
+                sharded((tall * 9).long(), placements, cut),
+                mesh=mesh,
+            )
 
 
 @ranks(1, 2, 3, 4, "2x2")
