@@ -1,5 +1,8 @@
 #include "shardtensor/rules/points/neighbours.h"
 
+#include <optional>
+#include <utility>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
@@ -51,6 +54,29 @@ bool are_joined(const CloudPieces& cloud) {
       points_of_a_tree(cloud) * static_cast<int64_t>(cloud.rows.size());
 }
 
+/// The queries after all blocks have come by, this rank's first.
+template <class Visit>
+QuerySet meet_on_a_tour(
+    const at::Tensor& own,
+    const BlockSizes& sizes,
+    const at::Tensor& queries,
+    const Wanted& wanted,
+    const CloudPieces& cloud,
+    const Visit& visit) {
+  std::optional<QuerySet> set;
+  RingStops stops;
+  stops.own = [&] {
+    set.emplace(queries, wanted);
+    visit(*set, cloud.rank, own);
+  };
+  stops.other = [&](int64_t owner, const at::Tensor& block) {
+    visit(*set, owner, block);
+    return at::Tensor();
+  };
+  ring_tour_of_agreed(own, sizes, cloud.group, stops);
+  return std::move(*set);
+}
+
 /// Pieces that wait until there are enough for a tree.
 class WaitingPieces {
  public:
@@ -85,22 +111,14 @@ Neighbours find_in_joined_pieces(
     const at::Tensor& queries,
     const Wanted& wanted,
     const CloudPieces& cloud) {
-  std::optional<QuerySet> set;
   WaitingPieces pieces(points_of_a_tree(cloud));
-  const auto meet = [&](int64_t owner, const at::Tensor& block) {
-    pieces.take(*set, block, cloud.rows[owner]);
-    return at::Tensor();
+  const auto take = [&](QuerySet& set, int64_t owner, const at::Tensor& block) {
+    pieces.take(set, block, cloud.rows[owner]);
   };
-  RingStops stops;
-  stops.own = [&] {
-    set.emplace(queries, wanted);
-    meet(cloud.rank, points);
-  };
-  stops.other = meet;
   const auto sizes = sizes_as_they_are(points, cloud);
-  ring_tour_of_agreed(points, sizes, cloud.group, stops);
-  pieces.search(*set);
-  return set->neighbours();
+  auto set = meet_on_a_tour(points, sizes, queries, wanted, cloud, take);
+  pieces.search(set);
+  return set.neighbours();
 }
 
 /// Trees travel as their points; every rank meets the next one's while it
@@ -117,21 +135,12 @@ Neighbours find_by_ring(
   for (const auto& rows : cloud.rows) {
     sizes.push_back({packed_bytes(points, rows.extent())});
   }
-  const auto own = pack_trees(points);
-  std::optional<QuerySet> set;
-  const auto meet = [&](int64_t owner, const at::Tensor& block) {
+  const auto meet = [&](QuerySet& set, int64_t owner, const at::Tensor& block) {
     const auto& rows = cloud.rows[owner];
-    set->meet(unpack_trees(block, points, rows.extent(), rows.begin));
-    return at::Tensor();
+    set.meet(unpack_trees(block, points, rows.extent(), rows.begin));
   };
-  RingStops stops;
-  stops.own = [&] {
-    set.emplace(queries, wanted);
-    meet(cloud.rank, own);
-  };
-  stops.other = meet;
-  ring_tour_of_agreed(own, sizes, cloud.group, stops);
-  return set->neighbours();
+  return meet_on_a_tour(pack_trees(points), sizes, queries, wanted, cloud, meet)
+      .neighbours();
 }
 
 /// What each batch entry found, side by side.
