@@ -214,6 +214,18 @@ NeighborhoodOutput attend_neighborhood(
   return {attended.output.to(query.scalar_type()), attended.log_sum};
 }
 
+NeighborhoodGradients zero_gradients(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value) {
+  const auto type = at::toOpMathType(query.scalar_type());
+  const auto options = query.options().dtype(type);
+  return {
+      at::zeros(query.sizes(), options),
+      at::zeros(key.sizes(), options),
+      at::zeros(value.sizes(), options)};
+}
+
 void attend_neighborhood_backward_onto(
     const NeighborhoodGradients& to,
     const Tensor& grad,
@@ -261,11 +273,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_neighborhood_backward(
     const std::vector<NeighborhoodDim>& dims,
     double scale) {
   const auto type = query.scalar_type();
-  const auto options = query.options().dtype(at::toOpMathType(type));
-  const NeighborhoodGradients gradients{
-      at::zeros(query.sizes(), options),
-      at::zeros(key.sizes(), options),
-      at::zeros(value.sizes(), options)};
+  const auto gradients = zero_gradients(query, key, value);
   const NeighborhoodOutput kept{attended.output, attended.log_sum.contiguous()};
   attend_neighborhood_backward_onto(
       gradients, grad, query, key, value, kept, dims, scale);

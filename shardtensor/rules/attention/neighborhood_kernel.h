@@ -56,6 +56,10 @@ struct NeighborhoodGradients {
   at::Tensor key;
   at::Tensor value;
 };
+NeighborhoodGradients zero_gradients(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value);
 void attend_neighborhood_backward_onto(
     const NeighborhoodGradients& to,
     const at::Tensor& grad,

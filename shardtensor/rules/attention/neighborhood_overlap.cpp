@@ -183,16 +183,6 @@ Tensor zeros_of_arithmetic(const Tensor& x) {
   return at::zeros(x.sizes(), x.options().dtype(type));
 }
 
-NeighborhoodGradients zero_gradients(
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value) {
-  return {
-      zeros_of_arithmetic(query),
-      zeros_of_arithmetic(key),
-      zeros_of_arithmetic(value)};
-}
-
 /// Adds to the gradients of own rows and of the slab.
 void attend_part_backward(
     const NeighborhoodGradients& to,
