@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -13,6 +12,7 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/points/boxes.h"
 #include "shardtensor/rules/points/query_set.h"
 
 namespace shardtensor::detail {
@@ -20,16 +20,6 @@ namespace {
 
 using at::Tensor;
 using Numbers = std::vector<int64_t>;
-
-Tensor box_of(const Tensor& points) {
-  const auto rows = points.flatten(0, 1);
-  if (rows.size(0) == 0) {
-    const double none = std::numeric_limits<double>::infinity();
-    const auto low = at::full({points.size(2)}, none, points.options());
-    return at::stack({low, low.neg()});
-  }
-  return at::stack({at::amin(rows, {0}), at::amax(rows, {0})});
-}
 
 // ---- whether it pays --------------------------------------------------------
 
@@ -87,6 +77,8 @@ double typical_reach(
 /// Rows for each rank and batch entry, rank by rank.
 struct Mail {
   std::vector<std::vector<Tensor>> places; // of each rank, of each entry
+  std::vector<std::vector<Tensor>>
+      rows; // queries with their limits, (n, D + 1)
   Numbers splits; // rows for each rank
 };
 
@@ -96,20 +88,28 @@ Mail address(
     int64_t batch,
     const Tensor& boxes,
     const CloudPieces& cloud) {
-  Mail mail;
-  for (int64_t rank = 0; rank < boxes.size(0); ++rank) {
-    int64_t rows = 0;
-    std::vector<Tensor> places;
-    for (int64_t entry = 0; entry < batch; ++entry) {
-      const auto box = boxes.select(0, rank);
-      places.push_back(
-          rank == cloud.rank || cloud.rows[rank].empty()
-              ? at::empty({0}, box.options().dtype(at::kLong))
-              : set.places_near(entry, box.select(0, 0), box.select(0, 1)));
-      rows += places.back().numel();
+  const auto ranks = static_cast<size_t>(boxes.size(0));
+  Mail mail{
+      std::vector<std::vector<Tensor>>(ranks),
+      std::vector<std::vector<Tensor>>(ranks),
+      Numbers(ranks, 0)};
+  for (int64_t entry = 0; entry < batch; ++entry) {
+    const auto queries = set.open_queries(entry);
+    const QueryBlocks blocks(queries);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const bool has_none =
+          static_cast<int64_t>(rank) == cloud.rank || cloud.rows[rank].empty();
+      const auto places = has_none
+          ? at::empty({0}, boxes.options().dtype(at::kLong))
+          : blocks.near(boxes.select(0, static_cast<int64_t>(rank)));
+      const auto limits = queries.limits.index_select(0, places);
+      mail.rows[rank].push_back(
+          at::cat(
+              {queries.points.index_select(0, places), limits.unsqueeze(1)},
+              1));
+      mail.splits[rank] += places.numel();
+      mail.places[rank].push_back(places);
     }
-    mail.places.push_back(std::move(places));
-    mail.splits.push_back(rows);
   }
   return mail;
 }
@@ -172,10 +172,10 @@ class ByBoxes {
         {static_cast<int64_t>(cloud_.rows.size()), batch_},
         options_.dtype(at::kLong));
     auto* count = sent_.mutable_data_ptr<int64_t>();
-    for (const auto& places : mail_.places) {
-      for (int64_t entry = 0; entry < batch_; ++entry) {
-        rows.push_back(set_.with_limits(entry, places[entry]));
-        *count++ = places[entry].numel();
+    for (const auto& of_rank : mail_.rows) {
+      for (const auto& of_entry : of_rank) {
+        rows.push_back(of_entry);
+        *count++ = of_entry.size(0);
       }
     }
     came_ = swap_counts(sent_, cloud_);
@@ -264,7 +264,9 @@ RankBoxes gather_boxes(
     const Tensor& queries,
     const CloudPieces& cloud) {
   const Numbers one(cloud.rows.size(), 1);
-  const auto own = at::stack({box_of(points), box_of(queries)});
+  const auto own = at::stack(
+      {box_of(points.flatten(0, 1).contiguous()),
+       box_of(queries.flatten(0, 1).contiguous())});
   const auto all = all_gather_rows(own.unsqueeze(0), 0, one, cloud.group);
   return {all.select(1, 0).contiguous(), all.select(1, 1).contiguous()};
 }

@@ -5,10 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/points/curve.h"
@@ -28,21 +26,6 @@ at::Tensor limits_of(const at::Tensor& queries, std::optional<double> radius) {
 at::Tensor inverse(const at::Tensor& order) {
   const auto places = at::arange(order.numel(), order.options());
   return at::empty_like(order).index_copy_(0, order, places);
-}
-
-/// The squared distances to a box, added up as a tree's bounds are.
-at::Tensor gaps(
-    const at::Tensor& queries,
-    const at::Tensor& low,
-    const at::Tensor& high) {
-  auto sum = at::zeros({queries.size(0)}, queries.options());
-  for (int64_t dim = 0; dim < queries.size(1); ++dim) {
-    const auto x = queries.select(1, dim);
-    const auto below = low.select(0, dim).sub(x);
-    const auto outside = at::maximum(below, x.sub(high.select(0, dim)));
-    sum.add_(outside.clamp_min(0).square());
-  }
-  return sum;
 }
 
 /// Queries that came with their limits.
@@ -90,31 +73,16 @@ void QuerySet::meet(const Trees& trees) {
   }
 }
 
-at::Tensor QuerySet::current_limits(const Entry& entry) const {
-  const auto& limits = entry.queries.limits;
-  if (!wanted_.most) {
-    return limits;
+OrderedQueries QuerySet::open_queries(int64_t entry) const {
+  const auto& own = entries_[entry];
+  auto queries = own.queries;
+  if (wanted_.most) {
+    const auto last = own.nearest.squares.select(1, *wanted_.most - 1)
+                          .index_select(0, queries.order);
+    queries.limits =
+        queries.limits.defined() ? at::minimum(last, queries.limits) : last;
   }
-  const auto last = entry.nearest.squares.select(1, *wanted_.most - 1)
-                        .index_select(0, entry.queries.order);
-  return limits.defined() ? at::minimum(last, limits) : last;
-}
-
-at::Tensor QuerySet::places_near(
-    int64_t entry,
-    const at::Tensor& low,
-    const at::Tensor& high) const {
-  const auto& own = entries_[entry];
-  const auto near = gaps(own.queries.points, low, high).le(current_limits(own));
-  return near.nonzero().squeeze(1);
-}
-
-at::Tensor QuerySet::with_limits(int64_t entry, const at::Tensor& places)
-    const {
-  const auto& own = entries_[entry];
-  const auto limits = current_limits(own).index_select(0, places);
-  return at::cat(
-      {own.queries.points.index_select(0, places), limits.unsqueeze(1)}, 1);
+  return queries;
 }
 
 void QuerySet::take(

@@ -21,15 +21,8 @@ class QuerySet {
   // For queries that are sent to other ranks. They are named by their places in
   // a batch entry along a curve, in which neighbours are near each other.
 
-  /// The places of those that a point in the box from `low` to `high` (D, each)
-  /// could serve better than what they have.
-  at::Tensor places_near(
-      int64_t entry,
-      const at::Tensor& low,
-      const at::Tensor& high) const;
-  /// Coordinates, and the squared distance from which on nothing counts: (n, D
-  /// + 1).
-  at::Tensor with_limits(int64_t entry, const at::Tensor& places) const;
+  /// Those of an entry; each one's limit is what it has already, if nearer.
+  OrderedQueries open_queries(int64_t entry) const;
   /// What others found for queries at these places, ascending.
   void take(int64_t entry, const at::Tensor& places, const Nearest& found);
   void take(int64_t entry, const at::Tensor& places, const Pairs& found);
@@ -43,7 +36,6 @@ class QuerySet {
     Nearest nearest; // of the queries in their own order
     std::vector<Pairs> pairs; // of each piece
   };
-  at::Tensor current_limits(const Entry& entry) const;
   static Pairs pairs(const Entry& entry);
 
   Wanted wanted_;
@@ -67,7 +59,8 @@ Trees unpack_trees(
     int64_t first_row);
 int64_t packed_bytes(const at::Tensor& like, int64_t points);
 
-/// What queries find in a piece alone: they came with_limits() from elsewhere.
+/// What queries from elsewhere find in a piece alone: (n, D + 1), coordinates
+/// and the limit.
 Nearest nearest_in(
     const PointTree& tree,
     const at::Tensor& with_limits,
