@@ -1,15 +1,53 @@
 #include "shardtensor/tensor/known_zeros.h"
 
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
 
+using torch::autograd::Node;
+
 int64_t version_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor._version());
 }
 
+bool has_hooks(Node& node) {
+  return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() ||
+      !node.retains_grad_hooks().empty() || !node.post_hooks().empty();
+}
+
+/// By torch.autograd.grad, or as one of backward's inputs.
+bool is_asked_for(Node& node) {
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  if (!asked) {
+    return false;
+  }
+  const auto found = asked->find(&node);
+  return found != asked->end() && found->second.captures_;
+}
+
+/// Whose first input is what their result has outside of what they wrote, or
+/// the same elements elsewhere.
+bool passes_zeros_on(const Node& node) {
+  const auto name = node.name();
+  return dynamic_cast<const torch::autograd::CopySlices*>(&node) ||
+      name == "RollBackward0" || name == kPassesZerosOn;
+}
+
 } // namespace
+
+bool zeros_are_read(Node& made) {
+  for (auto* node = &made; node; node = node->next_edge(0).function.get()) {
+    if (!passes_zeros_on(*node) || has_hooks(*node) || is_asked_for(*node)) {
+      return true;
+    }
+  }
+  return false;
+}
 
 void note_known_zeros(const at::Tensor& tensor, Box box) {
   auto* impl = impl_of(tensor);

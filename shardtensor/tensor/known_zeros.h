@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "shardtensor/layout/interval.h"
 
@@ -28,5 +29,17 @@ void note_known_zeros(const at::Tensor& tensor, Box box);
 
 /// Outside of it `tensor` is zero; null: nothing is known.
 const Box* nonzero_box(const at::Tensor& tensor);
+
+/// Note [Gradients of zeros]
+/// Known zeros depend on nothing, so their gradient leads nowhere, and nobody
+/// misses it but who asks for it on the way: by a hook, by retain_grad or by
+/// torch.autograd.grad. Inside backward, whether anybody does, of a tensor that
+/// `made` returned; true where something other than writes and moves made it.
+/// Ranks must agree about who asks, as about all that backward sends.
+bool zeros_are_read(torch::autograd::Node& made);
+
+/// The name of nodes whose tensors' known zeros are those of their first input.
+inline constexpr const char* kPassesZerosOn =
+    "ShardTensorComplexTransformBackward";
 
 } // namespace shardtensor::detail

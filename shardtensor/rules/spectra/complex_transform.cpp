@@ -6,6 +6,7 @@
 #include <ATen/ops/_fft_c2c.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/known_zeros.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -130,20 +131,22 @@ Tensor transform_part(
   return result;
 }
 
+/// Of `rows`, if any, only those of the dims that may be narrowed.
 Tensor transform_local(
     const Tensor& x,
     const ComplexTransform& work,
-    const Box* known) {
+    const Box* rows,
+    const Dims& narrowed) {
   const auto& local = impl_of(x)->local();
   const auto& from = spec(x);
-  const auto dims = known ? narrow_dims(from, work, *known) : Dims();
-  const auto result = dims.empty()
+  const auto result = narrowed.empty()
       ? transform_lines(local, from, work.at, work.to, work)
-      : transform_part(local, from, work, *known, dims);
+      : transform_part(local, from, work, *rows, narrowed);
   return result.is_alias_of(local) ? result.clone() : result;
 }
 
-/// Lines that are transformed have no zeros left.
+/// Outside of which the result is zero: of a box of zeros, but lines that are
+/// transformed have none left, ...
 Box transformed_box(Box box, const SpecPtr& spec, const Dims& dims) {
   for (const int64_t dim : dims) {
     box[dim] = {0, spec->size(dim)};
@@ -151,11 +154,20 @@ Box transformed_box(Box box, const SpecPtr& spec, const Dims& dims) {
   return box;
 }
 
+/// ... or of a box of what is read, of which some dims were narrowed.
+Box narrowed_box(const Box& read, const SpecPtr& spec, const Dims& narrowed) {
+  auto box = whole_box(spec->sizes());
+  for (const int64_t dim : narrowed) {
+    box[dim] = read[dim];
+  }
+  return box;
+}
+
 struct ComplexTransformBackward : torch::autograd::Node {
-  explicit ComplexTransformBackward(ComplexTransform adjoint)
-      : adjoint_(std::move(adjoint)) {}
+  ComplexTransformBackward(ComplexTransform adjoint, std::optional<Box> nonzero)
+      : adjoint_(std::move(adjoint)), nonzero_(std::move(nonzero)) {}
   std::string name() const override {
-    return "ShardTensorComplexTransformBackward";
+    return kPassesZerosOn;
   }
   torch::autograd::variable_list apply(
       torch::autograd::variable_list&& grads) override {
@@ -163,9 +175,14 @@ struct ComplexTransformBackward : torch::autograd::Node {
       return {Tensor()};
     }
     const auto grad = promote(grads[0], adjoint_.at->mesh());
-    return {complex_transform(grad.resolve_conj().resolve_neg(), adjoint_)};
+    auto adjoint = adjoint_;
+    if (nonzero_ && !zeros_are_read(*next_edge(0).function)) {
+      adjoint.read = nonzero_;
+    }
+    return {complex_transform(grad.resolve_conj().resolve_neg(), adjoint)};
   }
   ComplexTransform adjoint_;
+  std::optional<Box> nonzero_; // outside of it the transformed tensor is zero
 };
 
 } // namespace
@@ -175,12 +192,16 @@ Tensor complex_transform(
     const ComplexTransform& work,
     at::IntArrayRef strides) {
   const auto* known = nonzero_box(x);
+  const auto* rows = work.read ? &*work.read : known;
+  const auto narrowed = rows ? narrow_dims(spec(x), work, *rows) : Dims();
   Tensor result;
   {
     at::NoGradGuard no_grad;
-    result = wrap(transform_local(x, work, known), work.to, strides);
+    result = wrap(transform_local(x, work, rows, narrowed), work.to, strides);
   }
-  if (known) {
+  if (work.read) {
+    note_known_zeros(result, narrowed_box(*rows, work.to, narrowed));
+  } else if (known) {
     note_known_zeros(result, transformed_box(*known, work.to, work.dims));
   }
   connect<ComplexTransformBackward>(
@@ -191,7 +212,9 @@ Tensor complex_transform(
           without_partial(spec(x)),
           work.dims,
           work.normalization,
-          !work.forward});
+          !work.forward,
+          work.read},
+      known ? std::optional<Box>(*known) : std::nullopt);
   carry_tangent(result, x, [&](const auto& t) {
     return complex_transform(tangent_as(t, spec(x)), work, strides);
   });

@@ -70,24 +70,71 @@ def test_in_three_dims(mesh):
         check_op(keep, part, mesh=mesh, second_order=True)
 
 
+def hook_on(out, seen):
+    out.register_hook(seen.append)
+
+
+def node_hook_on(out, seen):
+    out.grad_fn.register_prehook(lambda grads: seen.append(grads[0]))
+
+
+def after_node_hook_on(out, seen):
+    out.grad_fn.register_hook(lambda _, grads: seen.append(grads[0]))
+
+
+def retain(out, seen):
+    out.retain_grad()
+    seen.append(out)
+
+
+def ask(out, seen):
+    seen.append(None)
+
+
+READERS = {
+    "grad": ask,
+    "retain_grad": retain,
+    "hook": hook_on,
+    "hook before its node": node_hook_on,
+    "hook after its node": after_node_hook_on,
+}
+
+
 @ranks(2, 3)
-def test_zeros_have_gradients(mesh):
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("reader", READERS)
+def test_zeros_have_gradients(mesh, reader, shifted):
     """Of the whole spectrum: whoever asks for them gets all."""
     x = signal()
     weight = torch.randn(12, 18, dtype=torch.float64)
 
     def gradient(x):
-        out = kept(x, mesh)
-        y = fft.irfft2(out, s=(12, 18))
-        return torch.autograd.grad((y * weight).square().sum(), out)[0]
+        seen = []
+        out = zeros_like_spectrum(x, mesh)
+        out[..., ROWS, COLUMNS] = fft.rfft2(x)[..., ROWS, COLUMNS]
+        READERS[reader](out, seen)
+        moved = fft.ifftshift(out, dim=-2) if shifted else out
+        loss = (fft.irfft2(moved, s=(12, 18)) * weight).square().sum()
+        if reader == "grad":
+            return torch.autograd.grad(loss, out)[0]
+        loss.backward()
+        return seen[0].grad if reader == "retain_grad" else seen[0]
 
-    assert_close(gradient(shard(x, mesh, [Shard(2)])), gradient(x))
+    assert_close(gradient(shard(x, mesh, [Shard(2)]).requires_grad_()), gradient(x))
 
 
 CHANGES = {
     "in place": lambda out: out.add_(1),
     "a view": lambda out: out[..., 5].fill_(1j),
     "another box": lambda out: out[..., 9:, 6:].copy_(torch.ones(3, 4)),
+    "one sample": lambda out: out[1].fill_(1j),
+    "one row": lambda out: out[:, :, 11].add_(1),
+    "transposed": lambda out: out.transpose(2, 3)[..., 5:, 9:].fill_(2),
+    "every third row": lambda out: out[..., ::3, 6:].fill_(1 - 1j),
+    "a view of a view": lambda out: out[1:, 1:][..., 8:, :][..., 7].fill_(3),
+    "real parts": lambda out: torch.view_as_real(out)[..., 8:, 6:, 0].fill_(1),
+    "rows by index": lambda out: out[:, :, [0, 9]].mul_(2).sub_(1),
+    "rows that are put": lambda out: out.index_fill_(2, torch.tensor([0, 9]), 1j),
     "two boxes": lambda out: torch._foreach_add_([out[0], out[1]], 2.0),
     "local": lambda out: getattr(out, "to_local", lambda: out)().add_(1),
     "data": lambda out: setattr(out, "data", out.data + 1),
@@ -175,6 +222,22 @@ def test_kept_modes_alone_move(mesh):
     shardtensor.reset_comm_stats()
     torch.autograd.grad(modes.real.mul(2), x, torch.ones_like(modes.real))
     assert comm_stats().exchanges <= 1 and comm_stats().bytes <= half
+
+
+@ranks(2)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_gradients_of_kept_modes_alone_move(mesh, shifted):
+    modes = torch.randn(2, 3, 4, 2, dtype=torch.complex128)
+    modes = shard(modes, mesh, [Shard(3)]).requires_grad_()
+    out = zeros_like_spectrum(shard(signal(), mesh, [Shard(2)]), mesh)
+    out[..., ROWS, COLUMNS] = modes
+    if shifted:
+        out = fft.ifftshift(out, dim=-2)
+    y = fft.irfft2(out, s=(12, 18))
+    shardtensor.reset_comm_stats()
+    y.sum().backward()
+    half = 2 * 3 * 12 * 2 * 16 // 2  # rows of two columns for the other rank
+    assert comm_stats().bytes <= half + 2 * 3 * 4 * 16
 
 
 @ranks(2)
