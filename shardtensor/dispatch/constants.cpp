@@ -9,7 +9,6 @@
 #include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/layout/constant_layout.h"
 #include "shardtensor/tensor/constant.h"
-#include "shardtensor/tensor/known_zeros.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -94,6 +93,8 @@ ConstantsOfCall::ConstantsOfCall(
         if (is_constant(tensor) && !begins_itself(op)) {
           begun_ = impl_of(tensor)->constant_view();
           begin_write(*impl_of(tensor), written_layout(op, arguments, tensor));
+        } else if (is_shard_tensor(tensor)) {
+          still_zero_ = zeros_beside_write(tensor);
         }
       });
     } else if (
@@ -105,6 +106,7 @@ ConstantsOfCall::ConstantsOfCall(
   }
   if (written > 1) { // perhaps other parts of one constant
     begun_ = nullptr;
+    still_zero_.reset();
   }
 }
 
@@ -116,6 +118,9 @@ void ConstantsOfCall::finish(const torch::jit::Stack& stack) const {
           begun_->constant->written(),
           shown_box(begun_->constant->sizes(), *shown));
     }
+  }
+  if (still_zero_) {
+    note_known_zeros(still_zero_->base, still_zero_->box);
   }
   if (arguments_.empty()) {
     return;

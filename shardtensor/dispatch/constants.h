@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "shardtensor/tensor/constant.h"
+#include "shardtensor/tensor/known_zeros.h"
 
 namespace shardtensor::detail {
 
@@ -25,6 +27,7 @@ class ConstantsOfCall {
   size_t viewed_ = 0; // an argument
   torch::jit::Stack arguments_; // none: no view of a constant
   std::shared_ptr<const ConstantView> begun_; // its first write is this one
+  std::optional<ZerosBesideWrite> still_zero_; // a later one
 };
 
 } // namespace shardtensor::detail

@@ -1,9 +1,12 @@
 #include "shardtensor/tensor/known_zeros.h"
 
+#include <algorithm>
+
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "shardtensor/layout/constant_layout.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -13,6 +16,15 @@ using torch::autograd::Node;
 
 int64_t version_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor._version());
+}
+
+/// The smallest box around both.
+Box hull(Box a, const Box& b) {
+  for (size_t dim = 0; dim < a.size(); ++dim) {
+    a[dim] = {
+        std::min(a[dim].begin, b[dim].begin), std::max(a[dim].end, b[dim].end)};
+  }
+  return a;
 }
 
 bool has_hooks(Node& node) {
@@ -39,6 +51,22 @@ bool passes_zeros_on(const Node& node) {
 }
 
 } // namespace
+
+std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view) {
+  const auto& place = impl_of(view)->view_place();
+  if (!place.base || !place.offset) {
+    return {};
+  }
+  const at::Tensor base(place.base);
+  const auto* known = nonzero_box(base);
+  if (!known || !base.is_contiguous()) {
+    return {};
+  }
+  const auto shown = shown_box(
+      base.sizes().vec(),
+      {view.sizes().vec(), view.strides().vec(), *place.offset});
+  return ZerosBesideWrite{base, hull(*known, shown)};
+}
 
 bool zeros_are_read(Node& made) {
   for (auto* node = &made; node; node = node->next_edge(0).function.get()) {

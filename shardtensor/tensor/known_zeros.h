@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -29,6 +31,15 @@ void note_known_zeros(const at::Tensor& tensor, Box box);
 
 /// Outside of it `tensor` is zero; null: nothing is known.
 const Box* nonzero_box(const at::Tensor& tensor);
+
+/// What a tensor knows after a write into a view of it.
+struct ZerosBesideWrite {
+  at::Tensor base;
+  Box box;
+};
+/// To be asked before the write, and noted after it. None where nothing is
+/// known, or where the view stands in its base is not.
+std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view);
 
 /// Note [Gradients of zeros]
 /// Known zeros depend on nothing, so their gradient leads nowhere, and nobody

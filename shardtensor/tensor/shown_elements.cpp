@@ -41,8 +41,9 @@ void note_view_place(
     const at::Tensor& view,
     const at::Tensor& tensor,
     std::optional<int64_t> offset) {
-  if (!at::isIntegralType(view.scalar_type(), false) ||
-      view.scalar_type() != tensor.scalar_type()) {
+  const auto dtype = view.scalar_type();
+  const bool is_asked = at::isIntegralType(dtype, false) || view.is_complex();
+  if (!is_asked || dtype != tensor.scalar_type()) {
     return;
   }
   auto place = impl_of(tensor)->view_place();

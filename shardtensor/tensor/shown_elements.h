@@ -128,7 +128,8 @@ class KnownOfShown {
 };
 
 /// Says that `view` begins `offset` elements behind the first one of `tensor`,
-/// by nominal strides. Only integers, which may be an index, note it.
+/// by nominal strides. Only integers, which may be an index, and spectra, of
+/// which parts are written, note it.
 void note_view_place(
     const at::Tensor& view,
     const at::Tensor& tensor,

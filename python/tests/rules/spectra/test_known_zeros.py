@@ -225,6 +225,18 @@ def test_kept_modes_alone_move(mesh):
 
 
 @ranks(2)
+def test_two_corners_alone_move(mesh):
+    x = shard(signal(), mesh, [Shard(2)])
+    modes = fft.rfft2(x)[..., :3, COLUMNS]
+    out = zeros_like_spectrum(x, mesh)
+    out[..., :3, COLUMNS] = modes
+    out[..., -3:, COLUMNS] = modes
+    shardtensor.reset_comm_stats()
+    fft.irfft2(out, s=(12, 18))
+    assert comm_stats().bytes <= 2 * 3 * 12 * 2 * 16 // 2
+
+
+@ranks(2)
 @pytest.mark.parametrize("shifted", [False, True])
 def test_gradients_of_kept_modes_alone_move(mesh, shifted):
     modes = torch.randn(2, 3, 4, 2, dtype=torch.complex128)
