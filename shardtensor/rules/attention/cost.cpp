@@ -15,7 +15,7 @@ constexpr double kPassing = 6e9; // bytes read and written in memory
 constexpr double kMessage = 1e-4; // seconds
 // What a stop of a ring costs besides: smaller products, results that are
 // merged, and ranks that wait for each other (make bench ARGS=transports).
-constexpr double kStop = 3e-3;
+constexpr double kStop = 4e-3;
 
 class Model {
  public:
@@ -28,8 +28,8 @@ class Model {
   double all_gather() const {
     const double block = key_bytes(static_cast<double>(s_.keys));
     return products(share_of_rows()) +
-        block * ((ranks_ - 1) / ranks_ / kBytes + 4 / kPassing) + kMessage +
-        balancing(); // packed, unpacked, and its gradients packed and summed
+        block * ((ranks_ - 1) / ranks_ / kBytes + 5 / kPassing) + kMessage +
+        balancing(); // packed, unpacked, read, its gradients packed and summed
   }
   double all_to_all() const {
     return products(share_of_heads(s_.ranks)) + cutting_heads(ranks_);
@@ -54,7 +54,7 @@ class Model {
   /// Heads in the place of rows, and back.
   double cutting_heads(double ranks) const {
     return moved_bytes() * (ranks - 1) / ranks / kBytes +
-        1.5 * moved_bytes() / kPassing + 4 * kMessage;
+        moved_bytes() / kPassing + 4 * kMessage;
   }
   double share_of_heads(int64_t ranks) const {
     const int64_t most = (s_.key_heads + ranks - 1) / ranks;

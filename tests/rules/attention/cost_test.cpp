@@ -23,8 +23,9 @@ TEST(ChooseTransport, PassesBlocksOfLongSequences) {
   EXPECT_EQ(choose_transport(even(65536, 1, 4)), AttentionTransport::Ring);
 }
 
-TEST(ChooseTransport, CutsHeadsUnderACausalMask) {
+TEST(ChooseTransport, CutsHeadsWithAndWithoutACausalMask) {
   auto sizes = even(4096, 8, 2);
+  EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllToAll);
   sizes.causal = true;
   EXPECT_EQ(choose_transport(sizes), AttentionTransport::AllToAll);
   sizes.heads = sizes.key_heads = 3; // 2 and 1
