@@ -10,6 +10,7 @@
 #include "shardtensor/layout/constant_layout.h"
 #include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -54,6 +55,25 @@ bool begins_itself(const c10::OperatorHandle& op) {
       "aten::index_put_",
       "aten::_index_put_impl_"};
   return names.count(op.operator_name().name) > 0;
+}
+
+bool knows_zeros(const c10::IValue& value) {
+  return value.isTensor() && is_shard_tensor(value.toTensor()) &&
+      impl_of(value.toTensor())->known_zeros();
+}
+
+std::optional<Box> zeros_of_sum(
+    const c10::OperatorHandle& op,
+    at::ArrayRef<c10::IValue> arguments) {
+  if (arguments.size() != 3 || !knows_zeros(arguments[0]) ||
+      !knows_zeros(arguments[1])) {
+    return {};
+  }
+  const auto& [name, overload] = op.operator_name();
+  const bool adds = name == "aten::add" || name == "aten::add_";
+  return adds && overload == "Tensor" && arguments[2].toScalar().equal(1)
+      ? nonzero_box_of_sum(arguments[0].toTensor(), arguments[1].toTensor())
+      : std::nullopt;
 }
 
 /// Without autograd and modes, which have seen the view when it was made.
@@ -104,6 +124,7 @@ ConstantsOfCall::ConstantsOfCall(
       arguments_ = arguments.vec();
     }
   }
+  sum_ = zeros_of_sum(op, arguments);
   if (written > 1) { // perhaps other parts of one constant
     begun_ = nullptr;
     still_zero_.reset();
@@ -121,6 +142,9 @@ void ConstantsOfCall::finish(const torch::jit::Stack& stack) const {
   }
   if (still_zero_) {
     note_known_zeros(still_zero_->base, still_zero_->box);
+  }
+  if (sum_) {
+    note_known_zeros(stack.back().toTensor(), *sum_);
   }
   if (arguments_.empty()) {
     return;

@@ -13,7 +13,7 @@ namespace shardtensor::detail {
 /// What a call at the function level means for the constants among its
 /// arguments, see Note [Constants]: those that it writes get their memory
 /// before, and know what stays zero after; its results know that they are views
-/// of the others.
+/// of the others. Likewise for what its arguments know of their zeros.
 class ConstantsOfCall {
  public:
   ConstantsOfCall(
@@ -28,6 +28,7 @@ class ConstantsOfCall {
   torch::jit::Stack arguments_; // none: no view of a constant
   std::shared_ptr<const ConstantView> begun_; // its first write is this one
   std::optional<ZerosBesideWrite> still_zero_; // a later one
+  std::optional<Box> sum_; // outside of it the result is zero
 };
 
 } // namespace shardtensor::detail

@@ -17,6 +17,7 @@
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
 #include "shardtensor/tensor/dtensor.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 // The typed kernels that Note [Unboxed kernels] tells of, made from an
 // operator's at::_ops struct.
@@ -25,8 +26,8 @@ namespace shardtensor::detail {
 
 // ---- function level ---------------------------------------------------------
 
-/// Looks at all arguments: nothing to promote or to join, no constant, no
-/// transform.
+/// Looks at all arguments: nothing to promote or to join, no constant, no known
+/// zeros, no transform.
 class Ready {
  public:
   explicit Ready(c10::DispatchKeySet keys)
@@ -35,7 +36,8 @@ class Ready {
   void see(const at::Tensor& tensor) {
     if (is_shard_tensor(tensor)) {
       const auto* own = spec(tensor)->mesh().get();
-      holds_ = holds_ && !constant_view_of(tensor) && (!mesh_ || mesh_ == own);
+      holds_ = holds_ && !constant_view_of(tensor) &&
+          !impl_of(tensor)->known_zeros() && (!mesh_ || mesh_ == own);
       mesh_ = own;
       if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
         keep_gradient_layout(tensor);

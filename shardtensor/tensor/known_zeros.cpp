@@ -68,6 +68,16 @@ std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view) {
   return ZerosBesideWrite{base, hull(*known, shown)};
 }
 
+std::optional<Box> nonzero_box_of_sum(
+    const at::Tensor& a,
+    const at::Tensor& b) {
+  const auto* of_a = nonzero_box(a);
+  const auto* of_b = nonzero_box(b);
+  return of_a && of_b && a.sizes() == b.sizes()
+      ? std::optional(hull(*of_a, *of_b))
+      : std::nullopt;
+}
+
 bool zeros_are_read(Node& made) {
   for (auto* node = &made; node; node = node->next_edge(0).function.get()) {
     if (!passes_zeros_on(*node) || has_hooks(*node) || is_asked_for(*node)) {

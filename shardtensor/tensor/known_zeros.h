@@ -41,6 +41,10 @@ struct ZerosBesideWrite {
 /// known, or where the view stands in its base is not.
 std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view);
 
+/// Outside of which a sum of both is zero, as that of the gradients of two
+/// parts of a spectrum. None where nothing is known of one.
+std::optional<Box> nonzero_box_of_sum(const at::Tensor& a, const at::Tensor& b);
+
 /// Note [Gradients of zeros]
 /// Known zeros depend on nothing, so their gradient leads nowhere, and nobody
 /// misses it but who asks for it on the way: by a hook, by retain_grad or by

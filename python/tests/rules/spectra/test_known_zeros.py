@@ -224,16 +224,56 @@ def test_kept_modes_alone_move(mesh):
     assert comm_stats().exchanges <= 1 and comm_stats().bytes <= half
 
 
+def two_corners(x, mesh):
+    spectrum = fft.rfft2(x)
+    out = zeros_like_spectrum(x, mesh)
+    out[..., :3, COLUMNS] = spectrum[..., :3, COLUMNS] * 2j
+    out[..., -3:, COLUMNS] = spectrum[..., -3:, COLUMNS]
+    return out
+
+
 @ranks(2)
 def test_two_corners_alone_move(mesh):
-    x = shard(signal(), mesh, [Shard(2)])
-    modes = fft.rfft2(x)[..., :3, COLUMNS]
-    out = zeros_like_spectrum(x, mesh)
-    out[..., :3, COLUMNS] = modes
-    out[..., -3:, COLUMNS] = modes
+    x = shard(signal(), mesh, [Shard(2)]).requires_grad_()
+    half = 2 * 3 * 12 * 2 * 16 // 2  # rows of two columns for the other rank
+    out = two_corners(x, mesh)
     shardtensor.reset_comm_stats()
-    fft.irfft2(out, s=(12, 18))
-    assert comm_stats().bytes <= 2 * 3 * 12 * 2 * 16 // 2
+    y = fft.irfft2(out, s=(12, 18))
+    assert comm_stats().bytes <= half
+    y.sum().backward()
+    assert comm_stats().bytes <= 3 * half
+
+
+@ranks(2, 3, "2x2")
+def test_two_corners_are_those_of_one_device(mesh):
+    for placements, sizes in cuts(mesh):
+        part = sharded(signal(), placements, sizes)
+        check_op(
+            lambda x: fft.irfft2(two_corners(x, mesh), s=(12, 18)),
+            part,
+            mesh=mesh,
+            second_order=True,
+        )
+
+
+SUMS = {
+    "of both": lambda a, b: a + b,
+    "in place": lambda a, b: a.add_(b),
+    "of a share": lambda a, b: a.add(b, alpha=2),
+    "of one": lambda a, b: a + torch.ones_like(b),
+    "and then": lambda a, b: (a + b).add_(1),
+}
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("add", SUMS)
+def test_sums_of_kept_modes(mesh, add):
+    def run(x):
+        a, b = kept(x, mesh), two_corners(x, mesh)
+        return fft.irfft2(SUMS[add](a, b), s=(12, 18))
+
+    x = signal().detach()
+    assert_close(run(shard(x, mesh, [Shard(2)])), run(x))
 
 
 @ranks(2)
