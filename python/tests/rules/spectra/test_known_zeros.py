@@ -29,6 +29,14 @@ def kept(x, mesh):
     return fft.ifftshift(out, dim=-2)
 
 
+def two_corners(x, mesh):
+    spectrum = fft.rfft2(x)
+    out = zeros_like_spectrum(x, mesh)
+    out[..., :3, COLUMNS] = spectrum[..., :3, COLUMNS] * 2j
+    out[..., -3:, COLUMNS] = spectrum[..., -3:, COLUMNS]
+    return out
+
+
 def signal():
     return torch.randn(2, 3, 12, 18, dtype=torch.float64, requires_grad=True)
 
@@ -45,11 +53,12 @@ def cuts(mesh):
 
 
 @ranks(1, 2, 3, "2x2")
-def test_kept_modes_are_those_of_one_device(mesh):
+@pytest.mark.parametrize("modes", [kept, two_corners])
+def test_kept_modes_are_those_of_one_device(mesh, modes):
     for placements, sizes in cuts(mesh):
         part = sharded(signal(), placements, sizes)
         check_op(
-            lambda x: fft.irfft2(kept(x, mesh), s=(12, 18)),
+            lambda x: fft.irfft2(modes(x, mesh), s=(12, 18)),
             part,
             mesh=mesh,
             second_order=True,
@@ -224,14 +233,6 @@ def test_kept_modes_alone_move(mesh):
     assert comm_stats().exchanges <= 1 and comm_stats().bytes <= half
 
 
-def two_corners(x, mesh):
-    spectrum = fft.rfft2(x)
-    out = zeros_like_spectrum(x, mesh)
-    out[..., :3, COLUMNS] = spectrum[..., :3, COLUMNS] * 2j
-    out[..., -3:, COLUMNS] = spectrum[..., -3:, COLUMNS]
-    return out
-
-
 @ranks(2)
 def test_two_corners_alone_move(mesh):
     x = shard(signal(), mesh, [Shard(2)]).requires_grad_()
@@ -242,18 +243,6 @@ def test_two_corners_alone_move(mesh):
     assert comm_stats().bytes <= half
     y.sum().backward()
     assert comm_stats().bytes <= 3 * half
-
-
-@ranks(2, 3, "2x2")
-def test_two_corners_are_those_of_one_device(mesh):
-    for placements, sizes in cuts(mesh):
-        part = sharded(signal(), placements, sizes)
-        check_op(
-            lambda x: fft.irfft2(two_corners(x, mesh), s=(12, 18)),
-            part,
-            mesh=mesh,
-            second_order=True,
-        )
 
 
 SUMS = {
