@@ -57,16 +57,16 @@ bool begins_itself(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) > 0;
 }
 
-bool knows_zeros(const c10::IValue& value) {
+bool may_know_zeros(const c10::IValue& value) {
   return value.isTensor() && is_shard_tensor(value.toTensor()) &&
-      impl_of(value.toTensor())->known_zeros();
+      impl_of(value.toTensor())->may_know_zeros();
 }
 
 std::optional<Box> zeros_of_sum(
     const c10::OperatorHandle& op,
     at::ArrayRef<c10::IValue> arguments) {
-  if (arguments.size() != 3 || !knows_zeros(arguments[0]) ||
-      !knows_zeros(arguments[1])) {
+  if (arguments.size() != 3 || !may_know_zeros(arguments[0]) ||
+      !may_know_zeros(arguments[1])) {
     return {};
   }
   const auto& [name, overload] = op.operator_name();

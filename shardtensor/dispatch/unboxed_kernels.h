@@ -37,7 +37,7 @@ class Ready {
     if (is_shard_tensor(tensor)) {
       const auto* own = spec(tensor)->mesh().get();
       holds_ = holds_ && !constant_view_of(tensor) &&
-          !impl_of(tensor)->known_zeros() && (!mesh_ || mesh_ == own);
+          !impl_of(tensor)->may_know_zeros() && (!mesh_ || mesh_ == own);
       mesh_ = own;
       if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
         keep_gradient_layout(tensor);

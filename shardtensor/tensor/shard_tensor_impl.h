@@ -104,6 +104,10 @@ class ShardTensorImpl final : public c10::TensorImpl {
     known_zeros_ = std::move(known_zeros);
     known_zeros_of_base_ = of_base;
   }
+  /// Whether it, or its base, knew zeros when it was last written.
+  bool may_know_zeros() const {
+    return known_zeros_ && known_zeros_->version >= 0;
+  }
   bool knows_zeros_of_base() const {
     return known_zeros_of_base_;
   }
