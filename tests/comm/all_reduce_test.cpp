@@ -14,6 +14,7 @@
 
 #include "gradient.h"
 #include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/group.h"
 #include "shardtensor/comm/sum_in_place.h"
 #include "thread_ranks.h"
 
@@ -59,6 +60,18 @@ TEST_P(AllReduce, ReducesEveryKindOnEveryRank) {
       EXPECT_TRUE(reduced(Reduce::Prod).allclose(product));
     });
   }
+}
+
+TEST_P(AllReduce, KeepsWhatWasBegun) {
+  run_on_mesh({2}, [&](const MeshPtr& mesh) {
+    const detail::Group group(mesh->group());
+    for (int call = 0; call < 4; ++call) { // one of three may end at once
+      auto x = own(mesh);
+      auto started = group.start_all_reduce(x, Reduce::Sum, "a sum");
+      x.reset();
+      EXPECT_NO_THROW(started.wait());
+    }
+  });
 }
 
 TEST_P(AllReduce, SumsEveryDtype) {
