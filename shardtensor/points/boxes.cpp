@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlock = 64; // queries
 
-/// Widens a box (2, D).
+/// The box (2, D) around points, as box_of() gives it.
 template <class T>
 void hold(const T* points, int64_t count, int64_t dims, T* box) {
   std::fill_n(box, dims, std::numeric_limits<T>::infinity());

@@ -45,9 +45,9 @@ bool is_asked_for(Node& node) {
 /// Whose first input is what their result has outside of what they wrote, or
 /// the same elements elsewhere.
 bool passes_zeros_on(const Node& node) {
-  const auto name = node.name();
   return dynamic_cast<const torch::autograd::CopySlices*>(&node) ||
-      name == "RollBackward0" || name == kPassesZerosOn;
+      dynamic_cast<const PassesZerosOn*>(&node) ||
+      node.name() == "RollBackward0";
 }
 
 } // namespace

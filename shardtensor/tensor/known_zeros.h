@@ -45,6 +45,9 @@ std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view);
 /// parts of a spectrum. None where nothing is known of one.
 std::optional<Box> nonzero_box_of_sum(const at::Tensor& a, const at::Tensor& b);
 
+/// A node whose tensor has known zeros where its first input has them.
+struct PassesZerosOn : torch::autograd::Node {};
+
 /// Note [Gradients of zeros]
 /// Known zeros depend on nothing, so their gradient leads nowhere, and nobody
 /// misses it but who asks for it on the way: by a hook, by retain_grad or by
@@ -52,9 +55,5 @@ std::optional<Box> nonzero_box_of_sum(const at::Tensor& a, const at::Tensor& b);
 /// `made` returned; true where something other than writes and moves made it.
 /// Ranks must agree about who asks, as about all that backward sends.
 bool zeros_are_read(torch::autograd::Node& made);
-
-/// The name of nodes whose tensors' known zeros are those of their first input.
-inline constexpr const char* kPassesZerosOn =
-    "ShardTensorComplexTransformBackward";
 
 } // namespace shardtensor::detail

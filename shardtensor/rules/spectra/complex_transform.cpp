@@ -163,11 +163,11 @@ Box narrowed_box(const Box& read, const SpecPtr& spec, const Dims& narrowed) {
   return box;
 }
 
-struct ComplexTransformBackward : torch::autograd::Node {
+struct ComplexTransformBackward : PassesZerosOn {
   ComplexTransformBackward(ComplexTransform adjoint, std::optional<Box> nonzero)
       : adjoint_(std::move(adjoint)), nonzero_(std::move(nonzero)) {}
   std::string name() const override {
-    return kPassesZerosOn;
+    return "ShardTensorComplexTransformBackward";
   }
   torch::autograd::variable_list apply(
       torch::autograd::variable_list&& grads) override {
