@@ -121,8 +121,11 @@ Keys tour_backward(
 // Note [Tours of some heads]
 // A tour holds several blocks at a time: the own one, the one that it computes
 // with, the one that comes next, and two of gradients on their way. Long blocks
-// go in several tours, each of some heads, so that these are parts of blocks.
-constexpr int64_t kBytesOfTour = int64_t{16} << 20; // of a block
+// go in several tours, each of some heads, so that these are parts of blocks. A
+// core loses nothing by that; a GPU's kernels want more heads at a time.
+int64_t bytes_of_tour(const Tensor& keys) {
+  return int64_t{keys.is_cpu() ? 4 : 16} << 20; // of a block
+}
 
 /// Heads of the keys, tour by tour; the same on all ranks.
 std::vector<Interval> plan_tours(const Keys& keys, const AttentionWork& work) {
@@ -138,7 +141,7 @@ std::vector<Interval> plan_tours(const Keys& keys, const AttentionWork& work) {
   int64_t tours = 1;
   if (!work.dropout) { // whose numbers are those of all heads
     tours = std::clamp<int64_t>(
-        heads * of_head / kBytesOfTour, 1, std::max<int64_t>(heads, 1));
+        heads * of_head / bytes_of_tour(key), 1, std::max<int64_t>(heads, 1));
   }
   std::vector<Interval> parts;
   for (int64_t tour = 0; tour < tours; ++tour) {
