@@ -192,6 +192,8 @@ def test_operators_without_a_meaning_on_pieces_say_why(mesh):
         (lambda: x.to_sparse(), "aten::_to_sparse: .* strided boxes"),
         (lambda: x.to_sparse_csr(), "aten::_to_sparse_csr: .* strided boxes"),
         (lambda: x.to_sparse_coo(), "strided boxes"),
+        (lambda: torch.nested.nested_tensor([x, x[:1]]), "rows of a nested tensor"),
+        (lambda: torch.nested.as_nested_tensor([x]), "rows of a nested tensor"),
     ):
         with pytest.raises(NotImplementedError, match=rf"{why}.*to_local\(\)"):
             what()

@@ -45,9 +45,10 @@ void refuse_nested(
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       c10::toString(op.operator_name()),
-      ": the rows of a nested tensor cannot be cut like a ShardTensor's; "
-      "nn.TransformerEncoder(..., enable_nested_tensor=False) computes padded "
-      "rows, too");
+      ": the rows of a nested tensor cannot be cut like a ShardTensor's",
+      kWaysOut,
+      ", and nn.TransformerEncoder(..., enable_nested_tensor=False) for padded "
+      "rows");
 }
 
 /// PyTorch asks before it sets a tensor's .data, and a module before it does so
@@ -130,9 +131,10 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : kSparse) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
   }
-  m.impl(
-      "_nested_tensor_from_mask",
-      torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
+  for (const char* name :
+       {"_nested_tensor_from_mask", "_nested_tensor_from_tensor_list"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_nested>());
+  }
 }
 
 } // namespace shardtensor::detail
