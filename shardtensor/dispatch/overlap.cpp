@@ -14,7 +14,7 @@ namespace {
 /// Those that PyTorch lets write into expanded tensors.
 bool may_write_twice(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> names{
-      "aten::fill_",
+      "aten::fill_.Scalar",
       "aten::zero_",
       "aten::masked_fill_",
       "aten::index_fill_",
@@ -24,7 +24,8 @@ bool may_write_twice(const c10::OperatorHandle& op) {
       "aten::tril_",
       "aten::triu_"};
   return op.hasTag(at::Tag::inplace_view) ||
-      names.contains(op.operator_name().name);
+      names.contains(op.operator_name().name) ||
+      names.contains(c10::toString(op.operator_name()));
 }
 
 } // namespace

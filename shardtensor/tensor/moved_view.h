@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -27,21 +28,37 @@ namespace shardtensor {
 /// it (the owner's row, nothing elsewhere) and writes it into x.
 class MovedView {
  public:
-  /// `copy`, laid out as `copy_spec`, is redistributed from `source`, which is
-  /// laid out as `source_spec`; it shares no memory with it. `of` is the
-  /// wrapper that `source` comes from.
+  /// Linear maps between local tensors.
+  struct Ways {
+    std::function<at::Tensor(const at::Tensor&)> to_copy;
+    std::function<at::Tensor(const at::Tensor&)> to_source;
+    /// Several places of the copies stand for one of the source, which
+    /// `to_source` sums.
+    bool shares_rows = false;
+  };
+
+  /// `copy` came from `source`, as `ways` says, and shares no memory with it.
+  /// `outer` is not null where the source is such a copy, too. `of` is the
+  /// wrapper that it all comes from.
   MovedView(
       at::Tensor copy,
-      SpecPtr copy_spec,
       at::Tensor source,
-      SpecPtr source_spec,
+      Ways ways,
+      std::shared_ptr<MovedView> outer,
       const at::Tensor& of);
 
   /// Fetches what was written into the source since. Communication: none when
   /// nothing was, else a redistribution.
   void pull();
-  /// Writes the copy into the source. Communication: a redistribution.
+  /// Writes the copy into the source. Communication: a redistribution, and two
+  /// more where rows are shared.
   void push();
+  /// Whether this is, or is made from, a copy that shares rows.
+  bool shares_rows() const {
+    return ways_.shares_rows || (outer_ && outer_->shares_rows());
+  }
+  /// What was written into the copy is nothing: it is fetched anew.
+  void forget();
   /// Makes the copy contiguous, before anybody looks at it, and returns it.
   const at::Tensor& pack();
 
@@ -50,12 +67,13 @@ class MovedView {
   std::array<int64_t, 2> writes() const;
   bool is_stale() const;
   void note_seen();
+  void push_changes();
 
   at::Tensor copy_;
-  SpecPtr copy_spec_;
   at::Tensor source_;
-  SpecPtr source_spec_;
-  std::shared_ptr<MovedView> outer_; // the source is such a copy, too
+  Ways ways_;
+  std::shared_ptr<MovedView> outer_;
+  bool pushes_changes_; // several places stand for one element of the source
   c10::VariableVersion version_;
   bool has_version_ = false; // inference tensors have none
   std::array<int64_t, 2> seen_{};

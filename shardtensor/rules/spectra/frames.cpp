@@ -7,7 +7,6 @@
 #include <ATen/ops/pad.h>
 #include <ATen/ops/stft.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/unfold.h>
 #include <ATen/ops/unfold_backward.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -23,7 +22,7 @@
 
 // Frames of signals that are cut along time. A frame belongs to the rank that
 // holds the middle of its window; ranks send each other the rows that windows
-// share, there for stft and unfold and, summed, back for istft.
+// share. istft adds frames by unfold_backward (shared_windows.cpp).
 
 namespace shardtensor::detail {
 namespace {
@@ -154,135 +153,6 @@ Tensor stft_function(
   return wrapped(spectra, *call);
 }
 
-/// Windows that overlap, in a new last dim: a copy, for the rows that pieces
-/// share lie in no rank's memory. Others are views (windows.cpp).
-Tensor unfold_function(
-    c10::DispatchKeySet keys,
-    const Tensor& self,
-    int64_t dimension,
-    int64_t size,
-    int64_t step) {
-  const auto dims = self.dim();
-  const auto dim = at::maybe_wrap_dim(dimension, dims);
-  const bool overlap = dims > 0 && step > 0 && size > step &&
-      size <= self.size(dim) && spec(self)->is_sharded(dim) &&
-      spec(self)->mesh()->contains_this_rank();
-  if (!overlap) {
-    return at::_ops::unfold::redispatch(
-        below_function_level(keys), self, dim, size, step);
-  }
-  const auto last = self.movedim(dim, -1);
-  const auto call = plan_frames(spec(last), {size, step, size});
-  const auto rows =
-      gather_rows(to_local(redistribute(last, call->input)), *call);
-  const auto& piece = call->pieces.back();
-  auto sizes = call->output->sizes();
-  sizes.push_back(size);
-  Dims from(dims);
-  std::iota(from.begin(), from.end(), 0);
-  from.push_back(-1);
-  auto windows = rows.unfold(dims - 1, size, step)
-                     .narrow(dims - 1, piece.crop, piece.outputs);
-  const auto own = call->output->local_sizes();
-  for (int64_t other = 0; other + 1 < dims; ++other) {
-    windows = windows.narrow(other, 0, own[other]);
-  }
-  return from_local(windows, with_dims(call->output, std::move(sizes), from))
-      .movedim(dims - 1, dim);
-}
-
-// ---- frames to a signal -----------------------------------------------------
-
-struct OverlapAdd {
-  SpecPtr frames;
-  SpecPtr signal;
-  Dims span; // sizes of the rows under this rank's frames
-  EncodedExchange add; // from these to the signal
-};
-
-/// The rows under the frames of a position.
-Interval span_of(
-    const SpecPtr& frames,
-    int64_t dim,
-    int64_t position,
-    int64_t length,
-    int64_t step) {
-  const auto own = frames->interval(dim, position);
-  return own.empty()
-      ? Interval{0, 0}
-      : Interval{own.begin * step, (own.end - 1) * step + length};
-}
-
-OverlapAdd plan_overlap_add(
-    const SpecPtr& frames,
-    const Dims& sizes,
-    int64_t dim,
-    int64_t length,
-    int64_t step) {
-  Dims from(sizes.size());
-  std::iota(from.begin(), from.end(), 0);
-  ShardSpec::Partitions partitions(sizes.size());
-  partitions[dim] = own_outputs(
-      Stencil::conv_transpose({length, step}, frames->size(dim), sizes[dim]),
-      frames->partition(dim));
-  const auto signal = with_dims(
-      frames, sizes, from, Placement::replicate(), std::move(partitions));
-  const auto& mesh = *signal->mesh();
-  const auto rows = [&](int64_t, int64_t position) {
-    return boundary_rows(
-        span_of(frames, dim, position, length, step), sizes[dim]);
-  };
-  auto span = signal->local_sizes();
-  span[dim] = span_of(frames, dim, mesh.position(), length, step).extent();
-  const auto gather = plan_gather_rows(signal, {dim}, rows, mesh.position());
-  return {frames, signal, span, adjoint(encode(gather, mesh))};
-}
-
-std::shared_ptr<const OverlapAdd> find_overlap_add(
-    const SpecPtr& frames,
-    const Dims& sizes,
-    int64_t dim,
-    int64_t length,
-    int64_t step) {
-  static PlanCache<OverlapAdd> plans;
-  PlanKey key;
-  key.add(frames).add(sizes).add(dim).add(length).add(step);
-  return plans.find(
-      key, [&] { return plan_overlap_add(frames, sizes, dim, length, step); });
-}
-
-/// Frames, in a new last dim, are added where they were taken from.
-Tensor unfold_backward_function(
-    c10::DispatchKeySet keys,
-    const Tensor& grad,
-    at::IntArrayRef input_sizes,
-    int64_t dim,
-    int64_t size,
-    int64_t step) {
-  const auto dims = static_cast<int64_t>(input_sizes.size());
-  const auto time = at::maybe_wrap_dim(dim, dims);
-  const auto layout = dims == 0 ? nullptr : stencil_layout(spec(grad), {dims});
-  if (!layout || !layout->is_sharded(time) || size == 0 ||
-      !layout->mesh()->contains_this_rank()) {
-    return at::_ops::unfold_backward::redispatch(
-        below_function_level(keys),
-        grad,
-        c10::fromIntArrayRefSlow(input_sizes),
-        dim,
-        size,
-        step);
-  }
-  const auto plan =
-      find_overlap_add(layout, input_sizes.vec(), time, size, step);
-  const auto frames = to_local(redistribute(grad, layout));
-  // Without frames the result depends on them all the same, or this rank would
-  // leave backward's exchange to the others.
-  const auto rows = frames.numel() == 0
-      ? at::add(at::zeros(plan->span, frames.options()), at::sum(frames))
-      : at::unfold_backward(frames, plan->span, time, size, step);
-  return from_local(exchange(rows, plan->add), plan->signal);
-}
-
 /// PyTorch's own, but for a plain window, which stays plain: where windows do
 /// not overlap, it prints the least of their sums.
 Tensor istft_function(
@@ -316,10 +186,6 @@ Tensor istft_function(
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl("stft.center", function_rule<at::_ops::stft_center, stft_function>);
   m.impl("istft", function_rule<at::_ops::istft, istft_function>);
-  m.impl("unfold", function_rule<at::_ops::unfold, unfold_function>);
-  m.impl(
-      "unfold_backward",
-      function_rule<at::_ops::unfold_backward, unfold_backward_function>);
 }
 
 } // namespace shardtensor::detail

@@ -14,6 +14,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/view/kept_plans.h"
+#include "shardtensor/rules/view/shared_windows.h"
 
 // Views along dims that must be whole: windows, diagonals, other element types.
 
@@ -200,6 +201,9 @@ at::Tensor unfold_kernel(
       ", step ",
       step);
   const auto& own = spec(self);
+  if (windows_are_shared(own, dim, size, step)) {
+    return shared_windows(self, dim, size, step);
+  }
   const Tiles tiles{dim, size, step};
   const auto plan = find_view_plan(
       "unfold",
