@@ -269,11 +269,23 @@ void run_exchange(
   }
 }
 
+at::Tensor exchange_meta(
+    const at::Tensor& x,
+    c10::IntArrayRef code,
+    std::string) {
+  const auto exchange = decode(code);
+  return empty_target(x, exchange.target.sizes, exchange);
+}
+
 at::Tensor exchange_to_new(
     const at::Tensor& x,
     c10::IntArrayRef code,
     const std::string& group_name,
     c10::function_ref<void()> meanwhile) {
+  if (x.is_meta()) {
+    meanwhile();
+    return exchange_meta(x, code, group_name);
+  }
   const auto schedule = find_schedule(code, x);
   const auto source = checked_source(x, schedule->code);
   const at::Tensor target = make_target(x, schedule->code);
@@ -291,14 +303,6 @@ at::Tensor exchange_kernel(
     c10::IntArrayRef code,
     std::string group_name) {
   return exchange_to_new(x, code, group_name, [] {});
-}
-
-at::Tensor exchange_meta(
-    const at::Tensor& x,
-    c10::IntArrayRef code,
-    std::string) {
-  const auto exchange = decode(code);
-  return empty_target(x, exchange.target.sizes, exchange);
 }
 
 // ---- autograd ---------------------------------------------------------------
@@ -413,6 +417,10 @@ void exchange_onto(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
+  if (x.is_meta()) {
+    meanwhile();
+    return;
+  }
   const auto schedule = find_schedule(encoded.code, x, /*adds=*/true);
   const auto source = checked_source(x, schedule->code);
   at::Tensor boxed;

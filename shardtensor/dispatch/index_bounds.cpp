@@ -78,7 +78,8 @@ std::optional<int64_t> outside_of(
 }
 
 bool has_values(const at::Tensor& index) {
-  return !is_traced(is_shard_tensor(index) ? impl_of(index)->local() : index) &&
+  return !has_no_values(
+             is_shard_tensor(index) ? impl_of(index)->local() : index) &&
       index.numel() > 0 &&
       at::isIntegralType(index.scalar_type(), /*includeBool=*/false);
 }

@@ -346,7 +346,7 @@ bool sees_values(const Locals& locals, const Decision& decision) {
   return std::all_of(
       locals.tensors.begin(), locals.tensors.end(), [&](const auto& local) {
         return (local.is_cpu() || decision.refuses_on_devices) &&
-            !is_traced(local);
+            !has_no_values(local);
       });
 }
 

@@ -197,6 +197,11 @@ inline bool is_traced(const at::Tensor& local) {
           {c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
 }
 
+/// True for a local tensor of which only the sizes are known.
+inline bool has_no_values(const at::Tensor& local) {
+  return local.is_meta() || is_traced(local);
+}
+
 /// The implementation behind a ShardTensor. Raises for a plain tensor, also
 /// for one whose `.data` was set to a ShardTensor.
 ShardTensorImpl* impl_of(const at::Tensor& tensor);

@@ -170,6 +170,9 @@ std::shared_ptr<const RowExchange> row_exchange(
   const auto owned = order.layout();
   const auto named =
       order.rows({named_rows(local_of(index, wanted).tensor, extent)});
+  if (named.is_meta()) {
+    return std::make_shared<const RowExchange>(named, wanted, owned);
+  }
   auto& recent = recent_exchanges();
   auto exchange = find_same(
       op, index, named, recent.find(wanted, owned), extent, may_be_negative);
@@ -190,7 +193,7 @@ void plan_whole_index(
     int64_t dim,
     bool may_be_negative) {
   const auto layouts = layouts_to_meet(cut, spec, dim);
-  if (!layouts) {
+  if (!layouts || whole.is_meta()) {
     return;
   }
   const auto& [wanted, rows] = *layouts;

@@ -130,7 +130,7 @@ bool scatter_into_own_rows(
     const at::Tensor& self,
     const at::Tensor& mask,
     const at::Tensor& source) {
-  if (!is_shard_tensor(self) || is_traced(impl_of(self)->local()) ||
+  if (!is_shard_tensor(self) || has_no_values(impl_of(self)->local()) ||
       mask.scalar_type() != at::kBool ||
       source.scalar_type() != self.scalar_type() ||
       !at::is_expandable_to(mask.sizes(), self.sizes())) {

@@ -206,7 +206,7 @@ bool puts_rows(
     const Tensor& values,
     bool accumulate) {
   const auto named = named_by_rows(self, indices);
-  if (!named || self.numel() == 0 || is_traced(impl_of(self)->local())) {
+  if (!named || self.numel() == 0 || has_no_values(impl_of(self)->local())) {
     return false;
   }
   const auto wanted = without_partial(spec(self));

@@ -144,6 +144,14 @@ RowExchange::RowExchange(
   const auto own = rows->interval(0);
   first_row_ = own.begin;
   own_rows_ = own.end - own.begin;
+  if (named_rows.is_meta()) {
+    places_ = named_rows;
+    rows_of_others_ = sent_rows_ = named_rows.narrow(0, 0, 0);
+    sent_.resize(rows->partition(0).pieces());
+    received_ = sent_;
+    silent_ = true;
+    return;
+  }
 
   const auto is_other =
       named_rows.lt(own.begin).logical_or_(named_rows.ge(own.end));

@@ -38,7 +38,7 @@ class RowExchange {
   /// names, flat. `rows`: the layout of a tensor of one dim, cut along axes
   /// that all cut `index_spec`, too. `whole`: the rows that the whole index
   /// names, where every rank has it. Communication: none then, else two
-  /// exchanges of numbers, and a reduced one.
+  /// exchanges of numbers, and a reduced one. On meta none names others' rows.
   RowExchange(
       const at::Tensor& named_rows,
       SpecPtr index_spec,

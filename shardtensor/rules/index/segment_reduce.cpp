@@ -184,7 +184,8 @@ Tensor segment_reduce_function(
       runs->sizes().slice(0, runs->dim() - 1) ==
           data.sizes().slice(0, runs->dim() - 1);
   const bool is_one = is_known && runs->dim() == 1;
-  if (!(is_one || (is_known && !unsafe)) || is_traced(impl_of(data)->local())) {
+  if (!(is_one || (is_known && !unsafe)) ||
+      has_no_values(impl_of(data)->local())) {
     return without_rule<at::_ops::segment_reduce>(
         keys, data, reduce, lengths, indices, offsets, axis, unsafe, initial);
   }

@@ -58,7 +58,8 @@ std::optional<at::Tensor> fill_mask(
 std::optional<int64_t> place_of_mask(
     const at::Tensor& self,
     const Indices& given) {
-  return is_traced(impl_of(self)->local()) ? std::nullopt : only_mask(given);
+  return has_no_values(impl_of(self)->local()) ? std::nullopt
+                                               : only_mask(given);
 }
 
 /// x[mask] = values where every rank's rows of x get its rows of the values.
@@ -192,7 +193,7 @@ void write_rows(
     add_own_rows(local, spec, index, values);
   } else if (
       !asks &&
-      (is_traced(local) ||
+      (has_no_values(local) ||
        static_cast<int64_t>(local.nbytes()) <= kCheapCopy)) {
     write_beside_own_rows(local, spec, index, values);
   } else {

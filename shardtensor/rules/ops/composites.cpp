@@ -137,7 +137,7 @@ at::Tensor one_hot_function(const at::Tensor& classes, int64_t count) {
   if (classes.numel() == 0) {
     TORCH_CHECK(
         count > 0, "Can not infer total number of classes from empty tensor.");
-  } else if (!is_traced(impl_of(classes)->local())) {
+  } else if (!has_no_values(impl_of(classes)->local())) {
     const auto [lowest, highest] = at::aminmax(classes);
     TORCH_CHECK(
         lowest.item<int64_t>() >= 0, "Class values must be non-negative.");

@@ -265,7 +265,7 @@ void check_errors_kernel(
     const at::Tensor& info,
     std::string_view api_name,
     bool is_matrix) {
-  if (is_traced(local_of(info).tensor) || at::any(info).item<bool>()) {
+  if (has_no_values(local_of(info).tensor) || at::any(info).item<bool>()) {
     at::_linalg_check_errors(
         local_of(info, replicated(spec(info))).tensor, api_name, is_matrix);
   }

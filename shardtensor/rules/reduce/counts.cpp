@@ -64,7 +64,7 @@ at::Tensor histc_kernel(
   const auto given = local_of(self);
   auto lowest = min.toDouble();
   auto highest = max.toDouble();
-  if (lowest == highest && self.numel() > 0) {
+  if (lowest == highest && self.numel() > 0 && !self.is_meta()) {
     const auto [least, most] = at::aminmax(self);
     lowest = least.item<double>();
     highest = most.item<double>();

@@ -44,7 +44,7 @@ std::vector<int64_t> infer_sizes(
   if (!batched) {
     sizes.insert(sizes.begin(), 0);
   }
-  sizes[0] = 0;
+  sizes[0] = x.is_meta() ? 1 : 0; // Meta kernels in Python refuse none
   const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
   auto result = infer_empty(plain, at::empty(sizes, options), x).sizes().vec();
   if (batched) {

@@ -1,0 +1,66 @@
+"""ShardTensors on meta: sizes, strides and layouts without memory or messages."""
+
+import torch
+import torch.nn.functional as F
+from ranks import ranks, shard
+from torch.distributed.tensor import Shard
+
+import shardtensor
+
+
+def rows(x, *sizes):
+    """An index where x is."""
+    return torch.ones(sizes, dtype=torch.long, device=x.device)
+
+
+FAMILIES = {
+    "index": lambda x: x[:, rows(x, 3)],
+    "index_of_host": lambda x: x[:, torch.tensor([0, 2, 1], device="cpu")],
+    "index_select": lambda x: x.index_select(-1, rows(x, 5)),
+    "index_of_two": lambda x: x[rows(x, 3), rows(x, 3)],
+    "index_put": lambda x: x.index_put((rows(x, 3),), x[:3]),
+    "index_add": lambda x: x.index_add(0, rows(x, 3), x[:3]),
+    "index_reduce": lambda x: x.index_reduce(1, rows(x, 3), x[:, :3], "amax"),
+    "gather": lambda x: x.gather(1, rows(x, 4, 2, 8)),
+    "take_along_dim": lambda x: x.take_along_dim(rows(x, 1, 2, 1), 1),
+    "scatter": lambda x: x.scatter(0, rows(x, 4, 2, 8), x),
+    "embedding": lambda x: F.embedding(rows(x, 5), x[0]),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "nearest": lambda x: F.interpolate(x[None], scale_factor=2, mode="nearest"),
+    "nearest_line": lambda x: F.interpolate(x, (5,), mode="nearest-exact"),
+    "bilinear": lambda x: F.interpolate(x[None], (5, 7), mode="bilinear"),
+    "conv": lambda x: F.conv1d(x, x.new_ones(3, 6, 3), padding=1),
+    "pool": lambda x: F.max_pool1d(x, 2),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "softmax": lambda x: x.softmax(1),
+    "cumsum": lambda x: x.cumsum(0),
+    "sort": lambda x: x.sort(1)[0],
+    "fft": lambda x: torch.fft.rfft(x),
+    "product": lambda x: x @ x.mT,
+    "eigenvalues": lambda x: torch.linalg.eigvalsh(x @ x.mT),
+    "solve": lambda x: torch.linalg.solve(x @ x.mT, x),
+    "one_hot": lambda x: F.one_hot(rows(x, 4) * (x[:, 0, 0] > 9), 3),
+    "histogram": lambda x: x.histc(5),
+    "windows": lambda x: x.unfold(1, 3, 1)[:, 1:],
+    "dropout": lambda x: F.dropout(x),
+    "loss": lambda x: F.mse_loss(x, x * 2),
+}
+
+
+def shown(tensor):
+    local = tensor.to_local()
+    return tensor.shape, tensor.stride(), tensor.placements, local.shape, tensor.dtype
+
+
+@ranks(2)
+def test_meta_tensors_show_what_others_do(mesh):
+    for name, family in FAMILIES.items():
+        for dim in range(3):
+            x = shard(torch.randn(4, 6, 8), mesh, [Shard(dim)])
+            expected = shown(family(x.clone()))
+            meta = x.to("meta")
+            shardtensor.reset_comm_stats()
+            actual = family(meta)
+            assert actual.is_meta, name
+            assert shown(actual) == expected, (name, dim)
+            assert shardtensor.comm_stats().messages == 0, (name, dim)
