@@ -67,6 +67,7 @@ const std::unordered_map<std::string, const char*> kRightSides{
     {"aten::linalg_lu_solve", "B"},
     {"aten::linalg_solve_triangular", "B"},
     {"aten::ormqr", "input3"},
+    {"aten::triangular_solve", "self"},
 };
 
 /// Labels those dims of a right side and of the result that are neither batch
@@ -237,6 +238,7 @@ const RegisterRules of_matrices{
         "aten::linalg_solve_triangular",
         "aten::lu_unpack",
         "aten::ormqr",
+        "aten::triangular_solve",
     }};
 
 const RegisterRules of_matrices_with_factors{

@@ -124,6 +124,7 @@ COLUMNS = {
         lower(a), x.mT, upper=False, left=False
     ),
     "cholesky_solve": lambda a, x: torch.cholesky_solve(x, lower(a)),
+    "triangular_solve": lambda a, x: torch.triangular_solve(x, lower(a), False)[0],
     "lu_solve": lambda a, x: linalg.lu_solve(*linalg.lu_factor(a), x),
     "lu_solve_right": lambda a, x: linalg.lu_solve(
         *linalg.lu_factor(a), x.mT, left=False, adjoint=True
