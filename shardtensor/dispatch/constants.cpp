@@ -57,6 +57,24 @@ bool begins_itself(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) > 0;
 }
 
+/// Where nothing says before which layout fits, an operator that reads what is
+/// cut says so by its result.
+void begin_before_call(
+    const c10::OperatorHandle& op,
+    at::ArrayRef<c10::IValue> arguments,
+    const at::Tensor& target) {
+  const auto layout = written_layout(op, arguments, target);
+  bool reads_cut = false;
+  for (const auto& value : arguments) {
+    visit_tensors(value, [&](const at::Tensor& tensor) {
+      reads_cut |= is_shard_tensor(tensor) && !spec(tensor)->is_replicated();
+    });
+  }
+  if (layout || !reads_cut || is_elementwise(op.operator_name())) {
+    begin_write(*impl_of(target), layout);
+  }
+}
+
 bool may_know_zeros(const c10::IValue& value) {
   return value.isTensor() && is_shard_tensor(value.toTensor()) &&
       impl_of(value.toTensor())->may_know_zeros();
@@ -98,6 +116,18 @@ at::Tensor view_again(
 
 } // namespace
 
+bool writes_constant(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  const auto first = stack.size() - schema.arguments().size();
+  bool found = false;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    found = found || (is_written(op, i) && is_constant(stack[first + i]));
+  }
+  return found;
+}
+
 ConstantsOfCall::ConstantsOfCall(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack)
@@ -112,7 +142,7 @@ ConstantsOfCall::ConstantsOfCall(
         ++written;
         if (is_constant(tensor) && !begins_itself(op)) {
           begun_ = impl_of(tensor)->constant_view();
-          begin_write(*impl_of(tensor), written_layout(op, arguments, tensor));
+          begin_before_call(op, arguments, tensor);
         } else if (is_shard_tensor(tensor)) {
           still_zero_ = zeros_beside_write(tensor);
         }

@@ -10,6 +10,12 @@
 
 namespace shardtensor::detail {
 
+/// Whether the call writes into a constant that has no memory yet, for
+/// ConstantsOfCall leaves the layout to its result.
+bool writes_constant(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack);
+
 /// What a call at the function level means for the constants among its
 /// arguments, see Note [Constants]: those that it writes get their memory
 /// before, and know what stays zero after; its results know that they are views

@@ -210,6 +210,7 @@ void write_result(
   auto* impl = impl_of(target);
   const auto part = converted(result, target.scalar_type());
   if (target.sizes() == result.sizes()) {
+    begin_write(*impl, part.spec->is_replicated() ? nullptr : part.spec);
     impl->separate_elements();
     write_local(target, part.tensor, part.spec);
     return;

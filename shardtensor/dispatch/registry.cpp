@@ -13,6 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/constants.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/rule.h"
@@ -86,6 +87,9 @@ class RuleKernel : public c10::OperatorKernel {
       const OperatorHandle& op,
       DispatchKeySet,
       torch::jit::Stack* stack) {
+    if (writes_constant(op, *stack) && run_functional_form(op, stack)) {
+      return;
+    }
     run_rule(op, rule_, stack);
   }
 

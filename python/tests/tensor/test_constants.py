@@ -184,6 +184,11 @@ WRITES = {
     "where": lambda out, x: torch.where(x > 0, x, x + 1, out=out),
     "cumsum": lambda out, x: torch.cumsum(x, 0, out=out),
     "lists": lambda out, x: torch._foreach_add_([out], [x]),
+    "addmm_": lambda out, x: out.addmm_(x, torch.ones(5, 5, dtype=x.dtype)),
+    "addmv_": lambda out, x: out[:, 2].addmv_(x, torch.ones(5, dtype=x.dtype)),
+    "mm": lambda out, x: torch.mm(x, torch.ones(5, 5, dtype=x.dtype), out=out),
+    "sum": lambda out, x: torch.sum(x, 1, out=out[:, 1]),
+    "cat": lambda out, x: torch.cat([x[:, 3:], x[:, :3]], 1, out=out),
 }
 
 
@@ -222,7 +227,8 @@ def test_other_writes_and_reads_are_those_of_an_ordinary_tensor(mesh):
         scaled = torch.full((6, 5), 2.0, **wide).mul_(x).addcmul_(x, x)
         out = torch.empty(6, 5, **wide)
         torch.mul(x.detach(), 3, out=out)
-        return read, zeros, ones, mask, total, bigger, scaled, out
+        product = torch.ones(6, 5, **wide).addmm_(x, torch.ones(5, 5, **wide), beta=2)
+        return read, zeros, ones, mask, total, bigger, scaled, out, product
 
     for sizes in partitions(6, mesh.size()):
         check_op(Within(mesh, steps), sharded(x, [Shard(0)], {0: sizes}), mesh=mesh)
