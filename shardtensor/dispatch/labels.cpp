@@ -19,23 +19,77 @@ struct Assignment {
   std::map<int64_t, Partition> partitions; // by label
 };
 
-int64_t numel_of(const Operand& operand) {
-  return operand.spec ? operand.spec->numel() : 0;
+bool has_label(const std::vector<int64_t>& labels, int64_t label) {
+  return label != kPrivate && std::ranges::find(labels, label) != labels.end();
+}
+
+/// The numbers that would move where operand i didn't keep its layout. A cut
+/// along a contracted dim leaves terms, which the ranks add up: that counts
+/// against it where the same axes could cut a dim of this one and of the output
+/// instead, as they cut it in another operand.
+int64_t weight_of(
+    size_t i,
+    const std::vector<SpecPtr>& operands,
+    const std::vector<std::vector<int64_t>>& labels,
+    const std::vector<int64_t>& output,
+    int64_t output_numel) {
+  const auto& own = *operands[i];
+  int64_t weight = own.numel();
+  for (const auto dim : own.sharded_dims()) {
+    const auto contracted = labels[i][dim];
+    if (contracted == kPrivate || has_label(output, contracted)) {
+      continue;
+    }
+    const auto& axes = own.axes(dim);
+    const auto leaves_none = [&](size_t other, int64_t its_dim) {
+      const auto label = labels[other][its_dim];
+      return operands[other]->axes(its_dim) == axes &&
+          has_label(labels[i], label) && has_label(output, label);
+    };
+    for (size_t other = 0; other < operands.size(); ++other) {
+      if (operands[other] &&
+          std::ranges::any_of(
+              operands[other]->sharded_dims(),
+              [&](int64_t its_dim) { return leaves_none(other, its_dim); })) {
+        weight -= own.mesh()->ranks(axes) * output_numel;
+        break;
+      }
+    }
+  }
+  return weight;
+}
+
+int64_t numel_of(const std::vector<int64_t>& sizes) {
+  return std::accumulate(
+      sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
 /// The operands that have a say, strongest first.
-std::vector<size_t> by_weight(const Call& call) {
+std::vector<size_t> by_weight(Call& call, const Labels& labels) {
+  std::vector<SpecPtr> operands;
   std::vector<size_t> order;
   for (size_t i = 0; i < call.operands().size(); ++i) {
-    if (call.operand(i).spec && !is_out_argument(call, call.operand(i))) {
+    const auto& operand = call.operand(i);
+    operands.push_back(is_out_argument(call, operand) ? nullptr : operand.spec);
+    if (operands.back()) {
       order.push_back(i);
+    }
+  }
+  const auto& sizes = call.output_sizes();
+  std::vector<int64_t> weights(operands.size());
+  for (const size_t i : order) {
+    weights[i] = operands[i]->numel();
+    if (!sizes.empty()) {
+      const auto& output = labels.outputs[0];
+      const auto numel = numel_of(sizes[0]);
+      weights[i] = weight_of(i, operands, labels.operands, output, numel);
     }
   }
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const auto& left = call.operand(a);
     const auto& right = call.operand(b);
     return left.written != right.written ? left.written
-                                         : numel_of(left) > numel_of(right);
+                                         : weights[a] > weights[b];
   });
   return order;
 }
@@ -224,7 +278,7 @@ Assignment assign_axes(
     Linearity linearity,
     std::optional<size_t> addend) {
   Assignment assignment(call.mesh()->axes());
-  auto order = by_weight(call);
+  auto order = by_weight(call, labels);
   std::erase_if(order, [&](size_t i) { return i == addend; });
   for (const size_t i : order) {
     adopt(assignment, *call.operand(i).spec, labels.operands[i]);
@@ -325,8 +379,9 @@ ProductLayouts product_layouts(
     const std::vector<int64_t>& output_sizes) {
   std::vector<size_t> order(operands.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(
-      order, std::greater<>(), [&](size_t i) { return operands[i]->numel(); });
+  std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) {
+    return weight_of(i, operands, labels, output, numel_of(output_sizes));
+  });
   const auto& mesh = operands.front()->mesh();
   Assignment assignment(mesh->axes());
   for (const auto i : order) {

@@ -31,9 +31,11 @@ enum class Linearity {
 };
 
 /// The general rule. The largest operands keep their layout, the others follow
-/// (an in-place operand always keeps its own); ties go to the first. Partial
-/// operands are reduced unless `linearity` lets them stay. `addend`, an operand
-/// that is added to a contraction, is made Partial where the contraction is.
+/// (an in-place operand always keeps its own); ties go to the first. A cut
+/// along a contracted dim counts for less, by the terms it leaves on all ranks,
+/// where another operand's cut leaves none. Partial operands are reduced unless
+/// `linearity` lets them stay. `addend`, an operand that is added to a
+/// contraction, is made Partial where the contraction is.
 Decision rule_by_labels(
     Call& call,
     const Labels& labels,

@@ -148,6 +148,31 @@ TEST(Labels, ContractedDimsOfAnyTwoLayouts) {
   });
 }
 
+Decision batch_rule(Call& call) {
+  return rule_by_labels(
+      call, {{{3, 0, 1}, {3, 1, 2}}, {{3, 0, 2}}}, Linearity::Product);
+}
+
+TEST(Labels, BatchesOfAnyTwoLayouts) {
+  for_each_pair(5, {3, 4, 6}, {3, 6, 8}, [&](const auto& specs) {
+    check_rule("aten::bmm", "", specs, {}, batch_rule);
+  });
+}
+
+TEST(Labels, ACutSumCountsLessThanACutBatchByItsTerms) {
+  const auto mesh = mesh_of({2});
+  const auto left = make_spec(mesh, {2, 40, 6}, {Placement::shard(2)});
+  for (const int64_t columns : {1, 4}) { // 2 x 80 terms of 480, or 2 x 320
+    const auto right = make_spec(mesh, {2, 6, columns}, {Placement::shard(0)});
+    check_rule("aten::bmm", "", {left, right}, {}, [&](Call& call) {
+      const auto decision = batch_rule(call);
+      EXPECT_EQ(decision.inputs[0]->is_sharded(0), columns == 4);
+      EXPECT_EQ(decision.outputs[0]->has_partial(), columns == 1);
+      return decision;
+    });
+  }
+}
+
 TEST(Labels, APrivateDimIsNeverCut) {
   for_each_pair(3, {4, 6}, {4, 6}, [&](const auto& specs) {
     check_rule("aten::mul", "Tensor", specs, {}, [](Call& call) {
