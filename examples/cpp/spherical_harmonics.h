@@ -104,19 +104,33 @@ class SphericalHarmonics {
       int64_t modes,
       const shardtensor::MeshPtr& mesh = nullptr)
       : grid_(gauss_grid(latitudes)), longitudes_(longitudes), modes_(modes) {
+    // Each rank computes those of its latitudes.
+    const auto own = [&](const at::Tensor& rows) {
+      return mesh ? shardtensor::to_local(
+                        shardtensor::redistribute(
+                            shardtensor::promote(rows, mesh),
+                            {shardtensor::Placement::shard(0)}))
+                  : rows;
+    };
     const auto place = [&](const at::Tensor& x) {
       const auto matrix = x.to(at::kComplexDouble);
-      return mesh ? shardtensor::redistribute(
-                        shardtensor::promote(matrix, mesh),
-                        {shardtensor::Placement::shard(0)})
-                  : matrix;
+      if (!mesh) {
+        return matrix;
+      }
+      const auto by_latitude = shardtensor::make_spec(
+          mesh, {modes, modes, latitudes}, {shardtensor::Placement::shard(2)});
+      return shardtensor::redistribute(
+          shardtensor::from_local(matrix, by_latitude),
+          {shardtensor::Placement::shard(0)});
     };
-    const auto values = legendre(modes, grid_.sines);
-    const auto [south, east] = legendre_gradients(modes, grid_.sines);
+    const auto sines = own(grid_.sines);
+    const auto weights = own(grid_.weights);
+    const auto values = legendre(modes, sines);
+    const auto [south, east] = legendre_gradients(modes, sines);
     const auto degree = at::arange(modes, at::kDouble).unsqueeze(1);
-    const auto norm = grid_.weights / (degree * (degree + 1)).clamp_min(1);
+    const auto norm = weights / (degree * (degree + 1)).clamp_min(1);
     back_ = place(values);
-    there_ = place(values * grid_.weights);
+    there_ = place(values * weights);
     vector_back_ = {place(south), place(east)};
     vector_there_ = {place(south * norm), place(-east * norm)};
   }
