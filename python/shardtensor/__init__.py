@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardtensor import _patches, distributed, nn
 from shardtensor._C import is_shard_tensor
+from shardtensor.buffers import cut_buffers
 from shardtensor.constants import new_tensors_on
 from shardtensor.contract import einsum, tensordot, transpose
 from shardtensor.create import (
@@ -118,6 +119,7 @@ __all__ = [
     "comm_stats",
     "conv_overlap_bytes",
     "compute_sharding_shapes_from_chunking_global_shape",
+    "cut_buffers",
     "distribute_tensor",
     "distributed",
     "einsum",

@@ -1,5 +1,7 @@
 """Tensors from one rank, from equal ones and from nothing."""
 
+import contextlib
+
 import pytest
 import rig
 import torch
@@ -203,6 +205,46 @@ def test_distribute_takes_one_ranks_values(mesh):
     assert_close(distribute_tensor(x, mesh), x)
     with pytest.raises(ValueError, match="src_data_rank 9 is outside"):
         distribute_tensor(x, mesh, src_data_rank=9)
+
+
+class Tables(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", numbered(7, 4))
+        self.register_buffer("other", numbered(7))
+        self.register_buffer("none", None)
+        self.register_buffer("zeros", torch.zeros(4, 7))
+
+
+@ranks(1, 3, "2x2")
+def test_buffers_are_cut_where_they_are_registered(mesh):
+    others = [Replicate()] * (mesh.ndim - 1)
+    names = "Tables.rows", "Tables.none", "Tables.zeros", "other"
+    told = {name: [Shard(-2), *others] for name in names}
+    shardtensor.reset_comm_stats()
+    for new_tensors in (contextlib.nullcontext(), shardtensor.new_tensors_on(mesh)):
+        with shardtensor.cut_buffers(told, mesh), new_tensors:
+            tables = Tables()
+        for name in ("rows", "zeros"):
+            assert getattr(tables, name).placements == (Shard(0), *others)
+        assert type(tables.other) is torch.Tensor and tables.none is None
+    assert shardtensor.comm_stats().bytes == 0
+    if mesh.size() > 1:
+        rows = tables.rows.to_local().untyped_storage()
+        assert rows.nbytes() < numbered(7, 4).untyped_storage().nbytes()
+    assert_close(tables.rows, numbered(7, 4))
+    assert type(Tables().rows) is torch.Tensor
+    with (
+        pytest.raises(IndexError, match=r"cut_buffers: Tables.other: .*Shard\(dim=1"),
+        shardtensor.cut_buffers({"Tables.other": [Shard(1), *others]}, mesh),
+    ):
+        Tables()
+    with (
+        pytest.raises(ValueError, match="expected one placement for each"),
+        shardtensor.cut_buffers({"Tables.other": []}, mesh),
+    ):
+        pass
+    assert type(Tables().other) is torch.Tensor
 
 
 @ranks(2, 3)

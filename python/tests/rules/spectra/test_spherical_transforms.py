@@ -73,6 +73,71 @@ def test_transforms(mesh, name):
         assert y._spec == shard(x, mesh, placements, sizes)._spec
 
 
+class Either(torch.nn.Module):
+    """One device's transforms, and those whose polynomials are cut."""
+
+    def __init__(self, plain, cut):
+        super().__init__()
+        self.plain, self.cut = plain, cut
+
+    def forward(self, x):
+        cut = isinstance(x, shardtensor.ShardTensor)
+        return (self.cut if cut else self.plain)(x)
+
+
+def cut_polynomials(mesh):
+    """As the documentation cuts them."""
+    dims = {
+        "RealSHT.weights": -3,
+        "InverseRealSHT.pct": -3,
+        "RealVectorSHT.weights": -1,
+        "InverseRealVectorSHT.dpct": -3,
+    }
+    others = [Replicate()] * (mesh.ndim - 1)
+    placements = {name: [Shard(dim), *others] for name, dim in dims.items()}
+    return shardtensor.cut_buffers(placements, mesh)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", ["truncated", "vector gauss"])
+def test_cut_polynomials_meet_cut_spheres(mesh, name):
+    kind, grid, nlat, nlon, modes = CASES[name]
+    plain = transforms(kind, grid, nlat, nlon, **modes)
+    with cut_polynomials(mesh):
+        cut = transforms(kind, grid, nlat, nlon, **modes)
+    for whole, part in zip(plain.buffers(), cut.buffers(), strict=True):
+        assert part.to_local().numel() < 2 / 3 * whole.numel()
+    model = OnMesh(Either(plain, cut), mesh)
+    x = torch.randn(2, 2, nlat, nlon, dtype=torch.float64, requires_grad=True)
+    for layout, sizes in cuts(mesh, nlat, nlon):
+        with shardtensor.fallback_mode("error"):
+            part = sharded(x, layout, sizes)
+            check_op(model, part, mesh=mesh, second_order=True, **FINE)
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("kind", ["scalar", "vector"])
+def test_cut_polynomials_cost_no_message(mesh, kind):
+    placements = [Shard(3), Shard(4)][: mesh.ndim]
+    grid = kind, "legendre-gauss", 12, 24
+    models = [OnMesh(transforms(*grid), mesh)]
+    with cut_polynomials(mesh):
+        models.append(OnMesh(transforms(*grid), mesh))
+    for samples in (2, 40):  # smaller than the polynomials, and larger
+        x = torch.randn(samples, 2, 2, 12, 24, dtype=torch.float64)
+        sent = []
+        for model in models:
+            part = shard(x, mesh, placements).requires_grad_()
+            shardtensor.reset_comm_stats()
+            y = model(part)
+            forward = shardtensor.comm_stats().bytes
+            if kind == "scalar":
+                y.square().sum().backward()
+            sent.append((forward, shardtensor.comm_stats().bytes))
+        whole, cut = sent
+        assert all(a <= b for a, b in zip(cut, whole, strict=True)), sent
+
+
 @ranks(2, "2x2")
 def test_the_legendre_sum_is_scattered_to_the_modes(mesh):
     import torch_harmonics as th
