@@ -450,13 +450,14 @@ def _prepare(rank, message):
         MASTER_ADDR="localhost", MASTER_PORT=str(message["port"] or 29500),
     )  # fmt: skip
     if message["port"] is None:
+        store = dist.FileStore(os.path.join(message["folder"], "store"), count)
+        timeout = timedelta(seconds=message["timeout"])
         dist.init_process_group(
-            rig.BACKEND,
-            store=dist.FileStore(os.path.join(message["folder"], "store"), count),
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=message["timeout"]),
+            rig.BACKEND, store=store, rank=rank, world_size=count, timeout=timeout
         )
+        # Gloo's ranks connect one by one: nobody leaves before all have.
+        store.set(f"connected {rank}", "")
+        store.wait([f"connected {other}" for other in range(count)], timeout)
 
 
 def _outcome(path, module, call):
