@@ -59,9 +59,9 @@ at::Tensor bytes_differ(const at::Tensor& left, const at::Tensor& right) {
   return bytes_of(left).ne(bytes_of(right)).any(-1);
 }
 
-/// PyTorch writes into windows that overlap; which of the values lasts is for
-/// the order of its loops to say.
-bool may_write_twice(const at::Tensor& tensor) {
+/// Whether elements may lie in one place. PyTorch lets windows be written then,
+/// and the order of its loops says which value lasts.
+bool has_shared_places(const at::Tensor& tensor) {
   if (tensor.numel() == 0 || tensor.is_non_overlapping_and_dense()) {
     return false;
   }
@@ -83,7 +83,7 @@ bool may_write_twice(const at::Tensor& tensor) {
 }
 
 void check_rows_apart(const at::Tensor& tensor, MovedView& moved) {
-  if (moved.shares_rows() && may_write_twice(tensor)) {
+  if (moved.shares_rows() && has_shared_places(tensor)) {
     moved.forget();
     TORCH_CHECK(
         false,
@@ -110,7 +110,7 @@ MovedView::MovedView(
       source_(std::move(source)),
       ways_(std::move(ways)),
       outer_(std::move(outer)),
-      pushes_changes_(shares_rows() || may_write_twice(of)),
+      pushes_changes_(shares_rows() || has_shared_places(of)),
       has_version_(!of.is_inference()) {
   if (has_version_) {
     version_ = of.unsafeGetTensorImpl()->version_counter();
