@@ -87,7 +87,8 @@ def load(
     """Reads a checkpoint, the newest by default, into what `state` holds, in place,
     and returns its step; a number in `state` is replaced. Sizes and names must be
     those that were saved, layouts, wrappers, meshes and the number of ranks need
-    not. A missing or damaged file is an error on all ranks that names it.
+    not. A missing or damaged file is an error on all ranks that names it, after which
+    `state` holds parts of what was read.
     `missing_ok`: None where there is no such checkpoint, for a job that goes on
     where there is one; rank 0 says so for all."""
     told = "load", step, missing_ok, sorted(state)

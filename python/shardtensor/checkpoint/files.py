@@ -158,23 +158,32 @@ class Reader(FileSystemReader):
         for item in items:
             told = self.storage_data[item.storage_index]
             stream = Item(file, told.offset, told.length)
-            if told.offset not in checked:
-                _check(stream, told)
-                checked.add(told.offset)
-            if _is_changed(told):  # compressed by another program
-                stream = self.transforms.transform_load_stream(
-                    item, told.transform_descriptors, io.BytesIO(stream.read())
-                )
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(stream.read()))
-                continue
-            target = planner.resolve_tensor(item).detach()
-            read_tensor(stream, target, item.storage_offsets, item.lengths)
-            planner.commit_tensor(item, target)
+            try:
+                self._read_item(item, told, stream, planner)
+            finally:  # a wrong checksum explains whatever else went wrong
+                if told.offset not in checked:
+                    _check(stream, told)
+                    checked.add(told.offset)
 
+    def _read_item(self, item, told, stream, planner):
+        if item.type == LoadItemType.BYTE_IO:
+            _check(stream, told)  # before it is unpickled
+            stream = self._changed_back(item, told, stream)
+            planner.load_bytes(item, io.BytesIO(stream.read()))
+            return
+        target = planner.resolve_tensor(item).detach()
+        stream = self._changed_back(item, told, stream)
+        read_tensor(stream, target, item.storage_offsets, item.lengths)
+        planner.commit_tensor(item, target)
 
-def _is_changed(told):
-    return bool(getattr(told, "transform_descriptors", None))
+    def _changed_back(self, item, told, stream):
+        """Of what another program has compressed."""
+        changes = getattr(told, "transform_descriptors", None)
+        if not changes:
+            return stream
+        return self.transforms.transform_load_stream(
+            item, changes, io.BytesIO(stream.read())
+        )
 
 
 def _seal(path: Path) -> None:

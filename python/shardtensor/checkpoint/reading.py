@@ -22,6 +22,7 @@ class Item(io.RawIOBase):
     def __init__(self, file: io.FileIO, begin: int, length: int):
         self._file, self._begin, self.length = file, begin, length
         self._at = 0
+        self._summed = self._sum = 0  # bytes from the front, and their checksum
 
     def readable(self) -> bool:
         return True
@@ -38,12 +39,36 @@ class Item(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         count = min(len(buffer), max(0, self.length - self._at))
-        self.fill(memoryview(buffer)[:count], self._at)
+        self._read(memoryview(buffer)[:count], self._at)
         self._at += count
         return count
 
     def fill(self, buffer: memoryview, at: int) -> None:
-        """The buffer with what stands at `at`."""
+        """The buffer with what stands at `at`. Fills that ascend add to the checksum
+        as they go, while a processor's cache has each block."""
+        if at < self._summed:
+            self._read(buffer, at)
+            return
+        self._sum_up_to(at)
+        for first in range(0, len(buffer), BLOCK):
+            self._read_and_sum(buffer[first : first + BLOCK])
+
+    def crc32c(self) -> int:
+        """Of all of it; reads what fill has not."""
+        self._sum_up_to(self.length)
+        return self._sum
+
+    def _sum_up_to(self, end):
+        block = memoryview(bytearray(min(BLOCK, end - self._summed)))
+        while self._summed < end:
+            self._read_and_sum(block[: end - self._summed])
+
+    def _read_and_sum(self, block):
+        self._read(block, self._summed)
+        self._sum = _C.crc32c(block, self._sum)
+        self._summed += len(block)
+
+    def _read(self, buffer, at):
         done = 0
         while done < len(buffer):
             begin = self._begin + at + done
@@ -54,14 +79,6 @@ class Item(io.RawIOBase):
                 )
             done += count
 
-    def crc32c(self) -> int:
-        block, sum_ = memoryview(bytearray(BLOCK)), 0
-        for at in range(0, self.length, BLOCK):
-            part = block[: min(BLOCK, self.length - at)]
-            self.fill(part, at)
-            sum_ = _C.crc32c(part, sum_)
-        return sum_
-
 
 def read_tensor(
     stream: io.RawIOBase,
@@ -69,7 +86,8 @@ def read_tensor(
     offsets: tuple[int, ...],
     lengths: tuple[int, ...],
 ) -> None:
-    """Copies the box at `offsets` of the tensor in `stream` into `target`."""
+    """Copies the box at `offsets` of the tensor in `stream` into `target`. Whether the
+    bytes are those that were written is for the caller to ask, before or after."""
     found = None
     if isinstance(stream, Item):
         reader = torch._C.PyTorchFileReader(stream)

@@ -165,13 +165,33 @@ def strided(lengths, dtype):
 def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(bytes(3 * BLOCK))
     with open(tmp_path / "file", "rb", buffering=0) as file:
-        item = Item(file, 5, 3 * BLOCK - 5)
-        item.crc32c()
+        Item(file, 5, 3 * BLOCK - 5).crc32c()
         os.truncate(tmp_path / "file", BLOCK)
+        item = Item(file, 5, 3 * BLOCK - 5)
         with pytest.raises(OSError, match=f"it ends after {BLOCK - 5} of "):
             item.crc32c()
         with pytest.raises(OSError, match="it ends after"):
             item.fill(memoryview(bytearray(9)), BLOCK)
+
+
+def test_an_item_is_read_and_summed_in_one_pass(tmp_path, monkeypatch):
+    """Whatever box of it is wanted."""
+    counts, preadv = [], os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda *call: counts.append(preadv(*call)) or counts[-1]
+    )
+    x = torch.rand(3000, 500)
+    torch.save(x, tmp_path / "file")
+    data = (tmp_path / "file").read_bytes()
+    for begins, ends in boxes(x):
+        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        with open(tmp_path / "file", "rb", buffering=0) as file:
+            item, target = Item(file, 0, len(data)), torch.empty(lengths)
+            counts.clear()
+            read_tensor(item, target, begins, lengths)
+            assert item.crc32c() == _C.crc32c(data)
+            assert len(data) <= sum(counts) < len(data) + 10_000
+            assert torch.equal(target, x[tuple(map(slice, begins, ends))])
 
 
 def test_checksums_are_castagnolis():

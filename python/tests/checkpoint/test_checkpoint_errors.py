@@ -87,7 +87,7 @@ def test_a_missing_or_damaged_file_is_named(mesh, tmp_path):
     checkpoint.save({"x": x}, tmp_path, 0)
     file = tmp_path / "step_00000000" / "__1_0.distcp"
 
-    def text():
+    def text(x=x):
         dist.barrier()
         with pytest.raises(OSError) as caught:
             checkpoint.load({"x": x}, tmp_path)
@@ -100,9 +100,11 @@ def test_a_missing_or_damaged_file_is_named(mesh, tmp_path):
             file.write_bytes(data)
 
     data = file.read_bytes()
-    middle = len(data) // 2
-    change(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    assert f"{file} is damaged: its checksum is not" in text()
+    last_column = shard(torch.rand(400, 5), mesh, [Shard(1)], {1: (4, 1)})
+    for at in (9, len(data) // 2, len(data) - 99, len(data) - 9):
+        change(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert f"{file} is damaged: its checksum is not" in text()
+        assert f"{file} is damaged: its checksum is not" in text(last_column)
     change(data[:-100])
     assert f"{file} is damaged: it ends after" in text()
     if dist.get_rank() == 0:
