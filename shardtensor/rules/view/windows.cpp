@@ -4,7 +4,6 @@
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/as_strided_ops.h>
-#include <ATen/ops/diagonal_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_backward.h>
 #include <ATen/ops/view_as_complex.h>
@@ -16,12 +15,12 @@
 #include "shardtensor/rules/view/kept_plans.h"
 #include "shardtensor/rules/view/shared_windows.h"
 
-// Views along dims that must be whole: windows, diagonals, other element types.
+// Views along dims that must be whole: windows, other element types.
 
 namespace shardtensor::detail {
 namespace {
 
-// ---- windows and diagonals --------------------------------------------------
+// ---- windows ----------------------------------------------------------------
 
 /// The layout of `wanted` when `dims` (whole) go and new whole dims of `sizes`
 /// come at the end.
@@ -40,84 +39,6 @@ SpecPtr with_new_dims(
   from.resize(from.size() + sizes.size(), -1);
   all_sizes.insert(all_sizes.end(), sizes.begin(), sizes.end());
   return with_dims(wanted, std::move(all_sizes), from);
-}
-
-int64_t diagonal_size(int64_t rows, int64_t columns, int64_t offset) {
-  return std::max<int64_t>(
-      offset >= 0 ? std::min(rows, columns - offset)
-                  : std::min(rows + offset, columns),
-      0);
-}
-
-at::Tensor diagonal_kernel(
-    const at::Tensor& self,
-    int64_t offset,
-    int64_t dim1,
-    int64_t dim2) {
-  dim1 = at::maybe_wrap_dim(dim1, self.dim());
-  dim2 = at::maybe_wrap_dim(dim2, self.dim());
-  TORCH_CHECK(
-      dim1 != dim2, "diagonal: expected two different dims, got ", dim1);
-  const auto& own = spec(self);
-  const auto plan = find_view_plan(
-      "diagonal",
-      self,
-      {offset, dim1, dim2},
-      [&] {
-        const auto wanted = whole_dims(own, {dim1, dim2});
-        const auto size =
-            diagonal_size(self.size(dim1), self.size(dim2), offset);
-        return ViewPlan{wanted, with_new_dims(wanted, {dim1, dim2}, {size})};
-      },
-      [&](const at::Tensor& whole) {
-        return whole.diagonal(offset, dim1, dim2);
-      });
-  note_view_repair("diagonal", own, plan->wanted);
-  const auto source = view_source(self, plan->wanted);
-  return wrap_view(
-      source.local.diagonal(offset, dim1, dim2),
-      plan->output,
-      plan->strides,
-      self,
-      source,
-      plan->offset);
-}
-
-/// The layout of `spec` when whole dims are put where they were: dims[i] gets
-/// sizes[i]; the other dims stand in order in front of the last `dropped`.
-SpecPtr with_dims_back(
-    const SpecPtr& spec,
-    int64_t dropped,
-    const std::vector<int64_t>& input_sizes,
-    const std::vector<int64_t>& dims) {
-  std::vector<int64_t> from(input_sizes.size(), -1);
-  int64_t next = 0;
-  for (size_t dim = 0; dim < input_sizes.size(); ++dim) {
-    if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
-      from[dim] = next++;
-    }
-  }
-  TORCH_INTERNAL_ASSERT(next == spec->dim() - dropped);
-  return with_dims(spec, input_sizes, from);
-}
-
-at::Tensor diagonal_backward_kernel(
-    const at::Tensor& grad,
-    at::IntArrayRef input_sizes,
-    int64_t offset,
-    int64_t dim1,
-    int64_t dim2) {
-  const auto dims = static_cast<int64_t>(input_sizes.size());
-  const auto wanted = whole_dims(spec(grad), {grad.dim() - 1});
-  const auto output = with_dims_back(
-      wanted,
-      1,
-      input_sizes.vec(),
-      {at::maybe_wrap_dim(dim1, dims), at::maybe_wrap_dim(dim2, dims)});
-  const auto local = local_of(grad, wanted).tensor;
-  return wrap(
-      at::diagonal_backward(local, output->local_sizes(), offset, dim1, dim2),
-      output);
 }
 
 /// Windows of a dim, one after the other, that share no rows.
@@ -570,8 +491,6 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("diagonal", diagonal_kernel);
-  m.impl("diagonal_backward", diagonal_backward_kernel);
   m.impl("unfold", unfold_kernel);
   m.impl("unfold_backward", unfold_backward_kernel);
   m.impl("view_as_real", view_as_real_kernel);

@@ -172,6 +172,32 @@ def test_windows_gather_nothing(mesh, name):
     check_native(mesh, (7, 3), SLICES[name])
 
 
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("offset", [-6, -1, 0, 2, 9])
+def test_diagonals_gather_nothing(mesh, offset):
+    check_native(mesh, (7, 3), lambda x: x.diagonal(offset), second_order=True)
+    check_native(mesh, (5, 3, 6), lambda x: x.diagonal(offset, 2, 0))
+    check(mesh, (4, 6), lambda x: x.diagonal_scatter(x.diagonal(offset) * 2, offset))
+
+
+@ranks(2, 3)
+def test_a_diagonal_of_a_cut_matrix_is_a_view_without_messages(mesh):
+    """Into which a program writes, as into that of a covariance."""
+    whole = torch.randn(6, 6, requires_grad=True)
+    for dim in (0, 1):
+        for sizes in partitions(6, mesh.size(), repeated=False):
+            x = shard(whole, mesh, [Shard(dim)], {dim: sizes})
+            matrix = x * 1
+            shardtensor.reset_comm_stats()
+            matrix.diagonal(1).mul_(3)
+            matrix.square().backward(torch.ones(6, 6))
+            assert shardtensor.comm_stats().messages == 0
+            assert matrix.diagonal(1).placements == (Shard(0),)
+            factor = 1 + 2 * torch.eye(6).roll(1, 1).triu()
+            assert_close(matrix, whole.detach() * factor)
+            assert_close(x.grad, 2 * whole.detach() * factor**2)
+
+
 @ranks(3)
 def test_overlapping_windows_take_one_message_from_a_neighbour(mesh):
     x = torch.arange(24.0).reshape(12, 2).requires_grad_()
