@@ -93,8 +93,8 @@ Interval Stencil::reads(int64_t o) const {
       return {o * input_ / output_, ceil_div((o + 1) * input_, output_)};
     case Kind::Resample: {
       const Taps t = taps(o);
-      const auto [low, high] = std::minmax_element(t.rows, t.rows + t.count);
-      return {*low, *high + 1};
+      const auto [low, high] = std::ranges::minmax(t.rows);
+      return {low, high + 1};
     }
   }
   TORCH_INTERNAL_ASSERT(false);

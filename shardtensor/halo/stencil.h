@@ -35,7 +35,14 @@ struct Window {
 /// How an interpolation finds the rows that an output reads; the words are
 /// those of torch.nn.functional.interpolate.
 struct Resample {
-  enum class Mode { Nearest, NearestExact, Linear, Cubic };
+  enum class Mode {
+    Nearest,
+    NearestExact,
+    Linear,
+    Cubic,
+    LinearAntialias,
+    CubicAntialias
+  };
 
   Mode mode = Mode::Nearest;
   bool align_corners = false;
@@ -45,11 +52,12 @@ struct Resample {
   bool operator==(const Resample&) const = default;
 };
 
+bool is_antialiased(const Resample& how);
+
 /// One output of an interpolation: the weighted sum of these rows.
 struct Taps {
-  int64_t count = 0;
-  int64_t rows[4] = {0, 0, 0, 0};
-  double weights[4] = {0, 0, 0, 0};
+  std::vector<int64_t> rows;
+  std::vector<double> weights;
 };
 
 /// How one piece computes its outputs along a dim: gather the input rows

@@ -16,11 +16,7 @@ namespace {
 using Mode = Resample::Mode;
 
 Taps single(int64_t row) {
-  Taps taps;
-  taps.count = 1;
-  taps.rows[0] = row;
-  taps.weights[0] = 1;
-  return taps;
+  return {{row}, {1}};
 }
 
 // at::native::nearest_idx serves CUDA and backward; the CPU's forward works in
@@ -50,23 +46,13 @@ Taps linear_taps(
     int64_t output) {
   const Real scale = at::native::area_pixel_compute_scale<Real>(
       input, output, how.align_corners, how.scale);
-  Taps taps;
-  taps.count = 2;
+  int64_t first = 0;
+  int64_t second = 0;
   Real low = 0;
   Real high = 0;
   at::native::compute_source_index_and_lambda<Real, Real>(
-      taps.rows[0],
-      taps.rows[1],
-      low,
-      high,
-      scale,
-      o,
-      input,
-      output,
-      how.align_corners);
-  taps.weights[0] = low;
-  taps.weights[1] = high;
-  return taps;
+      first, second, low, high, scale, o, input, output, how.align_corners);
+  return {{first, second}, {low, high}};
 }
 
 template <typename Real>
@@ -81,15 +67,77 @@ Taps cubic_taps(const Resample& how, int64_t o, int64_t input, int64_t output) {
   Real weights[4];
   at::native::get_cubic_upsample_coefficients<Real>(weights, t);
   Taps taps;
-  taps.count = 4;
   for (int64_t j = 0; j < 4; ++j) {
-    taps.rows[j] = std::clamp<int64_t>(row - 1 + j, 0, input - 1);
-    taps.weights[j] = weights[j];
+    taps.rows.push_back(std::clamp<int64_t>(row - 1 + j, 0, input - 1));
+    taps.weights.push_back(weights[j]);
+  }
+  return taps;
+}
+
+/// The filters of Pillow, which PyTorch follows: a tent, and a cubic with
+/// a = -0.5; `reach` rows to either side of an output's centre.
+template <typename Real>
+struct Filter {
+  int64_t reach;
+
+  Real operator()(Real distance) const {
+    const Real x = std::abs(distance);
+    if (reach == 1) {
+      return x < 1 ? 1 - x : 0;
+    }
+    if (x < 1) {
+      return (Real(1.5) * x - Real(2.5)) * x * x + 1;
+    }
+    return x < 2 ? (((x - 5) * x + 8) * x - 4) * Real(-0.5) : 0;
+  }
+};
+
+/// Where there are more rows than outputs, the filter is as much wider: every
+/// row counts.
+template <typename Real>
+Taps antialias_taps(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output) {
+  if (input == output) {
+    return single(o); // PyTorch copies, whatever the scale
+  }
+  const Real scale = at::native::area_pixel_compute_scale<Real>(
+      input, output, how.align_corners, how.scale);
+  const Filter<Real> filter{how.mode == Mode::LinearAntialias ? 1 : 2};
+  const Real widen = std::max<Real>(scale, 1);
+  const Real support = static_cast<Real>(filter.reach) * widen;
+  const Real center = scale * (static_cast<Real>(o) + Real(0.5));
+  const auto begin =
+      std::max<int64_t>(static_cast<int64_t>(center - support + Real(0.5)), 0);
+  const auto end = std::min(
+      {static_cast<int64_t>(center + support + Real(0.5)),
+       input,
+       begin + 2 * static_cast<int64_t>(std::ceil(support)) + 1});
+  Taps taps;
+  Real sum = 0;
+  if (end <= begin) { // a scale that leads beyond the input
+    return {{std::min(begin, input - 1)}, {0}};
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    const Real weight =
+        filter((static_cast<Real>(row) - center + Real(0.5)) * (1 / widen));
+    taps.rows.push_back(row);
+    taps.weights.push_back(weight);
+    sum += weight;
+  }
+  for (auto& weight : taps.weights) {
+    weight = sum == 0 ? weight : static_cast<Real>(weight) / sum;
   }
   return taps;
 }
 
 } // namespace
+
+bool is_antialiased(const Resample& how) {
+  return how.mode == Mode::LinearAntialias || how.mode == Mode::CubicAntialias;
+}
 
 Taps Stencil::taps(int64_t o) const {
   const bool wide = how_.double_precision;
@@ -104,12 +152,18 @@ Taps Stencil::taps(int64_t o) const {
     case Mode::Cubic:
       return wide ? cubic_taps<double>(how_, o, input_, output_)
                   : cubic_taps<float>(how_, o, input_, output_);
+    case Mode::LinearAntialias:
+    case Mode::CubicAntialias:
+      return wide ? antialias_taps<double>(how_, o, input_, output_)
+                  : antialias_taps<float>(how_, o, input_, output_);
   }
   TORCH_INTERNAL_ASSERT(false);
 }
 
 double Stencil::local_scale() const {
-  if (output_ == input_ && how_.mode == Mode::Linear) {
+  const bool nearest =
+      how_.mode == Mode::Nearest || how_.mode == Mode::NearestExact;
+  if (output_ == input_ && !nearest && how_.mode != Mode::Cubic) {
     return 1; // PyTorch copies, whatever the scale
   }
   return how_.scale.has_value() && *how_.scale > 0
@@ -151,7 +205,11 @@ StencilPiece Stencil::shifted_piece(const Interval& outputs) const {
 int64_t Stencil::local_outputs(const StencilPiece& piece) const {
   const double scale = local_scale();
   const int64_t rows = piece.rows.extent();
-  int64_t outputs = std::max<int64_t>(1, piece.crop + piece.outputs);
+  // Note [Images one column wide]
+  // PyTorch's antialiasing on the CPU filters the rows of an image by wrong
+  // weights where the result is one column wide (2.11 to 2.13 at least).
+  const int64_t fewest = is_antialiased(how_) ? 2 : 1;
+  int64_t outputs = std::max(fewest, piece.crop + piece.outputs);
   // Copying and doubling are special cases that PyTorch recognizes by the
   // extents, whatever the scale: one more output, not kept, avoids them.
   while ((outputs == rows && scale != 1) ||

@@ -4,6 +4,8 @@
 #include <numeric>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_upsample_bicubic2d_aa_ops.h>
+#include <ATen/ops/_upsample_bilinear2d_aa_ops.h>
 #include <ATen/ops/_upsample_nearest_exact1d.h>
 #include <ATen/ops/adaptive_avg_pool1d.h>
 #include <ATen/ops/add.h>
@@ -19,7 +21,7 @@
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/upsample_bicubic2d.h>
+#include <ATen/ops/upsample_bicubic2d_ops.h>
 #include <ATen/ops/upsample_linear1d.h>
 #include <ATen/ops/upsample_nearest1d.h>
 #include <ATen/ops/zeros.h>
@@ -256,7 +258,7 @@ Tensor weighted_rows(
   for (int64_t o = outputs.begin; o < outputs.end; ++o) {
     const Taps taps = stencil.taps(o);
     Tensor sum = at::zeros({1, 1, 1}, rows.options());
-    for (int64_t j = 0; j < taps.count; ++j) {
+    for (int64_t j = 0; j < static_cast<int64_t>(taps.rows.size()); ++j) {
       const Tensor row = rows.narrow(2, taps.rows[j] - read.begin, 1);
       sum.add_(row, taps.weights[j]);
     }
@@ -277,11 +279,19 @@ Tensor upsample(
       return at::_upsample_nearest_exact1d(x, outputs, scale);
     case Resample::Mode::Linear:
       return at::upsample_linear1d(x, outputs, how.align_corners, scale);
-    case Resample::Mode::Cubic: {
-      const std::vector<int64_t> size{1, outputs};
-      return at::upsample_bicubic2d(
-                 x.unsqueeze(2), size, how.align_corners, std::nullopt, scale)
-          .squeeze(2);
+    default: {
+      const std::vector<c10::SymInt> size{1, outputs};
+      const auto call = [&](auto op) {
+        const auto image = x.unsqueeze(2);
+        return op(image, size, how.align_corners, std::nullopt, scale)
+            .squeeze(2);
+      };
+      if (how.mode == Resample::Mode::Cubic) {
+        return call(at::_ops::upsample_bicubic2d::call);
+      }
+      return how.mode == Resample::Mode::LinearAntialias
+          ? call(at::_ops::_upsample_bilinear2d_aa::call)
+          : call(at::_ops::_upsample_bicubic2d_aa::call);
     }
   }
   return x;
@@ -324,12 +334,18 @@ void expect_resampled(const Resample& how, int64_t extent, int64_t outputs) {
 TEST(Stencil, InterpolationOfPiecesIsTheWholeOne) {
   using Mode = Resample::Mode;
   for (const auto mode :
-       {Mode::Nearest, Mode::NearestExact, Mode::Linear, Mode::Cubic}) {
+       {Mode::Nearest,
+        Mode::NearestExact,
+        Mode::Linear,
+        Mode::Cubic,
+        Mode::LinearAntialias,
+        Mode::CubicAntialias}) {
     for (const bool wide : {false, true}) {
-      for (int64_t extent = 1; extent <= 13; ++extent) {
+      const int64_t step = mode < Mode::LinearAntialias ? 1 : 3;
+      for (int64_t extent = 1; extent <= 13; extent += step) {
         for (int64_t outputs = 1; outputs <= 28; ++outputs) {
           expect_resampled({mode, false, {}, wide}, extent, outputs);
-          if (mode == Mode::Linear || mode == Mode::Cubic) {
+          if (mode != Mode::Nearest && mode != Mode::NearestExact) {
             expect_resampled({mode, true, {}, wide}, extent, outputs);
           }
         }

@@ -12,6 +12,8 @@
 #include <map>
 
 #include <ATen/native/UpSample.h>
+#include <ATen/ops/_upsample_bicubic2d_aa_ops.h>
+#include <ATen/ops/_upsample_bilinear2d_aa_ops.h>
 #include <ATen/ops/_upsample_nearest_exact1d_ops.h>
 #include <ATen/ops/_upsample_nearest_exact2d_ops.h>
 #include <ATen/ops/_upsample_nearest_exact3d_ops.h>
@@ -45,7 +47,9 @@ bool is_nearest(const Upsample& u) {
 }
 
 /// For one dim, this rank's outputs as sums of weighted input rows: output i is
-/// the sum over j of weights[j][i] * rows[j][i], local rows.
+/// the sum over j of weights[j][i] * rows[j][i], local rows. An output of fewer
+/// rows than another takes its last one several times, for parts of its weight:
+/// zero times infinity would be NaN.
 struct WeightedRows {
   std::vector<std::vector<int64_t>> rows;
   std::vector<std::vector<double>> weights;
@@ -63,19 +67,25 @@ WeightedRows weigh(
     const Stencil& stencil,
     const StencilPiece& piece,
     const Interval& outputs) {
-  WeightedRows result;
+  std::vector<Taps> all;
+  size_t most = 1;
   for (int64_t o = outputs.begin; o < outputs.end; ++o) {
-    const Taps taps = stencil.taps(o);
-    result.rows.resize(taps.count);
-    result.weights.resize(taps.count);
-    for (int64_t j = 0; j < taps.count; ++j) {
-      result.rows[j].push_back(taps.rows[j] - piece.rows.begin);
-      result.weights[j].push_back(taps.weights[j]);
-    }
+    all.push_back(stencil.taps(o));
+    most = std::max(most, all.back().rows.size());
   }
-  if (outputs.empty()) { // one tap for no output
-    result.rows.resize(1);
-    result.weights.resize(1);
+  WeightedRows result;
+  result.rows.resize(most);
+  result.weights.resize(most);
+  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
+    const Taps& taps = all[o - outputs.begin];
+    const auto last = taps.rows.size() - 1;
+    for (size_t j = 0; j < most; ++j) {
+      const auto tap = std::min(j, last);
+      const auto times = tap == last ? most - last : 1;
+      result.rows[j].push_back(taps.rows[tap] - piece.rows.begin);
+      result.weights[j].push_back(
+          taps.weights[tap] / static_cast<double>(times));
+    }
   }
   return result;
 }
@@ -106,10 +116,25 @@ std::vector<Stencil> stencils_of(const Upsample& u, const Tensor& x) {
   return stencils;
 }
 
+/// What PyTorch's antialiasing does as in no piece: on a GPU it blurs a dim
+/// that keeps its extent, on the CPU it is wrong for one column (Note [Images
+/// one column wide]).
+bool is_odd(const Upsample& u, const Tensor& x) {
+  if (!is_antialiased(resample_of(u, 0, x))) {
+    return false;
+  }
+  bool odd = x.is_cpu() && u.size.back() == 1;
+  for (size_t i = 0; i < u.size.size(); ++i) {
+    const bool keeps = u.size[i] == x.size(static_cast<int64_t>(i) + 2);
+    odd = odd || (!x.is_cpu() && keeps && u.scales[i].value_or(1) != 1);
+  }
+  return odd;
+}
+
 /// Images of integers have their own fixed-point arithmetic.
 std::vector<int64_t> whole_dims(const Upsample& u, const Tensor& x) {
   std::vector<int64_t> whole;
-  if (!is_nearest(u) && !x.is_floating_point()) {
+  if (is_odd(u, x) || (!is_nearest(u) && !x.is_floating_point())) {
     for (int64_t dim = 2; dim < x.dim(); ++dim) {
       whole.push_back(dim);
     }
@@ -162,7 +187,8 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
     plan.plain.size.push_back(cut ? stencil.local_outputs(piece) : u.size[i]);
     plan.plain.scales.push_back(cut ? stencil.local_scale() : u.scales[i]);
   }
-  if (!is_nearest(u) && plan.weighted.empty()) {
+  const bool simple = u.mode == Mode::Linear || u.mode == Mode::Cubic;
+  if (simple && plan.weighted.empty()) {
     plan.overlap = plan_upsample_overlap(
         plan.call, x.suggest_memory_format(), stencils, plan.plain);
   }
@@ -351,6 +377,8 @@ constexpr auto kNearest = Mode::Nearest;
 constexpr auto kExact = Mode::NearestExact;
 constexpr auto kLinear = Mode::Linear;
 constexpr auto kCubic = Mode::Cubic;
+constexpr auto kLinearAntialias = Mode::LinearAntialias;
+constexpr auto kCubicAntialias = Mode::CubicAntialias;
 
 } // namespace
 
@@ -412,6 +440,18 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   m.impl(
       "upsample_bicubic2d.vec",
       smooth_vec<ops::upsample_bicubic2d_vec, kCubic, 2>);
+  m.impl(
+      "_upsample_bilinear2d_aa",
+      smooth<ops::_upsample_bilinear2d_aa, kLinearAntialias, Scale, Scale>);
+  m.impl(
+      "_upsample_bicubic2d_aa",
+      smooth<ops::_upsample_bicubic2d_aa, kCubicAntialias, Scale, Scale>);
+  m.impl(
+      "_upsample_bilinear2d_aa.vec",
+      smooth_vec<ops::_upsample_bilinear2d_aa_vec, kLinearAntialias, 2>);
+  m.impl(
+      "_upsample_bicubic2d_aa.vec",
+      smooth_vec<ops::_upsample_bicubic2d_aa_vec, kCubicAntialias, 2>);
 }
 
 } // namespace shardtensor::detail

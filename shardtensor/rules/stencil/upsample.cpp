@@ -1,5 +1,7 @@
 #include "shardtensor/rules/stencil/upsample.h"
 
+#include <ATen/ops/_upsample_bicubic2d_aa.h>
+#include <ATen/ops/_upsample_bilinear2d_aa.h>
 #include <ATen/ops/_upsample_nearest_exact1d.h>
 #include <ATen/ops/_upsample_nearest_exact2d.h>
 #include <ATen/ops/_upsample_nearest_exact3d.h>
@@ -59,6 +61,21 @@ Tensor plain_linear(const Upsample& u, const Tensor& x) {
   }
 }
 
+/// PyTorch has these for images alone.
+Tensor plain_antialias(const Upsample& u, const Tensor& x) {
+  const auto& s = u.scales;
+  const bool corners = u.align_corners;
+  if (u.dims() == 1) {
+    auto image = u; // of one row, see Note [Images one column wide]
+    image.size.insert(image.size.begin(), 1);
+    image.scales.insert(image.scales.begin(), std::nullopt);
+    return plain_antialias(image, x.unsqueeze(-2)).squeeze(-2);
+  }
+  return u.mode == Mode::LinearAntialias
+      ? at::_upsample_bilinear2d_aa(x, u.size, corners, s[0], s[1])
+      : at::_upsample_bicubic2d_aa(x, u.size, corners, s[0], s[1]);
+}
+
 } // namespace
 
 Tensor plain_upsample(const Upsample& u, const Tensor& x) {
@@ -72,6 +89,9 @@ Tensor plain_upsample(const Upsample& u, const Tensor& x) {
     case Mode::Cubic:
       return at::upsample_bicubic2d(
           x, u.size, u.align_corners, u.scales[0], u.scales[1]);
+    case Mode::LinearAntialias:
+    case Mode::CubicAntialias:
+      return plain_antialias(u, x);
   }
   TORCH_INTERNAL_ASSERT(false);
 }

@@ -5,8 +5,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import check_op, partitions, ranks, shard, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
+
+import shardtensor
 
 MODES = ["nearest", "nearest-exact", "linear", "linear corners", "area"]
 
@@ -22,7 +24,8 @@ def options(mode, dims):
         name = {1: "linear", 2: "bilinear", 3: "trilinear"}[dims]
     corners = {"align_corners": "corners" in mode}
     smooth = name.endswith("linear") or name == "bicubic"
-    return {"mode": name, **(corners if smooth else {})}
+    antialias = {"antialias": True} if "antialias" in mode else {}
+    return {"mode": name, **(corners if smooth else {}), **antialias}
 
 
 @ranks(1, 2, 3, 4)
@@ -158,6 +161,42 @@ def test_weighted_dim_beside_one_that_owned_rows_give(mesh, mode):
         mesh=mesh,
         second_order=True,
     )
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "bicubic corners"])
+def test_antialiasing_reads_what_its_filter_covers(mesh, mode):
+    """Any sizes, down (where a filter covers many rows) and up."""
+    x = leaf(1, 2, 16, 11)
+    layouts = [[Shard(2)], [Shard(3)]]
+    if mesh.ndim == 2:
+        layouts = [[Shard(2), Shard(3)], [Replicate(), Shard(3)], [Shard(0), Shard(2)]]
+    interpolate = partial(F.interpolate, **options(f"{mode} antialias", 2))
+    with shardtensor.fallback_mode("error"):
+        for placements in layouts:
+            for sizes in [(8, 5), (16, 4), (3, 11), (32, 13)]:
+                fn = partial(interpolate, size=sizes)
+                check_op(fn, sharded(x, placements), mesh=mesh, second_order=True)
+            for scale in [(0.5, 0.25), (0.97, 0.3), (2, 1.3)]:
+                fn = partial(interpolate, scale_factor=scale)
+                check_op(fn, sharded(x, placements), mesh=mesh)
+    column = partial(interpolate, size=(7, 1))
+    check_op(column, sharded(x, layouts[0]), mesh=mesh)  # which PyTorch gets wrong
+    uneven = sharded(x, [Shard(2)] * mesh.ndim, {2: [13, 1, 2, 0][: mesh.size()]})
+    if mesh.size() in (3, 4):
+        check_op(partial(interpolate, size=(5, 7)), uneven, mesh=mesh)
+
+
+@ranks(2)
+def test_antialiasing_spreads_an_infinity_no_further_than_one_device(mesh):
+    whole = torch.ones(1, 1, 20, 6)
+    whole[..., 9, 2] = torch.inf
+    x = shard(whole, mesh, [Shard(2)])
+    for sizes in [(10, 3), (7, 6), (20, 4), (30, 9)]:
+        for mode in ("bilinear", "bicubic"):
+            options = {"size": sizes, "mode": mode, "antialias": True}
+            found = F.interpolate(x, **options).full_tensor()
+            assert_close(found, F.interpolate(whole, **options))
 
 
 @ranks(2)

@@ -108,6 +108,8 @@ def interpolate(draw, dims, extents):
         options["size"] = [draw.randint(1, 2 * n) for n in extents]
     else:
         options["scale_factor"] = each(draw, dims, 1.0, 1.4, 2.0, 3.0)
+    if dims == 2 and smooth:
+        options["antialias"] = draw.choice([False, True])
     return partial(F.interpolate, mode=mode, **options), ()
 
 
