@@ -25,11 +25,15 @@ def main():
     if options.programs:
         return try_programs(options)
     records = []
+    names = options.only or [*subjects.OPERATORS, *subjects.MODULES]
     for mesh in options.mesh:
-        for name in options.only or [*subjects.OPERATORS, *subjects.MODULES]:
+        for count, name in enumerate(names, 1):
             found = sweep.sweep(mesh, name, options.samples, only=options.case)
             records += found
             print(sweep.described(found), end="", flush=True)
+            if count % 50 == 0:  # of an hour
+                told = f"mesh {mesh}: {count} of {len(names)}, {len(records)} cases"
+                print(told, file=sys.stderr, flush=True)
     if not options.only:
         coverage.write(records, options.samples, COVERAGE)
     failed = sum(r.kind in sweep.FAILED for r in records)
