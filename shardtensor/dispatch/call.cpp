@@ -159,10 +159,20 @@ const std::vector<std::vector<int64_t>>& Call::output_sizes() {
   for (const auto& value : stack) {
     visit_tensors(value, [&](const at::Tensor& tensor) {
       output_sizes_.push_back(tensor.sizes().vec());
+      output_strides_.push_back(tensor.strides().vec());
     });
   }
   inferred_ = true;
   return output_sizes_;
+}
+
+const std::vector<std::vector<int64_t>>& Call::output_strides() {
+  output_sizes();
+  return output_strides_;
+}
+
+void Call::set_output_strides(std::vector<std::vector<int64_t>> strides) {
+  output_strides_ = std::move(strides);
 }
 
 } // namespace shardtensor

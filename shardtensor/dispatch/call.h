@@ -62,6 +62,9 @@ class Call {
   const std::vector<std::vector<int64_t>>& output_sizes();
   /// For a rule that knows the sizes and has checked the arguments.
   void set_output_sizes(std::vector<std::vector<int64_t>> sizes);
+  /// Their strides, of which the same holds; none where sizes alone were set.
+  const std::vector<std::vector<int64_t>>& output_strides();
+  void set_output_strides(std::vector<std::vector<int64_t>> strides);
 
  private:
   torch::jit::Stack run_on_meta() const;
@@ -72,6 +75,7 @@ class Call {
   c10::SmallVector<Operand, 4> operands_;
   MeshPtr mesh_;
   std::vector<std::vector<int64_t>> output_sizes_;
+  std::vector<std::vector<int64_t>> output_strides_;
   bool inferred_ = false;
 };
 

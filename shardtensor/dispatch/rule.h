@@ -27,6 +27,9 @@ struct Decision {
   std::vector<SpecPtr> outputs;
   /// Arguments to replace in the local call: global sizes made local, say.
   std::vector<std::pair<size_t, c10::IValue>> arguments;
+  /// One per output tensor, where no other member tells: see Note [Nominal
+  /// strides].
+  std::vector<std::vector<int64_t>> strides = {};
   /// The outputs lie in memory in the operands' order of dims, as those of
   /// TensorIterator do: see Note [Nominal strides].
   bool keeps_order = false;

@@ -232,6 +232,7 @@ class Outputs {
 
  private:
   at::Tensor wrapped(const at::Tensor& local) {
+    const auto index = next_;
     auto spec = take();
     if (!spec) {
       spec = make_replicated(call_.mesh(), local.sizes().vec());
@@ -240,7 +241,9 @@ class Outputs {
       return wrap(
           local,
           spec,
-          nominal_strides(call_, decision_.keeps_order, spec->sizes()));
+          index < decision_.strides.size()
+              ? decision_.strides[index]
+              : nominal_strides(call_, decision_.keeps_order, spec->sizes()));
     }
     const auto& tensor = locals_.viewed->tensor;
     const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 
 // Operators on matrices that stand in the last two dims: each matrix is needed
 // whole, the dims in front are a batch.
@@ -114,6 +116,27 @@ int64_t batch_dims_of_factors(const Call& call, int64_t batch) {
       : batch;
 }
 
+std::vector<int64_t> column_major(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::swap(order.at(0), order.at(1));
+  return dense_strides(order, sizes);
+}
+
+/// With the strides that PyTorch gives: most results are column-major, also two
+/// of which its Meta kernels say something else.
+Decision with_strides(Call& call, Decision decision) {
+  decision.strides = call.output_strides();
+  const auto& op = call.op().operator_name().name;
+  const auto& last = call.output_sizes().back();
+  const bool is_told_wrongly = op == "aten::linalg_eig" ||
+      (op == "aten::_linalg_svd" && call.operand(0).tensor.is_cpu());
+  if (is_told_wrongly && last.size() > 1) {
+    decision.strides.back() = column_major(last);
+  }
+  return decision;
+}
+
 Decision matrices_rule(Call& call) {
   const bool checks = call.has_argument("check_errors") &&
       call.argument("check_errors").toBool();
@@ -122,7 +145,7 @@ Decision matrices_rule(Call& call) {
        call.operand(1).tensor.size(-2) == call.operand(1).tensor.size(-1))) {
     auto decision = replicate_rule(call);
     decision.is_repair = true;
-    return decision;
+    return with_strides(call, std::move(decision));
   }
   std::vector<int64_t> batch;
   const auto visit = [&](const auto& see) {
@@ -164,7 +187,7 @@ Decision matrices_rule(Call& call) {
     output = output ? without_partial(output) : output;
   }
   decision.is_repair = gathers(call, decision);
-  return decision;
+  return with_strides(call, std::move(decision));
 }
 
 /// LU factors are those of the transposed matrix where it is contiguous.
@@ -196,6 +219,11 @@ void infer_least_squares(Call& call) {
        residuals.sizes().vec(),
        rank.sizes().vec(),
        singular_values.sizes().vec()});
+  call.set_output_strides(
+      {solution.strides().vec(),
+       residuals.strides().vec(),
+       rank.strides().vec(),
+       singular_values.strides().vec()});
 }
 
 /// Of operators that raise for a matrix that they cannot take.
@@ -207,6 +235,8 @@ Decision raising_rule(Call& call) {
   if (needs_batch(call)) {
     auto whole = replicate_rule(call);
     whole.is_repair = true;
+    // Values say which others there are.
+    whole.strides = {call.output_strides().at(0)};
     return whole;
   }
   auto decision = matrices_rule(call);

@@ -86,19 +86,22 @@ std::shared_ptr<const StencilCall> plan_frames(
 }
 
 /// Local spectra, (samples, frequencies, frames) or more, as `call` has them.
+/// Frames lie one after the other, as those that a transform is taken of.
 Tensor wrapped(const Tensor& local, const StencilCall& call) {
-  const auto time = call.output->dim(); // frequencies come before it
-  auto kept = local.narrow(time, 0, call.pieces.back().outputs);
-  auto sizes = local.sizes().vec();
+  const auto time = call.output->dim() - 1;
+  auto kept = local.transpose(time, time + 1)
+                  .narrow(time, 0, call.pieces.back().outputs);
+  auto sizes = kept.sizes().vec();
   Dims from(sizes.size(), -1);
-  from[time] = time - 1;
-  sizes[time] = call.output->size(time - 1);
-  if (time == 2) {
+  from[time] = time;
+  sizes[time] = call.output->size(time);
+  if (time == 1) {
     from[0] = 0;
     sizes[0] = call.output->size(0);
     kept = kept.narrow(0, 0, call.output->local_sizes()[0]);
   }
-  return from_local(kept, with_dims(call.output, std::move(sizes), from));
+  return from_local(kept, with_dims(call.output, std::move(sizes), from))
+      .transpose(time, time + 1);
 }
 
 Tensor stft_function(

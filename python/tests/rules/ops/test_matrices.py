@@ -72,6 +72,28 @@ def test_batches_of_matrices(mesh, name):
     check_native(mesh, None, MATRICES[name], x=x)
 
 
+@ranks(2, 3)
+@pytest.mark.parametrize("name", MATRICES)
+def test_what_is_a_view_and_what_a_copy_is_as_on_one_device(mesh, name):
+    """Most results are column-major: rows that are flattened are copied."""
+    for sizes in ((4, 3, 3), (3, 3)):
+        whole = torch.randn(sizes, dtype=torch.float64)
+        given = shard(whole, mesh, [Shard(0)])
+        given_turned = shard(whole.mT, mesh, [Shard(0)]).mT
+        for x in (given, given_turned):
+            one = whole if x is given else whole.mT.contiguous().mT
+            for y, expected in zip(*(outputs(MATRICES[name](a)) for a in (x, one))):
+                assert y.stride() == expected.stride(), (sizes, y.stride())
+                written, same = y.clone(), expected.clone()
+                written.flatten()[:2].mul_(3)
+                same.flatten()[:2].mul_(3)
+                assert_close(written, same)
+
+
+def outputs(result):
+    return [result] if isinstance(result, torch.Tensor) else result
+
+
 @ranks(2)
 def test_a_single_matrix(mesh):
     check(mesh, (4, 4), MATRICES["cholesky"])

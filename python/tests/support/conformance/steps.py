@@ -254,7 +254,9 @@ def scattered(w):
     """Rows and elements that are written, added or taken by an index."""
     x = w.tensor(lambda x: x.dim())
     dim = w.dim(x)
-    extent = w.values[x].shape[dim]
+    shape = w.values[x].shape
+    # Of a tensor without elements PyTorch takes rows that do not exist; we don't.
+    extent = shape[dim] if shape.numel() else 0
     chosen = [w.pick(*range(extent)) for _ in range(2)] if extent else []
     rows = f"torch.tensor({chosen}, dtype=torch.int64)"
     text = w.pick(
