@@ -53,7 +53,15 @@ bool is_row_major(const std::string& op) {
 
 /// Their results lie as the first operand does.
 bool keeps_first_order(const std::string& op) {
-  return op == "aten::glu" || op == "aten::index_fill" || op == "aten::sort";
+  return op == "aten::addr" || op == "aten::glu" || op == "aten::index_fill" ||
+      op == "aten::sort";
+}
+
+/// Their first operand, in whatever order, is copied into row-major memory.
+bool copies_first(const Call& call) {
+  const auto& op = call.op().operator_name().name;
+  return op == "aten::masked_fill" || op == "aten::mvlgamma" ||
+      (op == "aten::angle" && call.operand(0).tensor.is_complex());
 }
 
 /// What cat makes: the operands' format where all have the same.
@@ -229,9 +237,7 @@ Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
     }
   }
   auto strides = elementwise_strides(read, sizes);
-  const bool is_copied_first = // into contiguous memory
-      !strides.empty() && call.op().operator_name().name == "aten::masked_fill";
-  return is_copied_first ? Dims() : strides;
+  return !strides.empty() && copies_first(call) ? Dims() : strides;
 }
 
 } // namespace shardtensor::detail

@@ -335,7 +335,10 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
       ? at::zeros(tensor.sizes(), tensor.options())
       : tensor.detach();
   check_equal_on_all_ranks(local, *mesh);
-  auto result = wrap(local, make_replicated(mesh, tensor.sizes().vec()));
+  auto result = wrap(
+      local,
+      make_replicated(mesh, tensor.sizes().vec()),
+      tensor.is_contiguous() ? at::IntArrayRef() : local.strides());
   share_version_counter(tensor, result);
   check_no_tangent("a plain tensor beside ShardTensors", tensor);
   connect<PromoteBackward>(result, tensor, mesh);

@@ -18,7 +18,12 @@ RESULTS = {
     "contiguous_first": lambda x: torch.ones(x.shape, dtype=x.dtype) + x,
     "row": lambda x: x * torch.ones(x.shape[-1:], dtype=x.dtype),
     "column": lambda x: torch.ones(x.shape[0], *[1] * (x.dim() - 1)) * x,
+    "plain_first": lambda x: torch.empty_strided(x.shape, x.stride()).fill_(2) * x,
     "cast": lambda x: x.float(),
+    "angle": lambda x: (x + 1j).angle(),
+    "mvlgamma": lambda x: torch.mvlgamma(x.abs() + 3, 2),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.ones(999).double()),
+    "put": lambda x: x.put(torch.tensor([0, 1]), torch.ones(2).double()),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "masked_fill": lambda x: x.masked_fill(x > 0, 1.0),
     "clone": lambda x: x.clone(),
@@ -67,6 +72,20 @@ def test_results_lie_as_on_one_device(mesh, memory):
             expected, actual = fn(whole), fn(part)
             assert_close(actual, expected, what=name)
             assert actual.stride() == expected.stride(), f"{name} of {memory}"
+
+
+@ranks(2)
+def test_products_lie_as_on_one_device(mesh):
+    a, b = torch.randn(3, 5, 2), torch.randn(3, 2, 4)
+    for base in (torch.randn(5, 4), torch.randn(4, 5).t()):
+        for dim in (0, 1):
+            turned = shard(base.t(), mesh, [Shard(1 - dim)]).t()
+            x = turned if base.stride(0) == 1 else shard(base, mesh, [Shard(dim)])
+            for fn in (torch.addr, torch.addbmm):
+                more = (base[:, 0], base[0]) if fn is torch.addr else (a, b)
+                expected, actual = fn(base, *more), fn(x, *more)
+                assert_close(actual, expected)
+                assert actual.stride() == expected.stride(), fn
 
 
 @ranks(2)

@@ -182,7 +182,9 @@ at::Tensor masked_scatter_kernel(
     return scatter_gathered("aten::masked_scatter", self, mask, source);
   }
   const auto sizes = at::infer_size(self.sizes(), mask.sizes());
-  return self.expand(sizes).clone().masked_scatter_(mask, source);
+  return self.expand(sizes)
+      .clone(at::MemoryFormat::Contiguous)
+      .masked_scatter_(mask, source);
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/_unsafe_masked_index_put_accumulate_native.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_fill.h>
 #include <ATen/ops/index_put.h>
@@ -406,9 +407,11 @@ at::Tensor put_kernel(
       index.numel());
   Indices indices;
   indices.push_back(index.reshape({-1}));
-  return at::index_put(
-             self.reshape({-1}), indices, source.reshape({-1}), accumulate)
-      .reshape(self.sizes());
+  const auto result =
+      at::index_put(
+          self.reshape({-1}), indices, source.reshape({-1}), accumulate)
+          .reshape(self.sizes());
+  return self.is_contiguous() ? result : at::empty_like(self).copy_(result);
 }
 
 /// The number stays where it is: nobody reads it.

@@ -168,7 +168,7 @@ at::Tensor addbmm_kernel(
   const auto products = at::bmm(batch1, batch2);
   const auto sum = at::sum(
       products, at::IntArrayRef{0}, /*keepdim=*/false, products.scalar_type());
-  const auto addend = self.expand(sum.sizes());
+  const auto addend = self.expand(sum.sizes()).contiguous(); // as PyTorch's
   return beta.equal(0) ? at::mul(sum, alpha)
                        : at::add(at::mul(addend, beta), sum, alpha);
 }

@@ -333,6 +333,8 @@ def matrices(w):
         "torch.linalg.det({x} @ {x}.mT + torch.eye({n}))", "{x}.diag_embed()",
         "torch.baddbmm({x}, {x} @ {x}.mT, {x}, alpha=0.5)", "torch.pdist({x} + 1)",
     )  # fmt: skip
+    if "pdist" in text and not w.values[x].shape[0]:
+        raise Unfit  # PyTorch's gradient of no rows ends the process
     w.add(text.format(x=x, n=f"{w.values[x].shape[-2]}, dtype=torch.float64"))
 
 
