@@ -108,7 +108,8 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
       : wrap(impl_of(result)->local(), spec(result), strides);
 }
 
-/// Ranks that cut the first dim alone find their rows in order.
+/// Ranks that cut the first dim alone find their rows in order. A result is
+/// column-major, as PyTorch's.
 at::Tensor nonzero_kernel(const at::Tensor& self) {
   const auto [local, own] = local_of(self);
   const auto dims = own->sharded_dims();
@@ -118,18 +119,22 @@ at::Tensor nonzero_kernel(const at::Tensor& self) {
     }
     const auto rows =
         at::nonzero(redistribute_local(local, own, replicated(own)));
-    return wrap(rows, make_replicated(own->mesh(), rows.sizes().vec()));
+    const std::vector<int64_t> strides{1, rows.size(0)};
+    return wrap(
+        rows, make_replicated(own->mesh(), rows.sizes().vec()), strides);
   }
   auto rows = at::nonzero(local);
   rows.select(1, 0).add_(own->interval(0).begin);
   const auto partition = count_pieces(own, 0, rows.size(0), local.device());
+  const std::vector<int64_t> strides{1, partition.extent()};
   return wrap(
       rows,
       make_spec(
           own->mesh(),
           {partition.extent(), rows.size(1)},
           own->placements(),
-          {partition, std::nullopt}));
+          {partition, std::nullopt}),
+      strides);
 }
 
 at::Tensor take_kernel(const at::Tensor& self, const at::Tensor& index) {
