@@ -123,7 +123,7 @@ bool is_odd(const Upsample& u, const Tensor& x) {
   if (!is_antialiased(resample_of(u, 0, x))) {
     return false;
   }
-  bool odd = x.is_cpu() && u.size.back() == 1;
+  bool odd = !x.is_cuda() && u.size.back() == 1;
   for (size_t i = 0; i < u.size.size(); ++i) {
     const bool keeps = u.size[i] == x.size(static_cast<int64_t>(i) + 2);
     odd = odd || (!x.is_cpu() && keeps && u.scales[i].value_or(1) != 1);
