@@ -91,6 +91,27 @@ Dims stacked_strides(const Call& call, const Dims& sizes) {
   return strides;
 }
 
+/// Of unique rows of a dim, which PyTorch finds with that dim outermost; none
+/// for what is said about them.
+Dims unique_strides(const Call& call, const Dims& sizes) {
+  const auto dims = call.operand(0).dim();
+  if (call.argument("dim").isNone() ||
+      static_cast<int64_t>(sizes.size()) != dims) {
+    return {};
+  }
+  Dims order(dims);
+  std::iota(order.rbegin(), order.rend(), 0);
+  const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
+  order.erase(order.end() - 1 - dim);
+  order.push_back(dim);
+  return dense_strides(order, sizes);
+}
+
+bool finds_unique_rows(const std::string& op) {
+  return op == "aten::unique_consecutive" || op == "aten::unique_dim" ||
+      op == "aten::unique_dim_consecutive";
+}
+
 /// Channels-last if a ShardTensor among the operands is.
 at::MemoryFormat operands_format(const Call& call) {
   for (const auto& operand : call.operands()) {
@@ -223,6 +244,9 @@ Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
   }
   if (call.op().operator_name().name == "aten::cat") {
     return strides_of_format(common_format(call), sizes);
+  }
+  if (!keeps_order && finds_unique_rows(call.op().operator_name().name)) {
+    return unique_strides(call, sizes);
   }
   if (!keeps_order && keeps_first_order(call.op().operator_name().name)) {
     return elementwise_strides(call.operand(0).tensor, sizes);

@@ -115,11 +115,11 @@ Taps antialias_taps(
       {static_cast<int64_t>(center + support + Real(0.5)),
        input,
        begin + 2 * static_cast<int64_t>(std::ceil(support)) + 1});
-  Taps taps;
-  Real sum = 0;
   if (end <= begin) { // a scale that leads beyond the input
     return {{std::min(begin, input - 1)}, {0}};
   }
+  Taps taps;
+  Real sum = 0;
   for (int64_t row = begin; row < end; ++row) {
     const Real weight =
         filter((static_cast<Real>(row) - center + Real(0.5)) * (1 / widen));
@@ -207,7 +207,7 @@ int64_t Stencil::local_outputs(const StencilPiece& piece) const {
   const int64_t rows = piece.rows.extent();
   // Note [Images one column wide]
   // PyTorch's antialiasing on the CPU filters the rows of an image by wrong
-  // weights where the result is one column wide (2.11 to 2.13 at least).
+  // weights where the result is one column wide (seen in 2.13).
   const int64_t fewest = is_antialiased(how_) ? 2 : 1;
   int64_t outputs = std::max(fewest, piece.crop + piece.outputs);
   // Copying and doubling are special cases that PyTorch recognizes by the

@@ -23,6 +23,8 @@ RESULTS = {
     "angle": lambda x: (x + 1j).angle(),
     "mvlgamma": lambda x: torch.mvlgamma(x.abs() + 3, 2),
     "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.ones(999).double()),
+    "unique": lambda x: x.unique(dim=1),
+    "unique_last": lambda x: x.unique_consecutive(dim=-1),
     "nonzero": lambda x: x.nonzero(),
     "put": lambda x: x.put(torch.tensor([0, 1]), torch.ones(2).double()),
     "where": lambda x: torch.where(x > 0, x, 0.0),
