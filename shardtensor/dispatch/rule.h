@@ -36,6 +36,9 @@ struct Decision {
   /// What the outputs are, and what a derivative makes of them, depends on
   /// whether an input is contiguous: local matrices lie in memory as it shows.
   bool reads_order = false;
+  /// Per operand the one by whose strides its local tensor must lie, or itself;
+  /// empty: the kernel takes any.
+  std::vector<size_t> lies_as = {};
   /// The inputs move because the operator cannot work in their layout: counted
   /// and said as a fallback is.
   bool is_repair = false;

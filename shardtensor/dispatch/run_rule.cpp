@@ -3,6 +3,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
@@ -324,6 +325,18 @@ void keep_apart(const Call& call, Locals& locals) {
   }
 }
 
+/// See Decision::lies_as. What is written comes back as what was moved does.
+void lay_alike(const Decision& decision, Locals& locals) {
+  for (size_t i = 0; i < decision.lies_as.size(); ++i) {
+    auto& local = locals.tensors[i];
+    const auto strides = locals.tensors[decision.lies_as[i]].strides();
+    if (local.strides() != strides) {
+      local = at::empty_strided(local.sizes(), strides, local.options())
+                  .copy_(local);
+    }
+  }
+}
+
 Locals local_operands(const Call& call, const Decision& decision) {
   Locals locals;
   locals.viewed = viewed_operand(call);
@@ -341,6 +354,7 @@ Locals local_operands(const Call& call, const Decision& decision) {
     }
   }
   keep_apart(call, locals);
+  lay_alike(decision, locals);
   return locals;
 }
 

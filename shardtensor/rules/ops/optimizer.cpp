@@ -6,9 +6,9 @@ namespace {
 
 /// Fused optimizer steps take one list of parameters and lists of as many
 /// gradients and states. Each parameter keeps its layout and the others of its
-/// place in the lists follow.
+/// place in the lists follow, in memory, too: kernels go through all as one.
 Decision fused_step_rule(Call& call) {
-  std::vector<SpecPtr> parameters;
+  std::vector<SpecPtr> parameters; // the first operands
   for (const auto& operand : call.operands()) {
     if (operand.argument == 0) {
       parameters.push_back(operand.spec);
@@ -22,15 +22,17 @@ Decision fused_step_rule(Call& call) {
     argument = operand.argument;
     const bool listed = call.argument(argument).isTensorList();
     const auto index = place++;
+    decision.lies_as.push_back(decision.lies_as.size());
     if (!operand.spec || !listed || index >= parameters.size()) {
       decision.inputs.push_back(operand.spec);
       continue;
     }
     const auto& parameter = parameters[index];
-    decision.inputs.push_back(
-        parameter && parameter->sizes() == operand.spec->sizes()
-            ? parameter
-            : replicated(operand.spec));
+    const bool alike = parameter && parameter->sizes() == operand.spec->sizes();
+    decision.inputs.push_back(alike ? parameter : replicated(operand.spec));
+    if (alike) {
+      decision.lies_as.back() = index;
+    }
   }
   return decision;
 }

@@ -94,6 +94,25 @@ def test_fused_adam_with_gradient_and_states_in_other_layouts(mesh):
             assert a._spec == spec
 
 
+@ranks(2, 3)
+def test_fused_steps_go_through_pieces_that_lie_differently(mesh):
+    """Kernels take them for one stretch of memory each."""
+    whole = [torch.rand(6, 4) for _ in range(4)]
+    for turned in range(4):
+        parts = [shard(t, mesh, [Shard(0)]) for t in whole]
+        local = parts[turned].to_local().t().contiguous().t()
+        parts[turned] = shardtensor.ShardTensor.from_spec(local, parts[turned]._spec)
+        expected = [t.clone() for t in whole]
+        for tensors in (expected, parts):
+            torch.ops.aten._fused_adam_(
+                *([t] for t in tensors), [], [torch.tensor(1.0)],
+                lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
+                amsgrad=False, maximize=False,
+            )  # fmt: skip
+        for a, e in zip(parts, expected, strict=True):
+            assert_close(a, e)
+
+
 @ranks(2, 3, "2x2")
 def test_a_scaler_sees_what_any_rank_has(mesh):
     """Pieces are unscaled where they are; all ranks leave out a step with an
