@@ -294,7 +294,8 @@ class DataLoader:
 
     def __iter__(self) -> Iterator:
         self._sampler.set_epoch(self._epoch)
-        samples, size = list(self._sampler), self._batch_size
+        with torch.device("cpu"):  # the sampler draws there, whatever the default
+            samples, size = list(self._sampler), self._batch_size
         batches = [samples[i * size : (i + 1) * size] for i in range(len(self))]
         self._done, self._first = self._first, 0
         for batch, loaded in self._ahead(batches[self._done :]):

@@ -54,6 +54,17 @@ def seen(loader, mesh):
 
 
 @ranks(2)
+def test_samples_are_drawn_whatever_the_default_device(mesh, tmp_path):
+    data = dataset(mesh, tmp_path)
+    expected = seen(DataLoader(data, 2, shuffle=True, seed=3), mesh)
+    with torch.device("meta"):
+        loader = DataLoader(data, 2, shuffle=True, seed=3)
+        batches = [batch["x"] for batch in loader]
+    found = [(x.full_tensor()[:, 0, 0] / VALUES[0].size).long() for x in batches]
+    assert [x.tolist() for x in found] == expected
+
+
+@ranks(2)
 def test_all_that_a_batch_needs_is_asked_for_before_any_is_awaited(mesh, tmp_path):
     path = tmp_path / f"{dist.get_rank()}.npy"
     np.save(path, VALUES)
