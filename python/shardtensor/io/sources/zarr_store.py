@@ -6,6 +6,7 @@ import base64
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import zarr
@@ -86,7 +87,7 @@ def _names(group):
 def open_source(path: str, variable: str | None) -> Source:
     if not os.path.exists(path):
         raise FileNotFoundError("there is no such store")
-    root = zarr.open(path, mode="r")
+    root = zarr.open(Path(path), mode="r")
     if isinstance(root, zarr.Array):
         if variable is not None:
             raise ValueError("the store is one array and has no variables")
@@ -106,15 +107,15 @@ def create(
         options["fill_value"] = None
         attributes = {**attributes, **({_DIMS: list(dims)} if dims else {})}
     if variable is not None:
-        zarr.open_group(path, mode="a", zarr_format=zarr_format)
+        zarr.open_group(Path(path), mode="a", zarr_format=zarr_format)
     zarr.create_array(
-        path, name=variable, shape=shape, dtype=dtype, chunks=chunks or "auto",
+        Path(path), name=variable, shape=shape, dtype=dtype, chunks=chunks or "auto",
         attributes=attributes, overwrite=True, zarr_format=zarr_format, **options,
     )  # fmt: skip
 
 
 def write_box(path: str, variable: str | None, box: Box, values) -> None:
-    root = zarr.open(path, mode="r+")
+    root = zarr.open(Path(path), mode="r+")
     target = root if variable is None else root[variable]
     target[box] = values
 
