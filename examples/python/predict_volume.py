@@ -68,7 +68,8 @@ def largest_error(model, source, target):
     scan, written = io.open(source, "density"), io.open(target, "prediction")
     middle = scan.shape[0] // 2
     x = scan[middle - 2 - REACH : middle + 2 + REACH]
-    expected = model(x[None, None])[0, 0, REACH:-REACH]
+    x = x.to(torch.get_default_device())
+    expected = model(x[None, None])[0, 0, REACH:-REACH].cpu()
     return float((written[middle - 2 : middle + 2] - expected).abs().max())
 
 
@@ -80,6 +81,7 @@ def main():
     args = parser.parse_args()
     DistributedManager.initialize()
     manager = DistributedManager()
+    torch.set_default_device(manager.device)
     mesh = manager.initialize_mesh((-1,), ("domain",))
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder, 0)

@@ -80,7 +80,7 @@ def sines(latitudes):
 def weather(count, latitudes, longitudes, seed=0, largest=8):
     """Random smooth flows, (count, 3, latitudes, longitudes) float64, whose depth is
     that of the mean: waves run from the first hour on."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     back = th.InverseRealSHT(
         latitudes, longitudes, lmax=largest, mmax=largest, grid="legendre-gauss"
     )

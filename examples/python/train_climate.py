@@ -55,6 +55,7 @@ class Net(nn.Sequential):
 def run(args):
     DistributedManager.initialize()
     manager = DistributedManager()
+    torch.set_default_device(manager.device)
     domain = 2 if manager.world_size % 2 == 0 else 1
     mesh = manager.initialize_mesh((-1, domain), ("data", "domain"))
     loader, scale = data(args, mesh)

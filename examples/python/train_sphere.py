@@ -36,6 +36,7 @@ def main():
     args = parse()
     DistributedManager.initialize()
     manager = DistributedManager()
+    torch.set_default_device(manager.device)
     mesh = make_mesh(manager, args.mesh)
     placements = [Shard(2 + axis) for axis in range(mesh.ndim)]
     start = weather(args.samples + 1, *args.grid, seed=args.seed)
@@ -187,7 +188,8 @@ def show(args, start, losses, fields):
         print(f"largest difference of the losses: {apart:.1e}")
     # Without matplotlib there is no picture.
     with contextlib.suppress(ImportError):
-        draw(args.picture, *fields)
+        torch.set_default_device("cpu")
+        draw(args.picture, *(field.cpu() for field in fields))
 
 
 def draw(path, truth, prediction):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from jobs import ON_THE_HOST
 from ranks import run_isolated
 
@@ -34,11 +35,13 @@ def printed(ranks, script, *arguments):
 
 def _run_program(script, arguments):
     os.environ.update(ENVIRONMENT)  # what the program starts has it, too
+    torch.set_default_device("cpu")  # until the program chooses another
     program = str(EXAMPLES / script)
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(EXAMPLES))
     with contextlib.redirect_stdout(io.StringIO()) as text:
         runpy.run_path(program, run_name="__main__")
+    torch.set_default_device(None)
     return text.getvalue()
 
 
