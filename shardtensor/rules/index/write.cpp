@@ -133,7 +133,8 @@ void write_own_rows(
   }
   const auto at = index.position;
   const auto dims = static_cast<int64_t>(index.sizes.size());
-  auto values = given.expand(result_spec(spec, index)->local_sizes());
+  auto values = given.dim() == 0 ? given.to(local.device()) : given;
+  values = values.expand(result_spec(spec, index)->local_sizes());
   values = dims == 0 ? values.unsqueeze(at) : values.flatten(at, at + dims - 1);
   local.index_put_(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);

@@ -144,6 +144,15 @@ NormAndStatistics native_batch_norm_function(
       eps,
       /*cudnn_enabled=*/false);
   const auto output = result.to(input.scalar_type());
+  if (!training && x.is_cuda()) { // whose kernel says what it took
+    const auto type = at::toOpMathType(x.scalar_type());
+    const auto rstd = (running_var->to(type) + eps).rsqrt();
+    const auto mean = running_mean->to(type, false, /*copy=*/true);
+    return {
+        output,
+        promote(mean.detach(), spec(x)->mesh()),
+        promote(rstd.detach(), spec(x)->mesh())};
+  }
   if (!training) {
     const auto none = promote(
         at::empty({0}, to_local(x.detach()).options()), spec(x)->mesh());

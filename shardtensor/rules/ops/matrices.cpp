@@ -124,13 +124,16 @@ std::vector<int64_t> column_major(const std::vector<int64_t>& sizes) {
 }
 
 /// With the strides that PyTorch gives: most results are column-major, also two
-/// of which its Meta kernels say something else.
+/// of which its Meta kernels say something else. A GPU's eig copies its
+/// vectors.
 Decision with_strides(Call& call, Decision decision) {
   decision.strides = call.output_strides();
   const auto& op = call.op().operator_name().name;
   const auto& last = call.output_sizes().back();
-  const bool is_told_wrongly = op == "aten::linalg_eig" ||
-      (op == "aten::_linalg_svd" && call.operand(0).tensor.is_cpu());
+  const auto& matrix = call.operand(0).tensor;
+  const bool is_told_wrongly =
+      (op == "aten::linalg_eig" && !matrix.is_cuda()) ||
+      (op == "aten::_linalg_svd" && matrix.is_cpu());
   if (is_told_wrongly && last.size() > 1) {
     decision.strides.back() = column_major(last);
   }

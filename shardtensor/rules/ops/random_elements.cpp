@@ -62,8 +62,11 @@ at::Tensor whole_bernoulli(
   }
   const auto given = probabilities.expand(self.sizes());
   const auto own = without_partial(spec(self));
-  const auto p =
-      at::full(self.sizes(), 0.5, impl_of(probabilities)->local().options());
+  // In the given order of memory, by which a GPU deals out its numbers.
+  const auto p = given.is_non_overlapping_and_dense()
+      ? empty_whole(given)
+      : at::empty(self.sizes(), impl_of(probabilities)->local().options());
+  p.fill_(0.5);
   write_own_part(p, local_of(given, own).tensor, *own);
   return whole.bernoulli_(p, generator);
 }

@@ -339,6 +339,11 @@ std::vector<at::Tensor> tensor_split_function(
     const at::Tensor& indices_or_sections,
     int64_t dim) {
   const auto given = indices_or_sections.detach();
+  TORCH_CHECK(
+      given.is_cpu(),
+      "tensor_split expected tensor_indices_or_sections to be on cpu, but it's "
+      "on ",
+      given.device());
   const auto numbers = is_shard_tensor(given) ? full_tensor(given) : given;
   TORCH_CHECK(
       numbers.dim() <= 1 && numbers.scalar_type() == at::kLong,
