@@ -59,6 +59,10 @@ def from_local(
     return _in_numbered_layout(local, shape, number)
 
 
+if torch.__version__ < "2.12":  # which takes no other object for a constant
+    torch.utils._pytree.register_constant(ShardTensorSpec)
+
+
 def from_spec(local: torch.Tensor, spec: ShardTensorSpec) -> torch.Tensor:
     """See ShardTensor.from_spec."""
     return _in_numbered_layout(local, _numbers(local.shape), _number_of_spec(spec))

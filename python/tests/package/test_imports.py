@@ -183,13 +183,17 @@ ON_VOLUMES = {
 }
 
 
+# PyTorch 2.11 knows no second derivative of it.
+ONCE = [ON_VOLUMES["grid_sample"]] if torch.__version__ < "2.12" else []
+
+
 def differentiate(fn, x):
     """fn, its gradients and those of a gradient."""
     outputs = torch.utils._pytree.tree_leaves(fn(x))
     outputs = [y.float().sum() for y in outputs if y.requires_grad]
     if outputs:
         (gradient,) = torch.autograd.grad(sum(outputs), x, create_graph=True)
-        if gradient.requires_grad:
+        if gradient.requires_grad and fn not in ONCE:
             gradient.square().sum().backward()
 
 
