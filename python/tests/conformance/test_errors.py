@@ -5,6 +5,7 @@ import itertools
 import warnings
 
 import pytest
+import rig
 import torch
 from oracle import WHOLE
 from ranks import ranks, shard
@@ -94,6 +95,8 @@ def test_what_pytorch_refuses_on_more_ranks(mesh):
 
 
 def check_what_pytorch_refuses(mesh):
+    if rig.DEVICE == "cuda":
+        pytest.skip("a wrong index there ends what a process can do")
     warnings.simplefilter("ignore")
     wrong, count = [], 0
     for name, fn, arguments in refused():

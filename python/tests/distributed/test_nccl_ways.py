@@ -77,7 +77,7 @@ def test_the_way_out_waits_no_longer_than_the_time_limit(tmp_path, end):
 
 @ranks(3)
 def test_a_mesh_of_some_ranks_makes_its_group_alone(mesh):
-    some = DeviceMesh("cpu", torch.tensor([[0, 2]]))
+    some = DeviceMesh("cpu", [[0, 2]])
 
     def split(_group):
         raise AssertionError("a communicator was split, by some ranks alone")
@@ -89,7 +89,7 @@ def test_a_mesh_of_some_ranks_makes_its_group_alone(mesh):
     try:
         if dist.get_rank() in (0, 2):
             group = whole_group(some)
-            x = torch.ones(1)
+            x = torch.ones(1, device="cpu")
             dist.all_reduce(x, group=group)
             assert x.item() == 2
             assert world.bound_device_id == torch.device("cuda", 0)

@@ -79,8 +79,9 @@ def test_flex_attention_names_our_function(mesh):
     operator = torch.ops.higher_order.flex_attention
     with pytest.raises(NotImplementedError, match="neighborhood_attention"):
         operator(x, x, x, lambda score, *_: score, None, 1.0, {})
+    device = "cuda" if x.is_cuda else "cpu"
     near = create_block_mask(
-        lambda b, h, q, k: (q - k).abs() <= 3, None, None, 128, 128, device="cpu"
+        lambda b, h, q, k: (q - k).abs() <= 3, None, None, 128, 128, device=device
     )
     for options in ({}, {"block_mask": near}):
         for function in (flex_attention, torch.compile(flex_attention)):

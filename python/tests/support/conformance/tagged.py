@@ -11,6 +11,7 @@ import itertools
 import warnings
 from collections import defaultdict
 
+import rig
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -56,6 +57,10 @@ class Recorder(TorchDispatchMode):
         if func in OVERLOADS.get(family(func.name()), ()) and len(kept) < KEPT:
             kept.append(tree_map(_copy, (args, kwargs or {})))
         return func(*args, **(kwargs or {}))
+
+
+def _put(x):
+    return x.to(rig.DEVICE) if isinstance(x, torch.Tensor) else x
 
 
 def _copy(x):
@@ -108,7 +113,7 @@ def without_samples():
 def _fitting(op):
     """Samples of an overload: recorded calls that it takes, larger ones first."""
     name = family(op.name())
-    recorded = recorded_calls()[ALIASES.get(name, name)]
+    recorded = tree_map(_put, recorded_calls()[ALIASES.get(name, name)])
     for args, kwargs in [*sorted(recorded, key=_dims, reverse=True), *_made_up(op)]:
         kwargs = {k: v for k, v in kwargs.items() if k != "out"}
         try:
