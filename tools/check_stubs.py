@@ -22,6 +22,8 @@ STUB = ROOT / "python" / "shardtensor" / "_C.pyi"
 SPELLINGS = {
     "typing.SupportsInt | typing.SupportsIndex": "int",
     "typing.SupportsFloat | typing.SupportsIndex": "float",
+    "typing.SupportsInt": "int",  # pybind11 3.1
+    "typing.SupportsFloat": "float",
     "collections.abc.": "",
     "typing_extensions.": "",
     "shardtensor._C.": "",

@@ -130,6 +130,8 @@ def test_dtypes_that_a_kernel_refuses(mesh):
     for dim, sizes in cuts(mesh):
         s = shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
         for name, call in REFUSED.items():
+            if "fft" in name and x.is_cuda:
+                continue  # which cuFFT takes
             with pytest.raises(Exception) as plain:
                 call(x)
             with pytest.raises(plain.type):

@@ -109,7 +109,7 @@ def test_layers_are_those_of_one_device_and_gather_nothing(mesh, kind):
 def test_a_second_step_of_a_static_graph_plans_nothing(mesh, kind):
     """Though the layers make indices of it, with loops or without, in each."""
     geometric = pytest.importorskip("torch_geometric.nn")
-    torch.manual_seed(3)
+    torch.manual_seed(sum(kind.encode()))  # edges that no other kind has a plan of
     layer = CONVOLUTIONS[kind](geometric).to(rig.DEVICE, torch.float64)
     edges = torch.randint(NODES, (2, EDGES))
     edges[1, :5] = edges[0, :5]

@@ -165,21 +165,26 @@ def losses():
     ]
 
 
+def rows(x, numbers):
+    """While compiling PyTorch makes them on the CPU, whatever the default device."""
+    return torch.tensor(numbers, device=x.device)
+
+
 @family(WORDS)
 def indexing():
     return [
-        lambda x: x[torch.tensor([3, 0, 1])],
-        lambda x: x[:, torch.tensor([5, 2])] * 2,
-        lambda x: x.index_select(2, torch.tensor([7, 0, 0])),
+        lambda x: x[rows(x, [3, 0, 1])],
+        lambda x: x[:, rows(x, [5, 2])] * 2,
+        lambda x: x.index_select(2, rows(x, [7, 0, 0])),
         lambda x: x.gather(1, torch.arange(64).view(4, 2, 8) % 6),
         lambda x: x.scatter_add(0, torch.arange(96).view(2, 6, 8) % 4, x[:2].sin()),
-        lambda x: x.index_add(1, torch.tensor([0, 3]), x[:, :2] * 2),
+        lambda x: x.index_add(1, rows(x, [0, 3]), x[:, :2] * 2),
         lambda x: torch.take_along_dim(x, x.argsort(1), 1),
-        lambda x: F.embedding(torch.tensor([2, 1, 2]), x[0]),
-        lambda x: x.index_put((torch.tensor([1, 2]),), x[:2] * 2),
-        lambda x: x.index_fill(0, torch.tensor([1]), 2.0),
+        lambda x: F.embedding(rows(x, [2, 1, 2]), x[0]),
+        lambda x: x.index_put((rows(x, [1, 2]),), x[:2] * 2),
+        lambda x: x.index_fill(0, rows(x, [1]), 2.0),
         lambda x: x.scatter(1, torch.zeros(4, 1, 8, dtype=torch.long), 3.0),
-        lambda x: x[torch.tensor([0, 1]), torch.tensor([2, 3])],
+        lambda x: x[rows(x, [0, 1]), rows(x, [2, 3])],
     ]
 
 

@@ -471,6 +471,8 @@ def test_a_rank_without_batches_in_a_ring(mesh):
     ],
 )
 def test_errors_are_pytorchs(mesh, shapes, options):
+    if mesh.device_type == "cuda" and "dropout_p" in options:
+        pytest.skip("CUDA's kernels take it")
     x = [torch.randn(shape) for shape in shapes]
     with pytest.raises((RuntimeError, IndexError)) as expected:
         F.scaled_dot_product_attention(*x, **options)

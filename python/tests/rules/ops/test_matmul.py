@@ -102,6 +102,8 @@ def test_any_operand_cut_along_any_dim(mesh, name):
 
 @ranks(2)
 def test_of_integers_factors_lose_their_fractions(mesh):
+    if mesh.device_type == "cuda":
+        pytest.skip("CUDA multiplies no matrices of integers")
     for name in ("addmm", "baddbmm", "addbmm"):
         function, *shapes = PRODUCTS[name]
         operands = [torch.arange(math.prod(s)).reshape(s) for s in shapes]

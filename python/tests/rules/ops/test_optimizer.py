@@ -21,6 +21,8 @@ OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
     "adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
+if rig.DEVICE == "cuda":
+    del OPTIMIZERS["adagrad"]  # it has no such kernel
 
 
 def trained(make, parameters, gradients):
