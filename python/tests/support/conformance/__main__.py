@@ -17,6 +17,7 @@ from ranks import RankError
 
 from conformance import coverage, programs, subjects, sweep
 
+PART = 1000  # programs
 COVERAGE = Path(__file__).resolve().parents[4] / "docs" / "coverage.md"
 
 
@@ -42,13 +43,18 @@ def main():
 
 
 def try_programs(options):
+    """By parts, each of a seed of its own: hypothesis remembers what it has drawn."""
+    count = options.programs
     for mesh in options.mesh:
-        try:
-            programs.search(mesh, options.programs, options.seed)
-        except RankError as error:
-            print(error)
-            return 1
-        print(f"mesh {mesh}: {options.programs} programs, 0 failed", flush=True)
+        for part, done in enumerate(range(0, count, PART)):
+            try:
+                programs.search(mesh, min(PART, count - done), options.seed + part)
+            except RankError as error:
+                print(error)
+                return 1
+            told = f"mesh {mesh}: {min(done + PART, count)} of {count} programs"
+            print(told, file=sys.stderr, flush=True)
+        print(f"mesh {mesh}: {count} programs, 0 failed", flush=True)
     return 0
 
 
