@@ -257,6 +257,18 @@ def test_splits(mesh, name):
     check(mesh, (7, 3), SPLITS[name])
 
 
+@ranks(2)
+def test_splits_by_numbers_on_a_device_are_refused(mesh):
+    """As one device refuses them."""
+    if mesh.device_type == "cpu":
+        pytest.skip("they are on the host")
+    x, numbers = torch.randn(6, 2), torch.tensor([1, 4])
+    parts = shard(x, mesh, [Shard(0)]), shard(numbers, mesh, [Shard(0)])
+    for given in ((x, numbers), (parts[0], numbers), parts):
+        with pytest.raises(RuntimeError, match="to be on cpu"):
+            given[0].tensor_split(given[1])
+
+
 @ranks(2, 3)
 def test_slicing_a_sharded_dim_moves_nothing(mesh):
     x = torch.randn(9, 2, requires_grad=True)
