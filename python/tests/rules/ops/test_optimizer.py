@@ -73,6 +73,15 @@ def test_compiled_steps_gather_nothing(mesh):
         assert_close(actual, expected)
 
 
+def fused_adam(parameter, *others):
+    """A gradient and two states."""
+    torch.ops.aten._fused_adam_(
+        [parameter], *([t] for t in others), [], [torch.tensor(1.0)],
+        lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
 @ranks(2, 3, "2x2")
 def test_fused_adam_with_gradient_and_states_in_other_layouts(mesh):
     """Each keeps its layout; the step is taken in the parameter's."""
@@ -85,12 +94,8 @@ def test_fused_adam_with_gradient_and_states_in_other_layouts(mesh):
         ]
         specs = [t._spec for t in parts]
         expected = [t.clone() for t in whole]
-        for tensors in (expected, parts):
-            torch.ops.aten._fused_adam_(
-                *([t] for t in tensors), [], [torch.tensor(1.0)],
-                lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
-                amsgrad=False, maximize=False,
-            )  # fmt: skip
+        fused_adam(*expected)
+        fused_adam(*parts)
         for a, e, spec in zip(parts, expected, specs, strict=True):
             assert_close(a, e)
             assert a._spec == spec
@@ -105,12 +110,8 @@ def test_fused_steps_go_through_pieces_that_lie_differently(mesh):
         local = parts[turned].to_local().t().contiguous().t()
         parts[turned] = shardtensor.ShardTensor.from_spec(local, parts[turned]._spec)
         expected = [t.clone() for t in whole]
-        for tensors in (expected, parts):
-            torch.ops.aten._fused_adam_(
-                *([t] for t in tensors), [], [torch.tensor(1.0)],
-                lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
-                amsgrad=False, maximize=False,
-            )  # fmt: skip
+        fused_adam(*expected)
+        fused_adam(*parts)
         for a, e in zip(parts, expected, strict=True):
             assert_close(a, e)
 
