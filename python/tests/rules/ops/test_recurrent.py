@@ -172,3 +172,27 @@ def test_layers_take_packed_sequences(mesh, name):
             for one, other in zip(found, expected, strict=True):
                 assert_close(one, other)
     assert "aten::_pack_padded_sequence" in shardtensor.fallback_counts()
+
+
+@ranks(2, 3, "2x2")
+def test_weights_that_are_cut(mesh):
+    """Operator by operator; samples are cut instead of steps meanwhile."""
+    weights = [w.detach().double() for w in nn.LSTM(4, 3)._flat_weights]
+    state = torch.zeros(1, 7, 3, dtype=torch.float64)
+
+    def trained(x, weights):
+        leaves = [t.detach().requires_grad_() for t in (x, *weights)]
+        outputs = torch.lstm(
+            leaves[0], (state, state), leaves[1:], True, 1, 0.0, True, False, False
+        )
+        sum((y * y).sum() for y in outputs).backward()
+        return *outputs, *(t.grad for t in leaves)
+
+    x = torch.randn(5, 7, 4, dtype=torch.float64)
+    expected = trained(x, weights)
+    cut = [shard(w, mesh, placements_of(mesh, 0)) for w in weights]
+    with shardtensor.fallback_mode("silent"):
+        for dim in range(3):
+            found = trained(shard(x, mesh, placements_of(mesh, dim)), cut)
+            for one, other in zip(found, expected, strict=True):
+                assert_close(one, other)
