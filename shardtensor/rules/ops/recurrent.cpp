@@ -55,6 +55,9 @@ class Layer {
         name_(c10::toString(op.operator_name())),
         dims_(dims_of(op, stack)) {}
 
+  const char* name() const {
+    return name_.c_str();
+  }
   /// Whether samples can be cut instead of what is.
   bool cuts_samples();
   /// Whether ranks may call it, each on its samples.
@@ -159,7 +162,7 @@ SpecPtr Layer::layout(at::IntArrayRef local, int64_t samples) const {
 /// A rank without samples gets one of zeros: it shares the weights' gradients
 /// and the errors.
 at::Tensor Layer::piece(const at::Tensor& given, int64_t samples) const {
-  const auto tensor = promote_operand(given, wanted_->mesh(), name_.c_str());
+  const auto tensor = promote_operand(given, wanted_->mesh(), name());
   const auto local =
       to_local(redistribute(tensor, layout(tensor.sizes(), samples)));
   if (local.size(samples) > 0) {
@@ -205,7 +208,7 @@ void Layer::run_below(const Below& below) {
 
 void Layer::run_on_pieces() {
   const auto shared = weights();
-  check_promotions(shared, name_.c_str());
+  check_promotions(shared, name());
   const auto locals =
       shared_weights(shared, wanted_->mesh(), wanted_->sharded_axes());
   stack_[base_] = piece(input(), dims_.samples);
@@ -237,8 +240,7 @@ void recurrent_function(
     return;
   }
   Layer layer(op, *stack);
-  const auto name = c10::toString(op.operator_name());
-  const CommScope scope(name.c_str());
+  const CommScope scope(layer.name());
   if (!layer.cuts_samples()) {
     below();
   } else if (layer.runs_on_pieces()) {
