@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 
 import oracle
@@ -29,28 +30,31 @@ class Run:
     leaves: list = dataclasses.field(default_factory=list)
     gradients: list = dataclasses.field(default_factory=list)
     gradient_error: str = ""
+    seconds: list = dataclasses.field(default_factory=list)  # second derivatives
+    second_error: str = ""
     forward: tuple = (0, 0, 0)  # exchanges, all-reduces, bytes
     backward: tuple = (0, 0, 0)
 
 
 def layouts(shape, mesh):
     """(name, placements, sizes): each dim cut evenly, unevenly, with an empty piece,
-    and as one that is merged from two, where its extent allows. On a 2-D mesh: two
-    dims, one dim by both axes, one axis alone."""
+    and as one that is merged from two, where its extent allows. On a mesh of more
+    axes: two dims, one dim by all axes, one axis alone."""
     if not shape:
         yield "replicated", [Replicate()] * mesh.ndim, None
     for dim, extent in enumerate(shape):
-        other = Shard((dim + 1) % len(shape))
         fewer = [0, *uneven(extent, mesh.size(-1) - 1)]
         if mesh.ndim == 1:
             yield f"dim {dim} even", [Shard(dim)], None
             yield f"dim {dim} uneven", [Shard(dim)], {dim: uneven(extent, mesh.size())}
             yield f"dim {dim} empty", [Shard(dim)], {dim: fewer}
         else:
-            yield f"dim {dim} even", [Shard(dim), other], None
+            dims = [(dim + axis % 2) % len(shape) for axis in range(mesh.ndim)]
+            yield f"dim {dim} even", [Shard(d) for d in dims], None
             sizes = uneven(extent, mesh.size())
-            yield f"dim {dim} uneven", [Shard(dim), Shard(dim)], {dim: sizes}
-            yield f"dim {dim} empty", [Replicate(), Shard(dim)], {dim: fewer}
+            yield f"dim {dim} uneven", [Shard(dim)] * mesh.ndim, {dim: sizes}
+            whole = [Replicate()] * (mesh.ndim - 1)
+            yield f"dim {dim} empty", [*whole, Shard(dim)], {dim: fewer}
         if pieces := merged(extent, mesh.size()):
             yield f"dim {dim} merged", [Shard(dim)] * mesh.ndim, {dim: pieces}
 
@@ -119,11 +123,39 @@ def _differentiate(run):
     counted = _counted()
     try:
         run.gradients = list(
-            torch.autograd.grad(outputs, run.leaves, directions, allow_unused=True)
+            torch.autograd.grad(
+                outputs, run.leaves, directions, allow_unused=True, retain_graph=True
+            )
         )
     except Exception as error:  # noqa: BLE001  compared with one device's
         run.gradient_error = _said(error)
     run.backward = _counted(counted)
+    if not run.gradient_error:
+        _differentiate_twice(run, outputs, directions, generator)
+
+
+def _differentiate_twice(run, outputs, directions, generator):
+    """By the leaves and by the directions of the first derivatives."""
+    directions = [x.requires_grad_() for x in directions]
+    at = [*run.leaves, *directions]
+    try:
+        gradients = torch.autograd.grad(
+            outputs, run.leaves, directions, allow_unused=True, create_graph=True
+        )
+        chosen = [x is not None and x.requires_grad for x in gradients]
+        further = [_direction(x, generator) for x in run.leaves]
+        run.seconds = [None] * len(at)
+        if any(chosen):
+            gradients = itertools.compress(gradients, chosen)
+            further = itertools.compress(further, chosen)
+            run.seconds = list(
+                torch.autograd.grad(
+                    list(gradients), at, list(further), allow_unused=True
+                )
+            )
+    except Exception as error:  # noqa: BLE001  compared with one device's
+        run.second_error = _said(error)
+    run.leaves = at
 
 
 def _direction(x, generator):
@@ -164,14 +196,20 @@ def compare(actual, expected, undefined, row_major):
             assert alike or not row_major, told
     for i in expected.written:
         assert_close(actual.given[i], expected.given[i], what=f"written tensor {i}")
-    for i, (a, e) in enumerate(zip(actual.gradients, expected.gradients)):
+    compare_gradients(actual.gradients, expected.gradients, actual, expected, "")
+    if not expected.second_error:
+        compare_gradients(actual.seconds, expected.seconds, actual, expected, "second ")
+
+
+def compare_gradients(gradients, wanted, actual, expected, order):
+    for i, (a, e) in enumerate(zip(gradients, wanted)):
         e = torch.zeros_like(expected.leaves[i]) if e is None else e
         leaf = actual.leaves[i]
         a = torch.zeros_like(leaf) if a is None else a
         assert isinstance(a, ShardTensor) == isinstance(leaf, ShardTensor), (
-            f"gradient {i}: a {type(a).__name__}, of a {type(leaf).__name__}"
+            f"{order}gradient {i}: a {type(a).__name__}, of a {type(leaf).__name__}"
         )
-        assert_close(a, e, what=f"gradient {i}")
+        assert_close(a, e, what=f"{order}gradient {i}")
 
 
 def strides_that_matter(x):
@@ -208,6 +246,8 @@ def judge(sample, place, expected, undefined):
     verdict.forward, verdict.backward = actual.forward, actual.backward
     error = actual.error or actual.gradient_error
     wanted = expected.error or (not actual.error and expected.gradient_error)
+    if not expected.second_error:  # PyTorch lacks some
+        error = error or actual.second_error
     if error or wanted:
         verdict.kind = ("raised" if wanted else "refused") if error else "accepted"
         verdict.text = error or wanted

@@ -15,9 +15,9 @@ Every operator of PyTorch's `op_db` and every module of its `module_db`, with
 PyTorch's own samples of their arguments, at most {count} per operator and dtype, others
 on other numbers of ranks, in place and with `out=`, too. Each tensor argument is cut on
 each dim (evenly, unevenly, with an empty piece, as a dim merged from two), then all of
-one shape together, on meshes {meshes}. Values, gradients and, with one seed, random
-numbers are compared with those of one device; where one device raises, the ranks must
-raise. What takes no tensor has no row.
+one shape together, on meshes {meshes}. Values, gradients, second derivatives and, with
+one seed, random numbers are compared with those of one device; where one device raises,
+the ranks must raise. What takes no tensor has no row.
 
 - **native**: every rank works on its piece; what it sends is in the next column.
 - **gathered**: an operator on the way has no rule for some of the layouts, and runs

@@ -164,33 +164,41 @@ def sources(draw, mesh):
 # ---- running ----------------------------------------------------------------
 
 
-def run_on_rank(mesh, source):
-    """Values and gradients are one device's; the layouts that were met."""
+def run_on_rank(mesh, source, order):
+    """Values and derivatives up to `order` are one device's; the layouts then met."""
     shardtensor.set_fallback_mode("silent")
     shardtensor.set_communication_timeout(WAIT)
     names = dict(NAMES)
     exec(source, names)
-    check_op(names["program"], *names["inputs"], mesh=mesh)
+    for twice in [False, True][:order]:
+        check_op(names["program"], *names["inputs"], mesh=mesh, second_order=twice)
     return list(oracle.layouts)
 
 
-def has_gradients(source):
-    """Whether one device has them; PyTorch refuses those of some empty tensors, and
-    some arguments that require gradients."""
+def derivatives(source):
+    """Up to which order one device has them (2 at most): PyTorch refuses those of some
+    empty tensors, some arguments that require gradients, and some second ones."""
     names = {**NAMES, "sharded": lambda tensor, *layout: tensor}
     exec(source, names)
+    inputs, order = names["inputs"], 0
     try:
-        outputs = [x for x in names["program"](*names["inputs"]) if x.requires_grad]
-        torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+        outputs = [x for x in names["program"](*inputs) if x.requires_grad]
+        ones = [torch.ones_like(x, requires_grad=True) for x in outputs]
+        how = {"allow_unused": True, "create_graph": True}
+        gradients = torch.autograd.grad(outputs, inputs, ones, **how)
+        order = 1
+        found = [x for x in gradients if x is not None and x.requires_grad]
+        if found:
+            torch.autograd.backward(found, [torch.ones_like(x) for x in found])
     except RuntimeError:
-        return False
-    return True
+        return order
+    return 2
 
 
-def check_source(mesh, source):
+def check_source(mesh, source, order):
     """Raises RankError with the program where it fails on the ranks of a mesh."""
     try:
-        found = ranks.run(mesh, run_on_rank, source)
+        found = ranks.run(mesh, run_on_rank, source, order)
         if any(layouts != found[0] for layouts in found):
             raise ranks.RankError(f"layouts differ between ranks: {found}")
     except ranks.RankError as error:
@@ -210,7 +218,8 @@ def search(mesh, count, seed=0):
     )
     @hypothesis.given(sources(tuple(map(int, str(mesh).split("x")))))
     def attempt(source):
-        hypothesis.assume(has_gradients(source))
-        check_source(mesh, source)
+        order = derivatives(source)
+        hypothesis.assume(order)
+        check_source(mesh, source, order)
 
     attempt()

@@ -174,7 +174,7 @@ def normed(w):
     text = w.pick(
         "F.layer_norm({x}, {last})", "F.group_norm({x}, 1)", "F.layer_norm({x}, {two})",
         "F.instance_norm({x})", "F.batch_norm({x}, None, None, training=True)",
-        "F.rms_norm({x}, {last})",
+        "F.rms_norm({x} + 3, {last})",
     )  # fmt: skip
     w.add(text.format(x=x, last=shape[-1:], two=shape[-2:]))
 
