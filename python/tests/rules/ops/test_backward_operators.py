@@ -1,0 +1,84 @@
+"""Operators of PyTorch's derivative formulas, which torch.func meets: they gather
+nothing, and they have derivatives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import placements_of
+from ranks import check_op, partitions, ranks, sharded
+
+import shardtensor
+
+SEQUENCE, IMAGE, VOLUME = (2, 4, 6), (2, 4, 6, 5), (1, 2, 5, 4, 6)
+
+
+def interpolated(mode, **how):
+    return lambda x: F.interpolate(x, scale_factor=1.7, mode=mode, **how)
+
+
+def normed(training):
+    statistics = torch.linspace(-1, 1, 4).double(), torch.linspace(1, 2, 4).double()
+    return lambda x, weight, bias: F.batch_norm(
+        x, *(x.clone() for x in statistics), weight, bias, training
+    )
+
+
+CALLS = {
+    "conv1d": (SEQUENCE, lambda x, w, b: F.conv1d(x, w, b, 2, 1), (3, 4, 3), (3,)),
+    "conv2d": (IMAGE, lambda x, w: F.conv2d(x, w, None, 1, 2, 2, 2), (2, 2, 3, 2)),
+    "conv3d": (VOLUME, lambda x, w, b: F.conv3d(x, w, b), (1, 2, 2, 2, 3), (1,)),
+    "conv_transpose2d": (
+        IMAGE, lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), (4, 2, 3, 3), (2,),
+    ),
+    "batch_norm": (IMAGE, normed(True), (4,), (4,)),
+    "batch_norm, evaluated": (IMAGE, normed(False), (4,), (4,)),
+    "instance_norm": (IMAGE, F.instance_norm),
+    "avg_pool2d": (IMAGE, lambda x: F.avg_pool2d(x, 3, 2, 1)),
+    "avg_pool3d": (VOLUME, lambda x: F.avg_pool3d(x, 2)),
+    "max_pool1d": (SEQUENCE, lambda x: F.max_pool1d(x, 3, 2, 1)),
+    "max_pool3d": (VOLUME, lambda x: F.max_pool3d(x, 2)),
+    "adaptive_avg_pool2d": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (4, 3))),
+    "adaptive_avg_pool3d": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, 2)),
+    "adaptive_max_pool2d": (IMAGE, lambda x: F.adaptive_max_pool2d(x, (4, 3))),
+    "adaptive_max_pool3d": (VOLUME, lambda x: F.adaptive_max_pool3d(x, 2)),
+    "reflection_pad1d": (SEQUENCE, lambda x: F.pad(x, (2, 1), "reflect")),
+    "reflection_pad2d": (IMAGE, lambda x: F.pad(x, (2, 1, 0, 2), "reflect")),
+    "replication_pad3d": (VOLUME, lambda x: F.pad(x, (1,) * 6, "replicate")),
+    "nearest": (IMAGE, interpolated("nearest")),
+    "nearest-exact": (SEQUENCE, interpolated("nearest-exact")),
+    "linear": (SEQUENCE, interpolated("linear")),
+    "bilinear": (IMAGE, interpolated("bilinear", align_corners=True)),
+    "trilinear": (VOLUME, interpolated("trilinear")),
+    "bicubic": (IMAGE, interpolated("bicubic")),
+    "antialias": (IMAGE, interpolated("bilinear", antialias=True)),
+}  # fmt: skip
+# Their third derivative on one device takes the statistics for constants.
+WITHOUT_THIRD = {"batch_norm", "instance_norm"}
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_by_torch_func(mesh, name):
+    shape, call, *shapes = CALLS[name]
+    x, *weights = (
+        torch.randn(s, dtype=torch.float64, requires_grad=True)
+        for s in (shape, *shapes)
+    )
+    arguments = tuple(range(1 + len(weights)))
+    gradients = torch.func.grad(lambda *all: call(*all).sin().sum(), arguments)
+    shardtensor.set_fallback_mode("error")
+    for dim in 0, 2:
+        for sizes in partitions(shape[dim], mesh.size()):
+            cut = sharded(x, placements_of(mesh, dim), {dim: sizes})
+            twice = name not in WITHOUT_THIRD
+            check_op(gradients, cut, *weights, mesh=mesh, second_order=twice)
+
+
+@ranks(2)
+def test_gradients_per_sample(mesh):
+    """As differential privacy wants them, of samples whose images are cut."""
+    x, weight = torch.randn(IMAGE).double(), torch.randn(3, 4, 3, 3).double()
+    of_one = torch.func.grad(lambda w, x: F.conv2d(x, w, padding=1).square().sum())
+    shardtensor.set_fallback_mode("error")
+    cut = sharded(x, placements_of(mesh, 2), {2: [5, 1]})
+    check_op(torch.func.vmap(of_one, (None, 0)), weight, cut, mesh=mesh)
