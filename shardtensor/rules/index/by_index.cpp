@@ -29,7 +29,7 @@ namespace shardtensor::detail {
 namespace {
 
 /// PyTorch's own check sees the sizes of one rank.
-Decision index_add_rule(Call& call) {
+Decision added_rows_rule(Call& call) {
   const auto& self = call.operand(0).tensor;
   const auto& source = call.argument("source").toTensor();
   auto expected = self.sizes().vec();
@@ -406,11 +406,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
         op, torch::CppFunction::makeFromBoxedFunction<&gather_rows_kernel>());
   }
   for (const char* op :
-       {"index_select",
-        "index_reduce",
-        "index_reduce_",
-        "index_fill.int_Scalar",
-        "index_fill_.int_Scalar"}) {
+       {"index_select", "index_fill.int_Scalar", "index_fill_.int_Scalar"}) {
     m.impl(
         op,
         torch::CppFunction::makeFromBoxedFunction<
@@ -419,11 +415,12 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* op : {"index_copy", "index_copy_"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&copy_rows_kernel>());
   }
-  for (const char* op : {"index_add", "index_add_"}) {
+  for (const char* op :
+       {"index_add", "index_add_", "index_reduce", "index_reduce_"}) {
     m.impl(
         op,
         torch::CppFunction::makeFromBoxedFunction<
-            &by_rows_kernel<index_add_rule>>());
+            &by_rows_kernel<added_rows_rule>>());
   }
 }
 

@@ -34,6 +34,13 @@ void check_arguments(const Call& call) {
   const auto& image = call.operand(0).tensor;
   const auto& grid = call.operand(1).tensor;
   at::native::check_grid_sampler_common(image, grid);
+  TORCH_CHECK(
+      image.is_floating_point() && image.scalar_type() == grid.scalar_type(),
+      call.name(),
+      ": expected an image and a grid of one floating dtype, got ",
+      image.scalar_type(),
+      " and ",
+      grid.scalar_type());
   if (call.name() == "aten::grid_sampler_2d") {
     at::native::check_grid_sampler_2d(image, grid);
   } else {

@@ -197,6 +197,7 @@ Tensor local_values(
   if (!is_shard_tensor(values)) {
     return values; // a number
   }
+  check_values_fit(values.sizes(), result->sizes());
   return local_of(values.expand(result->sizes()), result).tensor;
 }
 

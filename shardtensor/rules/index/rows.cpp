@@ -154,6 +154,15 @@ std::vector<int64_t> shared_sizes(at::TensorList indices) {
   return sizes;
 }
 
+void check_values_fit(at::IntArrayRef values, at::IntArrayRef result) {
+  TORCH_CHECK(
+      at::is_expandable_to(values, result),
+      "shape mismatch: value tensor of shape ",
+      values,
+      " cannot be broadcast to indexing result of shape ",
+      result);
+}
+
 std::optional<NamedDims> named_by_rows(
     const at::Tensor& self,
     const Indices& indices) {
@@ -308,8 +317,11 @@ bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices) {
 void check_indices(
     const std::string& op,
     const at::Tensor& self,
-    const Indices& indices) {
-  const bool may_be_unseen = spec(self)->has_empty_piece();
+    const Indices& indices,
+    const at::Tensor& values) {
+  const bool may_be_unseen = spec(self)->has_empty_piece() ||
+      (values.defined() && is_shard_tensor(values) &&
+       spec(values)->has_empty_piece());
   for (const auto& [index, dim, _] : given_indices(indices)) {
     if (is_cut(index) || may_be_unseen) {
       check_index(op, index, dim, self.size(dim), /*may_be_negative=*/true);

@@ -42,6 +42,9 @@ bool is_cut(const at::Tensor& index);
 /// The sizes that indices have together. Raises for those that do not fit.
 std::vector<int64_t> shared_sizes(at::TensorList indices);
 
+/// Raises, as one device does, where values do not broadcast to self[indices].
+void check_values_fit(at::IntArrayRef values, at::IntArrayRef result);
+
 /// Rows of one dim, as a plain tensor of the common shape of all indices.
 struct DimIndex {
   int64_t dim;
@@ -158,11 +161,13 @@ std::optional<int64_t> only_rows(const Indices& indices);
 bool indexes_whole_dims(const SpecPtr& spec, const Indices& indices);
 
 /// Raises on every rank where an index of such dims is out of bounds and some
-/// rank would not see it: the index is cut, or the rank's piece is empty. See
-/// Note [Indices out of bounds].
+/// rank would not see it: the index is cut, or the rank's piece is empty, of
+/// self or of `values`, which it may be cut like. See Note [Indices out of
+/// bounds].
 void check_indices(
     const std::string& op,
     const at::Tensor& self,
-    const Indices& indices);
+    const Indices& indices,
+    const at::Tensor& values = {});
 
 } // namespace shardtensor::detail

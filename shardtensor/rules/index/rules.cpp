@@ -27,7 +27,7 @@ std::vector<int64_t> index_labels(int64_t dims) {
 struct Indexed {
   std::vector<int64_t> named;
   std::vector<size_t> operands; // the index tensors
-  int64_t index_dims = 0; // of the broadcast indices
+  std::vector<int64_t> index_sizes; // of the broadcast indices
   int64_t x_dims;
 
   Indexed(const Call& call, int64_t x_dims) : x_dims(x_dims) {
@@ -38,18 +38,20 @@ struct Indexed {
         named.push_back(given.dim);
       }
     }
+    std::vector<at::Tensor> tensors;
     for (size_t i = 0; i < call.operands().size(); ++i) {
       if (call.operand(i).argument == argument) {
         operands.push_back(i);
-        index_dims = std::max(index_dims, call.operand(i).dim());
+        tensors.push_back(call.operand(i).tensor);
       }
     }
+    index_sizes = shared_sizes(tensors);
   }
 
   std::vector<int64_t> result_labels() const {
     auto labels = source_labels();
     std::erase(labels, kPrivate);
-    const auto own = index_labels(index_dims);
+    const auto own = index_labels(index_sizes.size());
     labels.insert(
         labels.begin() + index_position(named), own.begin(), own.end());
     return labels;
@@ -71,19 +73,13 @@ Decision index_rule(Call& call) {
   const auto& x = call.operand(0);
   const Indexed indexed(call, x.dim());
   const auto result = indexed.result_labels();
-  const auto& sizes = call.output_sizes()[0];
-  const auto own = index_labels(indexed.index_dims);
-  std::vector<int64_t> own_sizes(own.size());
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (result[i] >= kIndexLabels) {
-      own_sizes[result[i] - kIndexLabels] = sizes[i];
-    }
-  }
+  const auto own = index_labels(indexed.index_sizes.size());
   Labels labels;
   labels.operands.assign(call.operands().size(), {});
   labels.operands[0] = indexed.source_labels();
   for (const size_t i : indexed.operands) {
-    labels.operands[i] = broadcast_to(call.operand(i), own_sizes, own);
+    labels.operands[i] =
+        broadcast_to(call.operand(i), indexed.index_sizes, own);
   }
   labels.outputs = {result};
   return rule_by_labels(call, labels, Linearity::None);
@@ -94,11 +90,12 @@ Decision index_put_rule(Call& call) {
   const auto& x = call.operand(0);
   const Indexed indexed(call, x.dim());
   auto result = indexed.result_labels();
-  std::vector<int64_t> sizes(result.size(), 1);
+  std::vector<int64_t> sizes(result.size());
   for (size_t i = 0; i < result.size(); ++i) {
     if (result[i] < kIndexLabels) {
       sizes[i] = x.spec->size(result[i]);
     } else {
+      sizes[i] = indexed.index_sizes[result[i] - kIndexLabels];
       result[i] = kPrivate;
     }
   }
@@ -107,6 +104,7 @@ Decision index_put_rule(Call& call) {
     labels.operands.push_back(std::vector<int64_t>(operand.dim(), kPrivate));
   }
   const auto values = call.operands().size() - 1;
+  check_values_fit(call.operand(values).tensor.sizes(), sizes);
   labels.operands[0] = indexed.source_labels();
   if (values > 0 && call.operand(values).dim() > 0) {
     labels.operands[values] = broadcast_to(call.operand(values), sizes, result);

@@ -347,7 +347,7 @@ at::Tensor& index_put_in_place_kernel(
     return self;
   }
   if (indexes_whole_dims(without_partial(spec(self)), given)) {
-    check_indices("aten::index_put_", self, given);
+    check_indices("aten::index_put_", self, given, values);
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow("aten::index_put_", "");
     torch::jit::Stack stack{self, given, values, accumulate};

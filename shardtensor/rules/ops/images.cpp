@@ -151,9 +151,15 @@ const RegisterRules of_images{
     {"aten::col2im", col2im_rule},
 };
 
-/// See Note [Indices out of bounds].
+/// See Note [Indices out of bounds]. A rank without images would take any type.
 template <int64_t dims>
 at::Tensor max_unpool(const char* name, torch::jit::Stack stack) {
+  const auto& image = stack[0].toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      image.is_cuda() || image.is_floating_point(),
+      name,
+      ": not implemented for ",
+      image.scalar_type());
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   check_gather_index(
       name,

@@ -23,7 +23,8 @@ bool has_whole_rows(
     const Tensor& weight,
     const Tensor& bias) {
   if (!is_shard_tensor(input) || !is_whole(weight) || !is_whole(bias) ||
-      weight.dim() != 2) {
+      weight.dim() != 2 ||
+      (bias.defined() && bias.sizes() != weight.sizes().slice(0, 1))) {
     return false;
   }
   const auto& x = spec(input);

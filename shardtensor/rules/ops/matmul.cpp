@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
@@ -48,15 +49,38 @@ void check_batches(Call& call) {
       "].");
 }
 
+/// A piece without elements would take others.
+void check_types(const Call& call, size_t first, size_t count = 2) {
+  const auto expected = call.operand(first).tensor.scalar_type();
+  for (size_t i = first + 1; i < first + count; ++i) {
+    const auto type = call.operand(i).tensor.scalar_type();
+    TORCH_CHECK(
+        type == expected,
+        call.name(),
+        ": expected tensors of the same dtype, got ",
+        expected,
+        " and ",
+        type);
+  }
+}
+
 template <const Product& product>
 Decision product_rule(Call& call) {
   if constexpr (&product == &kBmm) {
     check_batches(call);
   }
+  check_types(call, 0);
   return rule_by_labels(
       call,
       {{product.left, product.right, product.output}, {product.output}},
       Linearity::Product);
+}
+
+/// Raises as PyTorch does, of the global sizes.
+void check_expands(at::IntArrayRef given, at::IntArrayRef sizes) {
+  if (!at::is_expandable_to(given, sizes)) {
+    at::empty(given, at::TensorOptions(at::kMeta)).expand(sizes);
+  }
 }
 
 /// addend + left @ right. Where the product is a Partial sum, the addend counts
@@ -70,8 +94,13 @@ Decision add_product_rule(Call& call) {
        product.right,
        product.output},
       {product.output}};
-  auto sizes = sizes_by_labels(call, labels);
-  if (sizes && at::is_expandable_to(addend.tensor.sizes(), sizes->at(0))) {
+  if constexpr (&product == &kMm || &product == &kBmm) {
+    check_types(call, 0, 3);
+  } else if constexpr (&product == &kMv) {
+    check_types(call, 1); // any addend
+  }
+  if (auto sizes = sizes_by_labels(call, labels)) {
+    check_expands(addend.tensor.sizes(), sizes->at(0));
     call.set_output_sizes(*std::move(sizes));
   }
   labels.operands[0] =
@@ -163,6 +192,12 @@ at::Tensor addbmm_kernel(
     const at::Tensor& batch2,
     const at::Scalar& given_beta,
     const at::Scalar& given_alpha) {
+  TORCH_CHECK(
+      self.scalar_type() == batch2.scalar_type(),
+      "addbmm: expected tensors of the same dtype, got ",
+      self.scalar_type(),
+      " and ",
+      batch2.scalar_type());
   const auto beta = factor_of(given_beta, self.scalar_type());
   const auto alpha = factor_of(given_alpha, self.scalar_type());
   const auto products = at::bmm(batch1, batch2);

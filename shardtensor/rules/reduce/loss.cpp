@@ -1,3 +1,4 @@
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/sum.h>
@@ -41,6 +42,23 @@ Decision binary_cross_entropy_rule(Call& call) {
   return decision;
 }
 
+/// A copy of operand `copied` is written: it is not broadcast against others.
+template <size_t copied>
+Decision written_loss_rule(Call& call) {
+  const auto written = call.operand(copied).tensor.sizes();
+  for (const auto& operand : call.operands()) {
+    const auto sizes = operand.tensor.sizes();
+    TORCH_CHECK(
+        at::is_expandable_to(sizes, written),
+        call.name(),
+        ": output with shape ",
+        written,
+        " doesn't match the broadcast shape ",
+        at::IntArrayRef(at::infer_size(written, sizes)));
+  }
+  return elementwise_loss_rule(call);
+}
+
 bool any_transformed(const torch::jit::Stack& stack, size_t arguments) {
   for (const auto& value : torch::jit::last(stack, arguments)) {
     if (value.isTensor() && is_transformed(value.toTensor())) {
@@ -78,11 +96,11 @@ const RegisterRules elementwise_losses{
     {"aten::smooth_l1_loss_backward", elementwise_loss_rule},
     {"aten::huber_loss", elementwise_loss_rule},
     {"aten::huber_loss_backward", elementwise_loss_rule},
-    {"aten::soft_margin_loss", elementwise_loss_rule},
+    {"aten::soft_margin_loss", written_loss_rule<0>},
     {"aten::soft_margin_loss_backward", elementwise_loss_rule},
     {"aten::binary_cross_entropy", binary_cross_entropy_rule},
     {"aten::binary_cross_entropy_backward", elementwise_loss_rule},
-    {"aten::binary_cross_entropy_with_logits", elementwise_loss_rule},
+    {"aten::binary_cross_entropy_with_logits", written_loss_rule<1>},
 };
 
 } // namespace

@@ -140,7 +140,7 @@ Tensor log_softmax_across(const SpecPtr& spec, int64_t dim, const Tensor& x) {
 template <class Op, auto across>
 Tensor forward_kernel(const Tensor& self, int64_t dim, bool half_to_float) {
   const auto x = local_of(self);
-  check_empty_takes_dtype<Op>(x.tensor, dim, half_to_float);
+  check_takes_dtype<Op>(x.tensor, dim, half_to_float);
   const auto dtype = half_to_float ? at::kFloat : self.scalar_type();
   return run_along<Op>(x.spec, dim, half_to_float, dtype, across, x.tensor);
 }

@@ -118,6 +118,27 @@ struct ConvPlan {
   std::shared_ptr<const ConvOverlap> overlap; // null: the rows must be joined
 };
 
+/// Which PyTorch asks of pieces that have outputs, along the dims that they
+/// keep.
+void check_output_padding(
+    const Conv& conv,
+    IntArrayRef stride,
+    IntArrayRef dilation) {
+  const auto padding = expanded(conv.output_padding, conv.dims);
+  for (size_t i = 0; i < conv.dims; ++i) {
+    TORCH_CHECK(
+        padding[i] < stride[i] || padding[i] < dilation[i],
+        conv.op,
+        ": output padding must be smaller than either stride or dilation, but "
+        "got output_padding ",
+        IntArrayRef(padding),
+        ", stride ",
+        stride,
+        ", dilation ",
+        dilation);
+  }
+}
+
 ConvPlan plan_conv(
     const Conv& conv,
     const Tensor& x,
@@ -128,6 +149,9 @@ ConvPlan plan_conv(
   const auto first = x.dim() - static_cast<int64_t>(n);
   const auto stride = expanded(conv.stride, n);
   const auto dilation = expanded(conv.dilation, n);
+  if (conv.transposed) {
+    check_output_padding(conv, stride, dilation);
+  }
   auto padding =
       conv.same ? std::vector<int64_t>(n, 0) : expanded(conv.padding, n);
   std::vector<bool> uneven(n, false);

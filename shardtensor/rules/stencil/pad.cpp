@@ -11,6 +11,7 @@
 #include <ATen/ops/replication_pad2d_ops.h>
 #include <ATen/ops/replication_pad3d_ops.h>
 #include <torch/library.h>
+#include <algorithm>
 
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/dispatch/function_rule.h"
@@ -104,8 +105,10 @@ Tensor constant_pad_function(
       pad);
   const auto padding = padding_by_dim(ndim, pad);
   for (int64_t dim = 0; dim < ndim; ++dim) {
+    const auto removed = std::min<int64_t>(padding[dim].before, 0) +
+        std::min<int64_t>(padding[dim].after, 0);
     TORCH_CHECK(
-        x.size(dim) + padding[dim].before + padding[dim].after >= 0,
+        x.size(dim) + removed >= 0,
         "aten::constant_pad_nd: padding ",
         pad,
         " removes more than the ",

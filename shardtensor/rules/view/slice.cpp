@@ -299,6 +299,17 @@ at::Tensor select_backward_kernel(
 
 // ---- written parts of a copy ------------------------------------------------
 
+/// Into the part of a copy; nothing is broadcast.
+void write_part(const at::Tensor& part, const at::Tensor& src) {
+  TORCH_CHECK(
+      src.sizes() == part.sizes(),
+      "expected src to have a size equal to the slice of self. src size = ",
+      src.sizes(),
+      ", slice size = ",
+      part.sizes());
+  part.copy_(src);
+}
+
 at::Tensor slice_scatter_kernel(
     const at::Tensor& self,
     const at::Tensor& src,
@@ -307,7 +318,7 @@ at::Tensor slice_scatter_kernel(
     std::optional<int64_t> end,
     int64_t step) {
   auto result = self.clone();
-  result.slice(dim, start, end, step).copy_(src);
+  write_part(result.slice(dim, start, end, step), src);
   return result;
 }
 
@@ -317,7 +328,7 @@ at::Tensor select_scatter_kernel(
     int64_t dim,
     int64_t index) {
   auto result = self.clone();
-  result.select(dim, index).copy_(src);
+  write_part(result.select(dim, index), src);
   return result;
 }
 
@@ -328,7 +339,7 @@ at::Tensor diagonal_scatter_kernel(
     int64_t dim1,
     int64_t dim2) {
   auto result = self.clone();
-  result.diagonal(offset, dim1, dim2).copy_(src);
+  write_part(result.diagonal(offset, dim1, dim2), src);
   return result;
 }
 

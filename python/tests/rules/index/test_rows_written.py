@@ -164,5 +164,23 @@ def test_wrong_places_and_values_are_the_same_error_everywhere(mesh):
         x.index_put_((-1 - far, j), values, accumulate=True)
     with pytest.raises(RuntimeError, match="expected values of dtype"):
         x[i, j] = values.float()
-    with pytest.raises(RuntimeError, match="expanded size"):
+    told = rf"shape \[{ENTRIES}, 3\] .* result of shape \[{ENTRIES}, 2\]"
+    with pytest.raises(RuntimeError, match=told):
         x[i, j] = values[:, :1].repeat(1, 3)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("extents", [(4, 2), (5, 3), (4, 3)])
+def test_values_of_another_shape_are_the_same_error_everywhere(mesh, extents):
+    sizes = [4, 1, *[0] * (mesh.size() - 2)]  # extents fit the first rank's rows
+    x = shard(torch.zeros(5, 3), mesh, [Shard(0)], {0: sizes})
+    told = rf"shape \[{extents[0]}, {extents[1]}\] .* result of shape \[5, 2\]"
+    cut = shard(torch.ones(extents), mesh, [Shard(0)])
+    for values in torch.ones(extents), cut:
+        for accumulate in False, True:
+            with pytest.raises(RuntimeError, match=told):
+                index = [torch.arange(5)[:, None], torch.tensor([0, 2])]
+                x.index_put_(index, values, accumulate)
+        with pytest.raises(RuntimeError, match=told):
+            x[:, torch.tensor([0, 2])] = values
+    assert not x.full_tensor().any()

@@ -303,6 +303,16 @@ def test_targets_and_weights_of_the_wrong_size(mesh):
 
 
 @ranks(2)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_soft_margin_loss_does_not_broadcast_its_input(mesh, reduction):
+    target = shard(torch.ones(5, 3), mesh, [Shard(0)], {0: [1, 4]})
+    for x in torch.zeros(1, 3), torch.zeros(5, 1), target[:1]:
+        told = rf"shape \[{x.shape[0]}, {x.shape[1]}\] .* shape \[5, 3\]"
+        with pytest.raises(RuntimeError, match=told):
+            F.soft_margin_loss(x, target, reduction=reduction)
+
+
+@ranks(2)
 def test_one_message_for_a_mean_over_classes(mesh):
     import shardtensor
 
