@@ -114,8 +114,13 @@ def _needs_grad(x):
     return isinstance(x, torch.Tensor) and x.requires_grad
 
 
+def _is_whole(dtype):
+    """Of integers, which some operators say need gradients."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 def _differentiate(run):
-    outputs = [x for x in run.outputs if _needs_grad(x)]
+    outputs = [x for x in run.outputs if _needs_grad(x) and not _is_whole(x.dtype)]
     if not outputs or not run.leaves:
         return
     generator = torch.Generator("cpu").manual_seed(SEED)

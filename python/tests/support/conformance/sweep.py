@@ -66,13 +66,13 @@ def sweep(mesh, subject, count, source=SUBJECTS, only=None, watchdog=WATCHDOG):
     return [r for r in records if r.kind != "skipped"]
 
 
-def described(records):
+def described(records, failures=FAILED):
     """The failures among them, with what runs each again."""
     return "".join(
         f"{r.kind}: --only {r.subject} --mesh {r.mesh} --case {r.index} ({r.case})\n"
         f"{r.text}\n\n"
         for r in records
-        if r.kind in FAILED
+        if r.kind in failures
     )
 
 
