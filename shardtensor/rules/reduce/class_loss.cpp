@@ -280,6 +280,11 @@ Tensor nll_loss_function(
     int64_t ignore_index) {
   constexpr auto op = "aten::nll_loss";
   const auto x = loss_input(op, self, target, weight);
+  TORCH_CHECK_NOT_IMPLEMENTED( // a rank without rows would take any
+      x.is_floating_point(),
+      op,
+      ": not implemented for ",
+      x.scalar_type());
   return class_loss(
       x,
       target,
