@@ -84,6 +84,7 @@ using Tensors = std::vector<Tensor>;
 /// for the others. They have derivatives where one of those that are given has.
 template <class Forward>
 Tensors gradients_of(
+    const char* op,
     const Forward& forward,
     const Tensor& grad,
     Tensors inputs,
@@ -94,13 +95,16 @@ Tensors gradients_of(
   }
   create_graph &= at::GradMode::is_enabled();
   const at::AutoGradMode enabled(true);
-  const auto mesh = common_mesh("a backward operator", inputs);
+  auto given = inputs;
+  given.push_back(grad);
+  const auto mesh = common_mesh(op, given);
   Tensors leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto& input = inputs[i];
     if (!input.defined()) {
       continue;
     }
+    input = promote(input, mesh);
     // Gradients of this call, not of what else the input went into.
     input = create_graph && input.requires_grad() ? input.view_as(input)
                                                   : input.detach();
@@ -130,10 +134,12 @@ Tensors gradients_of(
 
 template <class Forward>
 Tensor gradient_of(
+    const char* op,
     const Forward& forward,
     const Tensor& grad,
     const Tensor& input) {
   return gradients_of(
+      op,
       [&](const Tensors& inputs) { return forward(inputs[0]); },
       grad,
       {input},
@@ -163,6 +169,7 @@ struct Backward<Op, Forward, Tensor(const Tensor&, const Tensor&, Args...)> {
       const Tensor& input,
       typename c10::remove_symint<Args>::type... args) {
     return gradient_of(
+        Op::name,
         [&](const Tensor& x) { return Forward::call(x, as<Args>(args)...); },
         grad,
         input);
@@ -181,6 +188,7 @@ struct MaxPool {
       bool ceil_mode,
       const Tensor& /*indices*/) {
     return gradient_of(
+        Pool::name,
         [&](const Tensor& x) {
           return Pool::call(x, kernel, stride, padding, dilation, ceil_mode);
         },
@@ -193,6 +201,7 @@ template <int64_t dims>
 Tensor adaptive_avg_pool_backward(const Tensor& grad, const Tensor& input) {
   const auto sizes = grad.sizes().slice(grad.dim() - dims).vec();
   return gradient_of(
+      "adaptive_avg_pool",
       [&](const Tensor& x) {
         return dims == 2 ? at::adaptive_avg_pool2d(x, sizes)
                          : at::adaptive_avg_pool3d(x, sizes);
@@ -208,6 +217,7 @@ Tensor adaptive_max_pool_backward(
     const Tensor& /*indices*/) {
   const auto sizes = grad.sizes().slice(grad.dim() - dims).vec();
   return gradient_of(
+      "adaptive_max_pool",
       [&](const Tensor& x) {
         return std::get<0>(
             dims == 2 ? at::adaptive_max_pool2d(x, sizes)
@@ -243,6 +253,7 @@ struct UpsampleBackward<
       IntArrayRef input_size,
       Args... args) {
     return gradient_of(
+        Op::name,
         [&](const Tensor& x) {
           return Forward::call(
               x, c10::fromIntArrayRefSlow(output_size), args...);
@@ -268,15 +279,14 @@ Gradients convolution_backward_function(
     IntArrayRef output_padding,
     int64_t groups,
     std::array<bool, 3> wanted) {
-  const auto mesh = common_mesh("convolution_backward", {grad, input, weight});
   Tensor bias; // its values do not count
   if (wanted[2]) {
     const int64_t channels =
         bias_sizes ? c10::multiply_integers(*bias_sizes) : grad.size(1);
-    const auto local = to_local(promote(weight, mesh).detach());
-    bias = promote(at::zeros({channels}, local.options()), mesh);
+    bias = at::zeros({channels}, weight.options());
   }
   const auto found = gradients_of(
+      "convolution_backward",
       [&](const Tensors& given) {
         return at::convolution(
             given[0],
@@ -290,7 +300,7 @@ Gradients convolution_backward_function(
             groups);
       },
       grad,
-      {promote(input, mesh), promote(weight, mesh), bias},
+      {input, weight, bias},
       wanted);
   return {found[0], found[1], found[2]};
 }
@@ -308,21 +318,14 @@ Gradients native_batch_norm_backward_function(
     bool training,
     double eps,
     std::array<bool, 3> wanted) {
-  const auto given_weight = value_or_undefined(weight);
-  const auto mesh =
-      common_mesh("native_batch_norm_backward", {grad, input, given_weight});
-  const auto x = promote(input, mesh);
-  Tensor scale = given_weight;
-  Tensor bias;
-  if (scale.defined()) {
-    scale = promote(scale, mesh);
-  }
+  const auto scale = value_or_undefined(weight);
+  Tensor bias; // its values do not count
   if (wanted[2]) {
-    const auto& like = scale.defined() ? scale : x;
-    const auto options = to_local(like.detach()).options();
-    bias = promote(at::zeros({x.size(1)}, options), mesh);
+    const auto& like = scale.defined() ? scale : input;
+    bias = at::zeros({input.size(1)}, like.options());
   }
   const auto found = gradients_of(
+      "native_batch_norm_backward",
       [&](const Tensors& given) {
         return at::batch_norm(
             given[0],
@@ -336,7 +339,7 @@ Gradients native_batch_norm_backward_function(
             /*cudnn_enabled=*/false);
       },
       grad,
-      {x, scale, bias},
+      {input, scale, bias},
       wanted);
   return {found[0], found[1], found[2]};
 }

@@ -74,6 +74,22 @@ def test_gradients_by_torch_func(mesh, name):
             check_op(gradients, cut, *weights, mesh=mesh, second_order=twice)
 
 
+@ranks(2, "2x2")
+def test_gradients_of_a_plain_tensor(mesh):
+    """That meets a ShardTensor behind the operator."""
+    x, y = torch.randn(IMAGE).double(), torch.randn(2, 4, 3, 2).double()
+    for call in (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.interpolate(x, (3, 2)),
+        lambda x: F.adaptive_max_pool2d(x, (3, 2)),
+        lambda x: F.conv2d(x, x[0, 0, :1, :1].expand(4, 1, 2, 2), stride=2, groups=4),
+    ):
+        gradient = torch.func.grad(lambda x, y, call=call: (call(x) * y).sum())
+        for sizes in partitions(3, mesh.size()):
+            cut = sharded(y, placements_of(mesh, 2), {2: sizes})
+            check_op(gradient, x, cut, mesh=mesh)
+
+
 @ranks(2)
 def test_gradients_per_sample(mesh):
     """As differential privacy wants them, of samples whose images are cut."""
