@@ -94,6 +94,9 @@ Tensors gradients_of(
     create_graph |= input.defined() && input.requires_grad();
   }
   create_graph &= at::GradMode::is_enabled();
+  // Inference mode's tensors cannot be saved.
+  const bool copies = c10::InferenceMode::is_enabled();
+  const c10::InferenceMode no_inference(false);
   const at::AutoGradMode enabled(true);
   auto given = inputs;
   given.push_back(grad);
@@ -106,8 +109,9 @@ Tensors gradients_of(
     }
     input = promote(input, mesh);
     // Gradients of this call, not of what else the input went into.
-    input = create_graph && input.requires_grad() ? input.view_as(input)
-                                                  : input.detach();
+    input = copies                              ? input.clone()
+        : create_graph && input.requires_grad() ? input.view_as(input)
+                                                : input.detach();
     if (wanted[i]) {
       input.requires_grad_();
       leaves.push_back(input);
@@ -120,7 +124,7 @@ Tensors gradients_of(
   const auto found = torch::autograd::grad(
       {forward(inputs)},
       leaves,
-      {promote(grad, mesh)},
+      {copies ? promote(grad, mesh).clone() : promote(grad, mesh)},
       /*retain_graph=*/create_graph,
       create_graph);
   size_t next = 0;

@@ -91,6 +91,21 @@ def test_gradients_of_a_plain_tensor(mesh):
 
 
 @ranks(2)
+def test_called_in_inference_mode(mesh):
+    x, weight = torch.randn(IMAGE), torch.randn(3, 4, 3, 3)
+    same = ([3], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3)
+
+    def call(x, w):
+        with torch.inference_mode():
+            y = F.conv2d(x + 0, w + 0, padding=1)
+            return torch.ops.aten.convolution_backward(y, x + 0, w + 0, *same)
+
+    shardtensor.set_fallback_mode("error")
+    cut = sharded(x, placements_of(mesh, 2), {2: [5, 1]})
+    check_op(call, cut, weight, mesh=mesh, backward=False)
+
+
+@ranks(2)
 def test_gradients_per_sample(mesh):
     """As differential privacy wants them, of samples whose images are cut."""
     x, weight = torch.randn(IMAGE).double(), torch.randn(3, 4, 3, 3).double()
