@@ -98,6 +98,9 @@ Tensors gradients_of(
   const bool copies = c10::InferenceMode::is_enabled();
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode enabled(true);
+  // The forward operator was given what autocast wanted.
+  const c10::impl::ExcludeDispatchKeyGuard as_given(
+      c10::autocast_dispatch_keyset);
   auto given = inputs;
   given.push_back(grad);
   const auto mesh = common_mesh(op, given);

@@ -1,6 +1,8 @@
 // Padding at the function level. The rank that owns the first or last row owns
 // what is padded before or after it: a constant needs no communication, the
 // other modes fetch the rows that they repeat.
+#include <algorithm>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_pad_circular_ops.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -11,7 +13,6 @@
 #include <ATen/ops/replication_pad2d_ops.h>
 #include <ATen/ops/replication_pad3d_ops.h>
 #include <torch/library.h>
-#include <algorithm>
 
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/dispatch/function_rule.h"

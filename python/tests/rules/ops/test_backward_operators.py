@@ -2,6 +2,7 @@
 nothing, and they have derivatives."""
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from layouts import placements_of
@@ -91,13 +92,18 @@ def test_gradients_of_a_plain_tensor(mesh):
 
 
 @ranks(2)
-def test_called_in_inference_mode(mesh):
+@pytest.mark.parametrize("mode", ["inference", "autocast"])
+def test_called_in_other_modes(mesh, mode):
     x, weight = torch.randn(IMAGE), torch.randn(3, 4, 3, 3)
+    modes = {
+        "inference": torch.inference_mode,
+        "autocast": lambda: torch.autocast(rig.DEVICE, torch.bfloat16),
+    }
     same = ([3], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3)
 
     def call(x, w):
-        with torch.inference_mode():
-            y = F.conv2d(x + 0, w + 0, padding=1)
+        y = F.conv2d(x, w, padding=1).detach()
+        with modes[mode]():
             return torch.ops.aten.convolution_backward(y, x + 0, w + 0, *same)
 
     shardtensor.set_fallback_mode("error")
