@@ -36,6 +36,15 @@ at::Tensor zeros_like(const at::Tensor& tensor, bool written) {
                  : at::zeros({}, options).expand(tensor.sizes());
 }
 
+/// PyTorch 2.11 returns what several out= arguments refer to after it has
+/// dropped them.
+void call_keeping_arguments(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack) {
+  const torch::jit::Stack kept = *stack;
+  op.callBoxed(stack);
+}
+
 template <class Make>
 torch::jit::Stack run_on_meta_tensors(
     const c10::OperatorHandle& op,
@@ -47,7 +56,7 @@ torch::jit::Stack run_on_meta_tensors(
         argument.isDevice() ? c10::Device(at::kMeta)
                             : with_tensors(argument, make));
   }
-  op.callBoxed(&stack);
+  call_keeping_arguments(op, &stack);
   return stack;
 }
 
@@ -134,7 +143,7 @@ torch::jit::Stack Call::run_on_zeros() const {
       return zeros_like(tensor, written);
     }));
   }
-  op_.callBoxed(&stack);
+  call_keeping_arguments(op_, &stack);
   return stack;
 }
 
