@@ -48,11 +48,18 @@ struct Resample {
   bool align_corners = false;
   std::optional<double> scale; // output over input; empty: from the extents
   bool double_precision = false; // of the index arithmetic
+  bool is_cuda = false; // whose kernels copy and add otherwise
 
   bool operator==(const Resample&) const = default;
 };
 
 bool is_antialiased(const Resample& how);
+
+/// Whether PyTorch's kernels make different outputs of these extents: nearest
+/// rows that depend on the precision of the index arithmetic, and rows that
+/// some copy or double, for the extents say so, and others don't, for the scale
+/// does.
+bool is_ambiguous(const Resample& how, int64_t input, int64_t output);
 
 /// One output of an interpolation: the weighted sum of these rows.
 struct Taps {

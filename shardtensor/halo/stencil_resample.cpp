@@ -19,9 +19,9 @@ Taps single(int64_t row) {
   return {{row}, {1}};
 }
 
-// at::native::nearest_idx serves CUDA and backward; the CPU's forward works in
-// the data's precision, ignores the special cases and rounds once where the
-// compiler fuses multiply and add.
+// at::native::nearest_idx serves CUDA, backward and small images on the CPU,
+// whose forward of large ones works in the data's precision, ignores the
+// special cases and rounds once where the compiler fuses multiply and add.
 template <typename Real>
 Taps nearest_taps(
     const Resample& how,
@@ -100,7 +100,7 @@ Taps antialias_taps(
     int64_t o,
     int64_t input,
     int64_t output) {
-  if (input == output) {
+  if (input == output && !how.is_cuda) {
     return single(o); // PyTorch copies, whatever the scale
   }
   const Real scale = at::native::area_pixel_compute_scale<Real>(
@@ -133,10 +133,56 @@ Taps antialias_taps(
   return taps;
 }
 
+/// Whether CUDA's backward, which goes from rows to outputs, adds this output
+/// to this row, however the compiler rounds.
+bool cuda_adds(
+    const Resample& how,
+    int64_t input,
+    int64_t output,
+    int64_t o,
+    int64_t row) {
+  const float scale = how.scale.value_or(0) > 0
+      ? static_cast<float>(*how.scale)
+      : static_cast<float>(output) / static_cast<float>(input);
+  const float half = how.mode == Mode::NearestExact ? 0.5 : 0;
+  const auto once = [&](int64_t i) {
+    return std::ceil(std::fma(static_cast<float>(i), scale, -half));
+  };
+  const auto twice = [&](int64_t i) {
+    const volatile float product = static_cast<float>(i) * scale;
+    return std::ceil(product - half);
+  };
+  const auto at = static_cast<float>(o);
+  return once(row) <= at && at < once(row + 1) && twice(row) <= at &&
+      at < twice(row + 1);
+}
+
 } // namespace
 
 bool is_antialiased(const Resample& how) {
   return how.mode == Mode::LinearAntialias || how.mode == Mode::CubicAntialias;
+}
+
+bool is_ambiguous(const Resample& how, int64_t input, int64_t output) {
+  const bool exact = how.mode == Mode::NearestExact;
+  if (input == output && how.scale.value_or(1) != 1) {
+    return true;
+  }
+  if (how.mode != Mode::Nearest && !exact) {
+    return false;
+  }
+  const auto index =
+      exact ? at::native::nearest_exact_idx : at::native::nearest_idx;
+  for (int64_t o = 0; o < output; ++o) {
+    const auto row = index(o, input, output, how.scale);
+    if (row != nearest_taps<float>(how, o, input, output).rows[0] ||
+        (how.double_precision &&
+         row != nearest_taps<double>(how, o, input, output).rows[0]) ||
+        (how.is_cuda && !cuda_adds(how, input, output, o, row))) {
+      return true;
+    }
+  }
+  return false;
 }
 
 Taps Stencil::taps(int64_t o) const {

@@ -91,16 +91,10 @@ WeightedRows weigh(
 }
 
 Resample resample_of(const Upsample& u, size_t i, const Tensor& x) {
-  Resample how{u.mode, u.align_corners, u.scales[i], false};
-  const int64_t input = x.size(static_cast<int64_t>(i) + 2);
-  const bool nearest = is_nearest(u);
+  Resample how{u.mode, u.align_corners, u.scales[i]};
   how.double_precision =
-      x.scalar_type() == at::kDouble && (!nearest || x.is_cpu());
-  // Off the CPU nearest recognizes copying and doubling by the extents.
-  if (u.mode == Mode::Nearest && !x.is_cpu() &&
-      (u.size[i] == input || u.size[i] == 2 * input)) {
-    how.scale = std::nullopt;
-  }
+      x.scalar_type() == at::kDouble && (!is_nearest(u) || x.is_cpu());
+  how.is_cuda = x.is_cuda();
   return how;
 }
 
@@ -116,17 +110,15 @@ std::vector<Stencil> stencils_of(const Upsample& u, const Tensor& x) {
   return stencils;
 }
 
-/// What PyTorch's antialiasing does as in no piece: on a GPU it blurs a dim
-/// that keeps its extent, on the CPU it is wrong for one column (Note [Images
-/// one column wide]).
+/// What PyTorch does as in no piece: where its kernels differ, which it chooses
+/// by device, direction, layout and the width of the image. On the CPU
+/// antialiasing is wrong for one column (Note [Images one column wide]).
 bool is_odd(const Upsample& u, const Tensor& x) {
-  if (!is_antialiased(resample_of(u, 0, x))) {
-    return false;
-  }
-  bool odd = !x.is_cuda() && u.size.back() == 1;
+  bool odd = is_antialiased(resample_of(u, 0, x)) && !x.is_cuda() &&
+      u.size.back() == 1;
   for (size_t i = 0; i < u.size.size(); ++i) {
-    const bool keeps = u.size[i] == x.size(static_cast<int64_t>(i) + 2);
-    odd = odd || (!x.is_cpu() && keeps && u.scales[i].value_or(1) != 1);
+    odd |= is_ambiguous(
+        resample_of(u, i, x), x.size(static_cast<int64_t>(i) + 2), u.size[i]);
   }
   return odd;
 }

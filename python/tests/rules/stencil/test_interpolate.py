@@ -43,6 +43,34 @@ def test_sizes_and_cuts(mesh, mode):
 
 
 @ranks(2, 3)
+@pytest.mark.parametrize("mode", [*MODES[:3], "bicubic", "linear antialias"])
+def test_scales_that_keep_or_double_an_extent(mesh, mode):
+    """Kernels copy or double then, some where one dim, some where all dims say so."""
+    x = leaf(1, 2, 10, 5)
+    for scale in [(1.04, 2), (1.04, 1.1), (2, 1.1), (2.04, 2.1), (2.04, 0.5), (1, 2.1)]:
+        for dim in (2, 3):
+            fn = partial(F.interpolate, scale_factor=scale, **options(mode, 2))
+            check_op(fn, sharded(x, [Shard(dim)]), mesh=mesh)
+    if "linear" in mode and "antialias" not in mode:
+        fn = partial(F.interpolate, scale_factor=(1.04, 2, 1.1), **options(mode, 3))
+        check_op(fn, sharded(leaf(1, 1, 9, 4, 5), [Shard(2)]), mesh=mesh)
+
+
+@ranks(2, 3)
+def test_nearest_rows_that_depend_on_the_kernel(mesh):
+    """PyTorch's for small images counts in float, that for large ones in float64."""
+    for mode, sizes, size in (
+        ("nearest", (9, 72), (12, 116)),
+        ("nearest", (72, 9), (116, 12)),
+        ("nearest-exact", (19, 60), (39, 95)),
+        ("nearest-exact", (20, 17), (54, 1)),
+    ):
+        fn = partial(F.interpolate, size=size, mode=mode)
+        for dim in (2, 3):
+            check_op(fn, sharded(leaf(1, 2, *sizes), [Shard(dim)]), mesh=mesh)
+
+
+@ranks(2, 3)
 @pytest.mark.parametrize("mode", MODES[:3])
 def test_scale_factors(mesh, mode):
     for scale in [0.5, 0.7, 1.0, 1.5, 2.0, 2.3, 3.0, 4.0]:
