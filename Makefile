@@ -146,7 +146,7 @@ DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/v
   $(call TEST_FILES,dtensor,meshes operators written) \
   $(call TEST_FILES,io,one_error read tables write) \
   $(call TEST_FILES,rules/index,indexing python_indexing rows_by_index) \
-  $(call TEST_FILES,rules/index,rows_of_elements rows_that_are_made) \
+  $(call TEST_FILES,rules/index,rows_of_elements rows_that_are_made rows_written) \
   $(call TEST_FILES,rules/order,along_dim) \
   $(call TEST_FILES,rules/attention,scaled_dot_product) \
   $(call TEST_FILES,rules/ops,activations matmul optimizer pointwise) \

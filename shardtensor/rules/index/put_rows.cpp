@@ -187,15 +187,15 @@ Tensor with_one_index_dim(
 Tensor local_values(
     const Tensor& values,
     const SpecPtr& result,
-    at::ScalarType dtype) {
+    const Tensor& self) {
   TORCH_CHECK(
-      values.scalar_type() == dtype,
+      values.scalar_type() == self.scalar_type(),
       "index_put_: expected values of dtype ",
-      dtype,
+      self.scalar_type(),
       ", got ",
       values.scalar_type());
   if (!is_shard_tensor(values)) {
-    return values; // a number
+    return values.to(self.device()); // a number
   }
   check_values_fit(values.sizes(), result->sizes());
   return local_of(values.expand(result->sizes()), result).tensor;
@@ -236,10 +236,7 @@ bool puts_rows(
   const auto result =
       with_dims_of(wanted, named->dims, position, exchange->index_spec());
   auto source = with_one_index_dim(
-      local_values(values, result, self.scalar_type()),
-      result,
-      position,
-      index_dims);
+      local_values(values, result, self), result, position, index_dims);
   const bool sums_last = !accumulate && !is_in_order(*exchange->index_spec());
   if (sums_last) {
     const auto is_last =

@@ -19,10 +19,10 @@ bool puts_rows(
     bool accumulate);
 
 /// values broadcast to self[index], which is laid out as `result`, and cut like
-/// it; a plain number as it is. Raises for another dtype.
+/// it; a plain number on the device of `self`. Raises for another dtype.
 at::Tensor local_values(
     const at::Tensor& values,
     const SpecPtr& result,
-    at::ScalarType dtype);
+    const at::Tensor& self);
 
 } // namespace shardtensor::detail

@@ -79,7 +79,7 @@ bool put_masked_rows(
     return false;
   }
   const auto rows = masked_rows(own, *place, *mask);
-  const auto source = local_values(values, rows.result, self.scalar_type());
+  const auto source = local_values(values, rows.result, self);
   const LocalToWrite target(self, own);
   target.local().index_put_(rows.index, source, accumulate);
   target.finish();
@@ -133,8 +133,7 @@ void write_own_rows(
   }
   const auto at = index.position;
   const auto dims = static_cast<int64_t>(index.sizes.size());
-  auto values = given.dim() == 0 ? given.to(local.device()) : given;
-  values = values.expand(result_spec(spec, index)->local_sizes());
+  auto values = given.expand(result_spec(spec, index)->local_sizes());
   values = dims == 0 ? values.unsqueeze(at) : values.flatten(at, at + dims - 1);
   local.index_put_(
       flat.list(spec->dim()), values.index_select(at, chosen), accumulate);
@@ -361,8 +360,7 @@ at::Tensor& index_put_in_place_kernel(
   const auto wanted =
       contiguous_dims(without_partial(spec(self)), index.indexed());
   const LocalToWrite target(self, wanted);
-  const auto source =
-      local_values(values, result_spec(wanted, index), self.scalar_type());
+  const auto source = local_values(values, result_spec(wanted, index), self);
   if (axes_of_dims(*wanted, index.indexed()).empty()) {
     target.local().index_put_(index.list(self.dim()), source, accumulate);
   } else {

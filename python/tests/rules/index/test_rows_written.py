@@ -73,6 +73,12 @@ def numbers(x, i, j, values):
     return y
 
 
+def numbers_of_the_host(x, i, j, values):
+    """What Python makes of a number on GPUs."""
+    number = torch.tensor(2.0, dtype=x.dtype, device="cpu")
+    return (x.sin() * values.sum()).index_put((i, j), number)
+
+
 WRITES = {
     "assigned": (assigned, each_once),
     "behind": (assigned_behind, each_once),
@@ -80,6 +86,7 @@ WRITES = {
     "table": (assigned_as_a_table, each_once),
     "whole_rows": (whole_rows, rows_once),
     "numbers": (numbers, often),
+    "numbers_of_the_host": (numbers_of_the_host, often),
     "added": (added, often),
     "added_broadcast": (added_broadcast, often),
 }
