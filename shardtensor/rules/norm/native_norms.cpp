@@ -5,6 +5,7 @@
 #include <ATen/ops/_batch_norm_with_update_ops.h>
 #include <ATen/ops/_native_batch_norm_legit_ops.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cudnn_batch_norm_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/layer_norm.h>
@@ -120,6 +121,12 @@ NormAndStatistics native_layer_norm_backward_kernel(
   return result;
 }
 
+/// What PyTorch gives instead of something that nobody will need.
+Tensor nothing_like(const Tensor& x, at::ScalarType type) {
+  const auto options = to_local(x.detach()).options().dtype(type);
+  return promote(at::empty({0}, options), spec(x)->mesh());
+}
+
 NormAndStatistics native_batch_norm_function(
     const Tensor& input,
     const OptionalTensor& weight,
@@ -154,9 +161,8 @@ NormAndStatistics native_batch_norm_function(
         promote(rstd.detach(), spec(x)->mesh())};
   }
   if (!training) {
-    const auto none = promote(
-        at::empty({0}, to_local(x.detach()).options()), spec(x)->mesh());
-    return {output, none, none.clone()};
+    const auto type = x.scalar_type();
+    return {output, nothing_like(x, type), nothing_like(x, type)};
   }
   auto dims = dims_from(1, x.dim());
   dims[0] = 0;
@@ -191,8 +197,10 @@ NormAndStatistics batch_norm_without_running_function(
       input, weight, bias, {}, {}, training, momentum, eps);
 }
 
-/// The last result is what a backward of cuDNN's would want.
-std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_with_update_function(
+/// The last one is what a backward of cuDNN's would want.
+using WithReserve = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+WithReserve batch_norm_with_update_function(
     const Tensor& input,
     const OptionalTensor& weight,
     const OptionalTensor& bias,
@@ -202,9 +210,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_with_update_function(
     double eps) {
   const auto [output, mean, rstd] = native_batch_norm_function(
       input, weight, bias, running_mean, running_var, true, momentum, eps);
-  const auto options = to_local(output.detach()).options().dtype(at::kByte);
-  const auto reserve = promote(at::empty({0}, options), spec(output)->mesh());
-  return {output, mean, rstd, reserve};
+  return {output, mean, rstd, nothing_like(output, at::kByte)};
+}
+
+/// What torch.func meets in a batch_norm on a GPU.
+WithReserve cudnn_batch_norm_function(
+    const Tensor& input,
+    const Tensor& weight,
+    const OptionalTensor& bias,
+    const OptionalTensor& running_mean,
+    const OptionalTensor& running_var,
+    bool training,
+    double momentum,
+    double eps) {
+  const auto [output, mean, rstd] = native_batch_norm_function(
+      input, weight, bias, running_mean, running_var, training, momentum, eps);
+  const auto kept = [&](const Tensor& statistic) {
+    return training ? statistic : nothing_like(output, statistic.scalar_type());
+  };
+  return {output, kept(mean), kept(rstd), nothing_like(output, at::kByte)};
 }
 
 } // namespace
@@ -234,6 +258,9 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
       function_rule<
           at::_ops::_batch_norm_with_update,
           batch_norm_with_update_function>);
+  m.impl(
+      "cudnn_batch_norm",
+      function_rule<at::_ops::cudnn_batch_norm, cudnn_batch_norm_function>);
 }
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {

@@ -35,6 +35,7 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/cudnn_batch_norm_backward_ops.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool2d_with_indices_backward_ops.h>
 #include <ATen/ops/max_pool3d.h>
@@ -351,6 +352,29 @@ Gradients native_batch_norm_backward_function(
   return {found[0], found[1], found[2]};
 }
 
+Gradients cudnn_batch_norm_backward_function(
+    const Tensor& input,
+    const Tensor& grad,
+    const Tensor& weight,
+    const OptionalTensor& /*running_mean*/,
+    const OptionalTensor& /*running_var*/,
+    const OptionalTensor& /*save_mean*/,
+    const OptionalTensor& /*save_var*/,
+    double eps,
+    const Tensor& /*reserve*/) {
+  return native_batch_norm_backward_function(
+      grad,
+      input,
+      weight,
+      {},
+      {},
+      {},
+      {},
+      /*training=*/true,
+      eps,
+      {true, true, true});
+}
+
 // ---- registration -----------------------------------------------------------
 
 template <class Op, auto function>
@@ -403,6 +427,7 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
   add<adaptive_max_pool3d_backward, &adaptive_max_pool_backward<3>>(m);
   add<convolution_backward, &convolution_backward_function>(m);
   add<native_batch_norm_backward, &native_batch_norm_backward_function>(m);
+  add<cudnn_batch_norm_backward, &cudnn_batch_norm_backward_function>(m);
 }
 
 } // namespace shardtensor::detail

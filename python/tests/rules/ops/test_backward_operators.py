@@ -6,7 +6,7 @@ import rig
 import torch
 import torch.nn.functional as F
 from layouts import placements_of
-from ranks import check_op, partitions, ranks, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 
 import shardtensor
 
@@ -73,6 +73,38 @@ def test_gradients_by_torch_func(mesh, name):
             cut = sharded(x, placements_of(mesh, dim), {dim: sizes})
             twice = name not in WITHOUT_THIRD
             check_op(gradients, cut, *weights, mesh=mesh, second_order=twice)
+
+
+@ranks(2, 3)
+def test_batch_norms_of_gpus(mesh):
+    """Of cuDNN, which no CPU has: the same numbers as other batch norms."""
+    x, scale, bias = (torch.randn(s).double() for s in (IMAGE, 4, 4))
+    mean, var = torch.randn(4).double(), torch.rand(4).double()
+
+    def by_cudnn(training, *given):
+        return torch.cudnn_batch_norm(*given, mean, var, training, 0.0, 1e-5)
+
+    def sines(norm, training):
+        return lambda *given: norm(training, *given).sin().sum()
+
+    shardtensor.set_fallback_mode("error")
+    for training in True, False:
+        of_shards = sines(lambda *given: by_cudnn(*given)[0], training)
+        of_one = sines(
+            lambda training, x, *weights: F.batch_norm(
+                x, mean, var, *weights, training, 0.0
+            ),
+            training,
+        )
+        for sizes in partitions(6, mesh.size()):
+            cut = shard(x, mesh, placements_of(mesh, 2), {2: sizes})
+            found = torch.func.grad(of_shards, (0, 1, 2))(cut, scale, bias)
+            expected = torch.func.grad(of_one, (0, 1, 2))(x, scale, bias)
+            for a, e in zip(found, expected):
+                assert_close(a, e)
+        _, mean_of_it, rstd, reserve = by_cudnn(training, cut, scale, bias)
+        assert mean_of_it.shape == rstd.shape == ((4,) if training else (0,))
+        assert reserve.dtype == torch.uint8
 
 
 @ranks(2, "2x2")
