@@ -80,6 +80,7 @@ OF_THE_CPU = {
     "test_all_ranks_refuse_an_index_of_one",
     "test_an_index_out_of_bounds_is_every_ranks_error",
     "test_bad_matrices",
+    "test_changed_arguments",
     "test_compiled_code_refuses_what_is_out_of_bounds",
     "test_every_rank_raises",
     "test_faces_of_no_points_and_of_no_cells",

@@ -50,6 +50,8 @@ CALLS = {
 @ranks(2, 3)
 @pytest.mark.parametrize("name", CALLS)
 def test_they_are_refused(mesh, name):
+    if name == "max_unpool1d" and mesh.device_type == "cuda":
+        pytest.skip("CUDA unpools integers")
     x = torch.ones(5, 3)
     with pytest.raises((RuntimeError, NotImplementedError)) as of_one:
         CALLS[name](x)

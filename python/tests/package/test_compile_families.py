@@ -149,6 +149,15 @@ def softmax():
     ]
 
 
+def rows(x, numbers):
+    """While compiling PyTorch makes them on the CPU, whatever the default device."""
+    return torch.tensor(numbers, device=x.device)
+
+
+def count(x, *sizes):
+    return torch.arange(math.prod(sizes), device=x.device).view(sizes)
+
+
 @family(WORDS)
 def losses():
     return [
@@ -156,18 +165,13 @@ def losses():
         lambda x: F.l1_loss(x, torch.zeros_like(x), reduction="sum"),
         lambda x: F.smooth_l1_loss(x, x.cos()) + F.huber_loss(x, x.cos()),
         lambda x: F.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
-        lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(24) % 8),
-        lambda x: F.cross_entropy(x, torch.arange(32).view(4, 8) % 6),
-        lambda x: F.nll_loss(x.flatten(0, 1).log_softmax(1), torch.arange(24) % 8),
+        lambda x: F.cross_entropy(x.flatten(0, 1), count(x, 24) % 8),
+        lambda x: F.cross_entropy(x, count(x, 4, 8) % 6),
+        lambda x: F.nll_loss(x.flatten(0, 1).log_softmax(1), count(x, 24) % 8),
         lambda x: F.kl_div(x.log_softmax(1), x.softmax(1), reduction="batchmean"),
         lambda x: F.cosine_similarity(x, x.sin(), 1),
         lambda x: F.soft_margin_loss(x, torch.ones_like(x)),
     ]
-
-
-def rows(x, numbers):
-    """While compiling PyTorch makes them on the CPU, whatever the default device."""
-    return torch.tensor(numbers, device=x.device)
 
 
 @family(WORDS)
@@ -176,14 +180,14 @@ def indexing():
         lambda x: x[rows(x, [3, 0, 1])],
         lambda x: x[:, rows(x, [5, 2])] * 2,
         lambda x: x.index_select(2, rows(x, [7, 0, 0])),
-        lambda x: x.gather(1, torch.arange(64).view(4, 2, 8) % 6),
-        lambda x: x.scatter_add(0, torch.arange(96).view(2, 6, 8) % 4, x[:2].sin()),
+        lambda x: x.gather(1, count(x, 4, 2, 8) % 6),
+        lambda x: x.scatter_add(0, count(x, 2, 6, 8) % 4, x[:2].sin()),
         lambda x: x.index_add(1, rows(x, [0, 3]), x[:, :2] * 2),
         lambda x: torch.take_along_dim(x, x.argsort(1), 1),
         lambda x: F.embedding(rows(x, [2, 1, 2]), x[0]),
         lambda x: x.index_put((rows(x, [1, 2]),), x[:2] * 2),
         lambda x: x.index_fill(0, rows(x, [1]), 2.0),
-        lambda x: x.scatter(1, torch.zeros(4, 1, 8, dtype=torch.long), 3.0),
+        lambda x: x.scatter(1, count(x, 4, 1, 8) * 0, 3.0),
         lambda x: x[rows(x, [0, 1]), rows(x, [2, 3])],
     ]
 
