@@ -18,18 +18,20 @@ def table(mesh):
     rows = {}
     for count in ROWS.get(mesh.size(), ROWS[2]):
         even = [count // mesh.size()] * mesh.size()
-        uneven = [even[0] - count // 8, *even[1:-1], even[-1] + count // 8]
         made = {"": even_variants(mesh, even)}
         if HEADS % mesh.size() == 0:  # else no rank has its share of them
             made[", causal"] = causal_variants(mesh, even)
-        made[", cut unevenly"] = variants(mesh, uneven)
+        if mesh.size() > 1:
+            uneven = [even[0] - count // 8, *even[1:-1], even[-1] + count // 8]
+            made[", cut unevenly"] = variants(mesh, uneven)
         for name in made:
             rows[f"{count}{name}"] = compare(made[name], ROUNDS, calls=1)
     note = (
         "Ceiling: the same products on each rank without communication; causal, "
         "half of the heads with all rows; unevenly, 3/8 and 5/8 of the rows. By hand: "
         "all keys gathered before, their gradients reduced and scattered after; or "
-        "one block after the other, the next on its way meanwhile. One row less: "
+        "one block after the other, the next on its way meanwhile (on CPUs). One row "
+        "less: "
         "ShardTensor where the last rank has one row less than the others."
     )
     return Table(f"Attention, {HEADS} heads of {FEATURES}", "ceiling", rows, note)
@@ -46,7 +48,8 @@ def variants(mesh, sizes):
     by_hand = {}
     if len(set(sizes)) == 1:
         by_hand["all-gather by hand"] = step(gathered, *local)
-        by_hand["ring by hand"] = step(Ring.apply, *local)
+        if local[0].is_cpu:
+            by_hand["ring by hand"] = step(Ring.apply, *local)
     return {
         "ceiling": step(F.scaled_dot_product_attention, local[0], *whole),
         **by_hand,

@@ -24,9 +24,10 @@ def table(mesh):
     note = (
         "Ceiling: as many nodes and edges on each rank, none of which knows another "
         f"rank's. A step sends {sent / 2**10:.1f} KiB of halos per rank, "
-        f"{sent / needed:.3f} of the features of nodes that the cut separates from an "
-        f"edge's target, forth and back; the first step makes {plans[0]} plans of "
-        f"rows, the second {plans[1]}. Planning a graph of 10 M edges, at the first "
+        f"{needed / 2**10:.1f} KiB are the features of nodes that the cut separates "
+        "from an edge's target, forth and back; the first step makes "
+        f"{plans[0]} plans of rows, the second {plans[1]}. Planning a graph of 10 M "
+        "edges, at the first "
         f"use of one of its two rows, takes {seconds:.1f} s per rank; all later calls "
         f"plan nothing ({again:.2f} s with the reading of one channel). `ShardGraph` "
         "of the same graph, its nodes and edges in random order, each rank with a "

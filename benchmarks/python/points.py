@@ -16,7 +16,8 @@ ORDERED_ROUNDS = 9  # a few percent are looked for
 
 
 def table(mesh):
-    cloud = torch.rand(POINTS, 3, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
+    cloud = torch.rand(POINTS, 3, generator=generator)
     rows = {
         "any order": compare(variants(mesh, cloud, "ring"), ROUNDS, calls=1),
         "partitioned": compare(
@@ -75,7 +76,7 @@ def alone(cloud, threads):
         from scipy.spatial import cKDTree
     except ImportError:
         return found
-    x = cloud.numpy()
+    x = cloud.cpu().numpy()
 
     def other():
         return cKDTree(x).query(x, NEIGHBOURS, workers=threads)

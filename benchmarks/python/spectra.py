@@ -140,6 +140,8 @@ def transforms():
         dist.barrier()
         load = partial(torch.load, weights_only=False, mmap=True)
         found = [load(Path(names[0], name)) for name in ("there", "back")]
+        if torch.get_default_device().type != "cpu":  # of which mmap keeps one copy
+            found = [transform.to(torch.get_default_device()) for transform in found]
         dist.barrier()
     return found
 
