@@ -1,6 +1,7 @@
 // Convolutions at the function level: gather the input rows that the owned
 // outputs read, call the plain operator on them (halo/stencil.h); without
 // joining them to the owned rows where that is possible (conv_overlap.h).
+#include <algorithm>
 #include <limits>
 
 #include <ATen/core/Tensor.h>
@@ -110,6 +111,22 @@ std::vector<int64_t> output_sizes(
       });
 }
 
+/// A rank without outputs would take them.
+void check_has_outputs(const Conv& conv, const Tensor& x, IntArrayRef sizes) {
+  const auto outputs = sizes.slice(sizes.size() - conv.dims);
+  const bool too_small =
+      std::ranges::any_of(outputs, [](int64_t size) { return size == 0; });
+  // PyTorch's kernels of these types give an empty result.
+  const bool takes_none = c10::isReducedFloatingType(x.scalar_type());
+  TORCH_CHECK(
+      !too_small || takes_none || x.numel() == 0,
+      conv.op,
+      ": expected an output with rows in each dim, got ",
+      outputs,
+      " of an input of ",
+      x.sizes());
+}
+
 struct ConvPlan {
   StencilCall call;
   std::vector<int64_t> padding; // of the local call
@@ -151,6 +168,7 @@ ConvPlan plan_conv(
   const auto dilation = expanded(conv.dilation, n);
   if (conv.transposed) {
     check_output_padding(conv, stride, dilation);
+    check_has_outputs(conv, x, sizes);
   }
   auto padding =
       conv.same ? std::vector<int64_t>(n, 0) : expanded(conv.padding, n);
