@@ -344,6 +344,7 @@ def windows(w):
     batch, channels = w.values[x].shape[:2]
     kernel, padding = w.pick((1, 2), (2, 2), (3, 2)), w.pick(0, 1)
     size = w.pick((3, 5), (7, 2), (4, 8))
+    factors = w.pick((1.1, 2), (2.1, 1.02), (0.6, 1.7))
     grid = w.given((batch, *size, 2), plain=w.pick(False, True))
     weight = w.given((2 * channels, 1, *kernel), plain=True)
     text = w.pick(
@@ -355,6 +356,9 @@ def windows(w):
         "F.interpolate({x}, {s}, mode='bilinear', align_corners=True)",
         "F.interpolate({x}, {s}, mode='nearest-exact')",
         "F.interpolate({x}, {s}, mode='bilinear', antialias=True)",
+        "F.interpolate({x}, scale_factor={f}, mode='nearest')",
+        "F.interpolate({x}, scale_factor={f}, mode='bicubic')",
+        "F.interpolate({x}, scale_factor={f}, mode='bilinear', antialias=True)",
         "F.grid_sample({x}, {g}.tanh(), align_corners=False)",
         "F.grid_sample({x}, {g}, padding_mode='border', align_corners=True)",
         "F.conv2d({x}, {w}, dilation=2, padding={p}, groups={c})",
@@ -364,7 +368,8 @@ def windows(w):
         "F.max_pool2d({x}, 3, 2, 1, ceil_mode=True)", "F.adaptive_max_pool2d({x}, {k})",
         "F.max_pool2d({x}, {k}, 1, dilation=2)", "F.local_response_norm({x}, 3)",
     )  # fmt: skip
-    w.add(text.format(x=x, k=kernel, p=padding, s=size, g=grid, w=weight, c=channels))
+    given = {"s": size, "f": factors, "g": grid, "w": weight, "c": channels}
+    w.add(text.format(x=x, k=kernel, p=padding, **given))
 
 
 def transformed(w):
