@@ -21,7 +21,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kElementsAtATime = int64_t{1} << 22; // of copied keys
+// Of copied keys. For each part a device is given some 20 kernels.
+constexpr int64_t kElementsAtATime = int64_t{1} << 22;
+constexpr int64_t kElementsOnDevice = int64_t{1} << 25;
 
 /// The cells of some queries' keys, (queries, window), and which of them a
 /// query does not see, where a causal window ends earlier.
@@ -180,8 +182,9 @@ void visit_queries(
   const int64_t width = window_size(dims);
   const int64_t elements = query.size(0) * query.size(-2) * width *
       std::max(query.size(-1), value.size(-1));
+  const auto most = query.is_cpu() ? kElementsAtATime : kElementsOnDevice;
   const int64_t step = in_parts
-      ? std::max<int64_t>(kElementsAtATime / std::max<int64_t>(elements, 1), 1)
+      ? std::max<int64_t>(most / std::max<int64_t>(elements, 1), 1)
       : std::max<int64_t>(count, 1);
   int64_t begin = 0;
   do {
