@@ -92,8 +92,7 @@ WeightedRows weigh(
 
 Resample resample_of(const Upsample& u, size_t i, const Tensor& x) {
   Resample how{u.mode, u.align_corners, u.scales[i]};
-  how.double_precision =
-      x.scalar_type() == at::kDouble && (!is_nearest(u) || x.is_cpu());
+  how.double_precision = x.scalar_type() == at::kDouble;
   how.is_cuda = x.is_cuda();
   return how;
 }
