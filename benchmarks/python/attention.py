@@ -31,8 +31,7 @@ def table(mesh):
         "half of the heads with all rows; unevenly, 3/8 and 5/8 of the rows. By hand: "
         "all keys gathered before, their gradients reduced and scattered after; or "
         "one block after the other, the next on its way meanwhile (on CPUs). One row "
-        "less: "
-        "ShardTensor where the last rank has one row less than the others."
+        "less: ShardTensor where the last rank has one row less than the others."
     )
     return Table(f"Attention, {HEADS} heads of {FEATURES}", "ceiling", rows, note)
 

@@ -62,3 +62,15 @@ def test_they_are_refused(mesh, name):
         cut = shard(x, mesh, [Shard(0)], {0: sizes[: mesh.size()]})
         with pytest.raises(type(of_one.value)):
             CALLS[name](cut)
+
+
+@ranks(2, 3)
+def test_what_one_type_takes_another_does_not(mesh):
+    """Plans of one are not those of the other."""
+    x, weight = torch.ones(1, 1, 5), torch.ones(1, 1, 2)
+    cut = shard(x, mesh, [Shard(2)])
+    taken = F.conv_transpose1d(cut.bfloat16(), weight.bfloat16(), padding=3)
+    assert taken.shape == (1, 1, 0)
+    for given in x, cut:
+        with pytest.raises(RuntimeError):
+            F.conv_transpose1d(given, weight, padding=3)

@@ -225,6 +225,7 @@ std::shared_ptr<const ConvPlan> find_plan(
       .add(static_cast<int64_t>(conv.dims))
       .add(static_cast<int64_t>(conv.transposed))
       .add(conv.same ? static_cast<int64_t>(*conv.same) : int64_t{-1})
+      .add(static_cast<int64_t>(x.scalar_type()))
       .add(static_cast<int64_t>(x.device().type()))
       .add(static_cast<int64_t>(x.suggest_memory_format()))
       .add(conv.groups)

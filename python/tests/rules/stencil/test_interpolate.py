@@ -50,7 +50,8 @@ def test_scales_that_keep_or_double_an_extent(mesh, mode):
     for scale in [(1.04, 2), (1.04, 1.1), (2, 1.1), (2.04, 2.1), (2.04, 0.5), (1, 2.1)]:
         for dim in (2, 3):
             fn = partial(F.interpolate, scale_factor=scale, **options(mode, 2))
-            check_op(fn, sharded(x, [Shard(dim)]), mesh=mesh)
+            for sizes in partitions(x.size(dim), mesh.size())[-2:]:
+                check_op(fn, sharded(x, [Shard(dim)], {dim: sizes}), mesh=mesh)
     if "linear" in mode and "antialias" not in mode:
         fn = partial(F.interpolate, scale_factor=(1.04, 2, 1.1), **options(mode, 3))
         check_op(fn, sharded(leaf(1, 1, 9, 4, 5), [Shard(2)]), mesh=mesh)
