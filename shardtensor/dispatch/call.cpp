@@ -1,5 +1,6 @@
 #include "shardtensor/dispatch/call.h"
 
+#include <cmath>
 #include <exception>
 
 #include <ATen/ops/empty.h>
@@ -70,6 +71,21 @@ torch::jit::Stack run_on_meta_tensors(
 // but only until the decision is cached.
 
 } // namespace
+
+FactorKind factor_kind(const at::Scalar& number) {
+  const double magnitude = std::abs(number.toComplexDouble());
+  if (!std::isfinite(magnitude)) {
+    return FactorKind::NotFinite;
+  }
+  return magnitude == 0 ? FactorKind::Zero : FactorKind::Ordinary;
+}
+
+FactorKind factor_kind(const Operand& operand) {
+  const auto& tensor = operand.tensor;
+  return !operand.spec && tensor.unsafeGetTensorImpl()->is_wrapped_number()
+      ? factor_kind(tensor.item())
+      : FactorKind::Unknown;
+}
 
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
     : op_(op) {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
 #include <c10/util/SmallVector.h>
 
 #include "shardtensor/tensor/shard_tensor.h"
@@ -23,6 +25,13 @@ struct Operand {
     return spec ? spec->dim() : 0;
   }
 };
+
+/// What a factor or a divisor does to terms that wait to be added.
+enum class FactorKind : uint8_t { Unknown, Ordinary, Zero, NotFinite };
+FactorKind factor_kind(const at::Scalar& number);
+/// Unknown but for a number that stands in the program, which alone can be read
+/// without waiting for a device and is the same while a compiler traces.
+FactorKind factor_kind(const Operand& operand);
 
 /// An operator call below autograd, as a rule sees it. At least one operand
 /// has a spec; plain operands with dims count as Replicate.

@@ -66,6 +66,10 @@ bool append(PlanKey& key, const c10::IValue& value) {
 bool make_key(const Call& call, Rule rule, PlanKey& key) {
   key.add(reinterpret_cast<int64_t>(rule))
       .add(reinterpret_cast<int64_t>(&call.op().schema()));
+  const bool terms =
+      std::ranges::any_of(call.operands(), [](const Operand& operand) {
+        return operand.spec && operand.spec->has_partial();
+      });
   for (const auto& operand : call.operands()) {
     // Masks and numbers index differently: the dtype counts. So does the
     // device, whose kernels may give other results beside the one that is asked
@@ -75,6 +79,9 @@ bool make_key(const Call& call, Rule rule, PlanKey& key) {
            (static_cast<int64_t>(operand.argument) * 64 + device) * 256 +
            static_cast<int64_t>(operand.tensor.scalar_type()))
         .add(operand.spec);
+    if (terms && !operand.spec) {
+      key.add(static_cast<int64_t>(factor_kind(operand)));
+    }
   }
   for (size_t i = 0; i < call.arguments(); ++i) {
     if (!append(key, call.argument(i))) {

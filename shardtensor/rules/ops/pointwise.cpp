@@ -29,6 +29,37 @@ Decision linear_rule(Call& call) {
   return elementwise_rule(call, linearity);
 }
 
+/// Terms times an infinity, or divided by zero, do not add up to what the sum
+/// would give.
+Decision product_rule(Call& call) {
+  const bool infinite =
+      std::ranges::any_of(call.operands(), [](const Operand& operand) {
+        return factor_kind(operand) == FactorKind::NotFinite;
+      });
+  return elementwise_rule(
+      call, infinite ? Linearity::None : Linearity::Product);
+}
+
+/// A divisor that is a tensor may have zeros.
+Decision quotient_rule(Call& call) {
+  const auto kind = factor_kind(call.operand(1));
+  const bool nonzero =
+      kind == FactorKind::Ordinary || kind == FactorKind::NotFinite;
+  return elementwise_rule(call, nonzero ? Linearity::First : Linearity::None);
+}
+
+Decision product_with_number_rule(Call& call) {
+  const auto kind = factor_kind(call.argument("other").toScalar());
+  return elementwise_rule(
+      call, kind == FactorKind::NotFinite ? Linearity::None : Linearity::Unary);
+}
+
+Decision quotient_by_number_rule(Call& call) {
+  const auto kind = factor_kind(call.argument("other").toScalar());
+  return elementwise_rule(
+      call, kind == FactorKind::Zero ? Linearity::None : Linearity::Unary);
+}
+
 /// A cast keeps a sum of terms, unless it rounds each of them to few digits.
 Decision cast_rule(Call& call) {
   const auto& dtype = call.argument("dtype");
@@ -89,8 +120,6 @@ const std::vector<RuleEntry>& linear_rules() {
   constexpr auto copy = linear_rule<Linearity::Copy>;
   constexpr auto unary = linear_rule<Linearity::Unary>;
   constexpr auto additive = linear_rule<Linearity::Additive>;
-  constexpr auto product = linear_rule<Linearity::Product>;
-  constexpr auto first = linear_rule<Linearity::First>;
   static const std::vector<RuleEntry> table = {
       {"aten::alias", copy},
       {"aten::detach", copy},
@@ -102,20 +131,20 @@ const std::vector<RuleEntry>& linear_rules() {
       {"aten::_neg_view", unary},
       {"aten::neg", unary},
       {"aten::neg_", unary},
-      {"aten::mul.Scalar", unary},
-      {"aten::mul_.Scalar", unary},
-      {"aten::div.Scalar", unary},
-      {"aten::div_.Scalar", unary},
+      {"aten::mul.Scalar", product_with_number_rule},
+      {"aten::mul_.Scalar", product_with_number_rule},
+      {"aten::div.Scalar", quotient_by_number_rule},
+      {"aten::div_.Scalar", quotient_by_number_rule},
       {"aten::add.Tensor", additive},
       {"aten::add_.Tensor", additive},
       {"aten::sub.Tensor", additive},
       {"aten::sub_.Tensor", additive},
       {"aten::rsub.Tensor", additive},
       {"aten::complex", additive},
-      {"aten::mul.Tensor", product},
-      {"aten::mul_.Tensor", product},
-      {"aten::div.Tensor", first},
-      {"aten::div_.Tensor", first},
+      {"aten::mul.Tensor", product_rule},
+      {"aten::mul_.Tensor", product_rule},
+      {"aten::div.Tensor", quotient_rule},
+      {"aten::div_.Tensor", quotient_rule},
       {"aten::fill.Scalar", overwrite_rule},
       {"aten::fill.Scalar_out", overwrite_rule},
       {"aten::fill.Tensor", overwrite_rule},

@@ -1,6 +1,7 @@
 """Pointwise operators: any two layouts, in place, out=, broadcasting."""
 
 import itertools
+import math
 import re
 
 import pytest
@@ -102,6 +103,7 @@ def test_a_sum_to_be_done_stays_one_in_linear_operators(mesh):
     part = shard(x, mesh, [Partial()])
     linear = [
         part * 2, -part, part / 4, part + part, part - 3 * part, part * torch.ones(3),
+        part * 0, part / math.inf,
     ]  # fmt: skip
     for result in linear:
         assert result.placements == (Partial(),)
@@ -113,6 +115,26 @@ def test_a_sum_to_be_done_stays_one_in_linear_operators(mesh):
     ]:  # fmt: skip
         assert result.placements == (Replicate(),)
         assert_close(result, expected)
+
+
+@ranks(2, 3, "2x2")
+def test_a_sum_is_done_before_terms_become_infinite(mesh):
+    inf = math.inf
+    x, terms = torch.tensor([1.0, -2.0, 0.0]).double(), mesh.size() * 3.0
+    others = terms if mesh.get_rank() == 0 else -terms / (mesh.size() - 1)
+    local = x / mesh.size() + others
+    part = ShardTensor.from_local(local, mesh, [Partial()] * mesh.ndim)
+    for scale in (
+        lambda x: x * inf, lambda x: -inf * x, lambda x: x / 0, lambda x: x / -0.0,
+        lambda x: torch.mul(x, inf), lambda x: torch.div(x, 0), lambda x: x * math.nan,
+        lambda x: x / torch.tensor(0.0), lambda x: x / torch.zeros(3),
+        lambda x: x.clone().mul_(inf), lambda x: x.clone().div_(0),
+        lambda x: x / complex(0, 0), lambda x: torch.ops.aten.mul.Scalar(x, inf),
+        lambda x: torch.ops.aten.div.Scalar(x, 0),
+    ):  # fmt: skip
+        # Decisions are kept: ordinary numbers before must not decide for these.
+        assert_close(part * 2 / 3, x * 2 / 3)
+        assert_close(scale(part), scale(x))
 
 
 @ranks(2, 3, "2x2")
