@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DynamicCast.h>
 
 #include "shardtensor/dispatch/tensor_arguments.h"
 
@@ -82,9 +83,14 @@ FactorKind factor_kind(const at::Scalar& number) {
 
 FactorKind factor_kind(const Operand& operand) {
   const auto& tensor = operand.tensor;
-  return !operand.spec && tensor.unsafeGetTensorImpl()->is_wrapped_number()
-      ? factor_kind(tensor.item())
-      : FactorKind::Unknown;
+  if (operand.spec || !tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
+      tensor.key_set().has(c10::DispatchKey::Python)) {
+    return FactorKind::Unknown;
+  }
+  // item() would be an operator, which a compiler traces.
+  return factor_kind(
+      c10::fetch_and_cast<c10::complex<double>>(
+          tensor.scalar_type(), tensor.const_data_ptr()));
 }
 
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
