@@ -28,6 +28,10 @@ at::Tensor exchange(
 struct EncodedExchange {
   std::vector<int64_t> code;
   std::string group;
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(sizeof(*this) + code.size() * sizeof(int64_t));
+  }
 };
 EncodedExchange encode(const ExchangePlan& plan, const Mesh& mesh);
 

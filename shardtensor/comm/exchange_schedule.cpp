@@ -146,6 +146,11 @@ void find_rows_to_write(
   }
 }
 
+template <typename Element>
+int64_t bytes_in(const std::vector<Element>& elements) {
+  return static_cast<int64_t>(elements.size() * sizeof(Element));
+}
+
 Splits totals(const MessageSide& side, const ExchangeCode& code) {
   Splits result;
   for (const auto& piece : side.pieces) {
@@ -186,6 +191,21 @@ ExchangeSchedule::ExchangeSchedule(
   }
   find_rows_to_pack(own_source, code.source.sizes, device);
   find_rows_to_write(own_target, code.target.sizes, device);
+}
+
+int64_t Messages::bytes() const {
+  return bytes_in(pieces) + bytes_in(splits) +
+      (rows.defined() ? static_cast<int64_t>(rows.nbytes()) : 0);
+}
+
+int64_t ExchangeSchedule::bytes() const {
+  int64_t result = static_cast<int64_t>(sizeof(*this)) + bytes_in(integers) +
+      bytes_in(code.source.pieces) + bytes_in(code.target.pieces) +
+      own_source.bytes() + own_target.bytes();
+  for (const auto& round : rounds) {
+    result += round.sends.bytes() + round.receives.bytes();
+  }
+  return result;
 }
 
 std::shared_ptr<const ExchangeSchedule> find_schedule(

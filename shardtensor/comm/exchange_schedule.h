@@ -23,6 +23,8 @@ struct Messages {
   // order: see BoxRows. int64, on the exchange's device.
   at::Tensor rows;
   int64_t row_length = 0;
+
+  int64_t bytes() const;
 };
 
 /// Messages to r + k and from r - k for some k, so that every rank has as many
@@ -53,6 +55,9 @@ struct ExchangeSchedule {
   // What stays on this rank, and where it goes.
   Messages own_source;
   Messages own_target;
+
+  /// That it takes while it is kept.
+  int64_t bytes() const;
 };
 
 /// Kept: the same exchange comes back in every step.

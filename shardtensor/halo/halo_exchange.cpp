@@ -64,6 +64,10 @@ Interval extended(
 struct HaloPlan {
   SpecPtr layout;
   EncodedExchange gather;
+
+  int64_t bytes() const {
+    return gather.bytes();
+  }
 };
 
 HaloPlan plan_halo(

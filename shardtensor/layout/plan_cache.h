@@ -45,6 +45,9 @@ class PlanKey {
       owned_.push_back(spec ? spec->shared_from_this() : nullptr);
     }
   }
+  int64_t bytes() const {
+    return static_cast<int64_t>(sizeof(*this) + values_.size() * 8);
+  }
   size_t hash() const {
     size_t result = values_.size();
     for (const int64_t value : values_) {
@@ -60,8 +63,21 @@ class PlanKey {
   std::vector<SpecPtr> owned_;
 };
 
-/// Plans by key, made on first use and kept with the specs of their keys. Never
-/// destroyed: at the program's end another thread may still be in a backward.
+/// The memory that a kept plan takes, which a plan that may be large tells by
+/// `int64_t bytes() const`.
+template <typename Plan>
+int64_t bytes_of(const Plan& plan) {
+  if constexpr (requires { plan.bytes(); }) {
+    return plan.bytes();
+  } else {
+    return sizeof(Plan);
+  }
+}
+
+/// Plans by key, made on first use and kept with the specs of their keys; all
+/// are forgotten where they are too many or take too much memory, at another
+/// moment on each rank. Never destroyed: at the program's end another thread
+/// may still be in a backward.
 template <typename Plan>
 class PlanCache {
  public:
@@ -90,10 +106,13 @@ class PlanCache {
   std::shared_ptr<const Plan> insert(PlanKey key, Plan plan, bool replace) {
     auto kept = std::make_shared<const Plan>(std::move(plan));
     key.own();
+    const int64_t bytes = bytes_of(*kept) + key.bytes();
     std::lock_guard<std::mutex> lock(state_.mutex);
-    if (state_.plans.size() >= kMaxPlans) {
+    if (state_.plans.size() >= kMaxPlans || state_.bytes + bytes > kMaxBytes) {
       state_.plans.clear();
+      state_.bytes = 0;
     }
+    state_.bytes += bytes; // what is replaced counts until all is forgotten
     const auto [entry, is_new] = state_.plans.try_emplace(std::move(key), kept);
     if (!is_new && replace) {
       entry->second = std::move(kept);
@@ -102,6 +121,7 @@ class PlanCache {
   }
 
   static constexpr size_t kMaxPlans = 8192;
+  static constexpr int64_t kMaxBytes = 128 << 20;
   struct Hash {
     size_t operator()(const PlanKey& key) const {
       return key.hash();
@@ -109,6 +129,7 @@ class PlanCache {
   };
   struct State {
     std::mutex mutex;
+    int64_t bytes = 0;
     std::unordered_map<PlanKey, std::shared_ptr<const Plan>, Hash> plans;
   };
   State& state_ = *new State();

@@ -29,6 +29,10 @@ struct RedistributePlan {
   bool only_cuts = false; // every rank keeps a part of what it has
   EncodedExchange exchange;
   bool zeroed = false; // made Partial(sum): another rank holds the value
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(sizeof(*this)) + exchange.bytes();
+  }
 };
 
 bool cut_only(const ShardSpec& from, const ShardSpec& to) {

@@ -1,3 +1,4 @@
+#include "shardtensor/layout/layout_memory.h"
 #include "shardtensor/layout/plan_cache.h"
 
 #include <gtest/gtest.h>
@@ -40,6 +41,43 @@ TEST(PlanCache, KeepsTheLayoutsOfItsKeysAlive) {
   }
   EXPECT_TRUE(looked_up.expired());
   EXPECT_FALSE(kept.expired());
+}
+
+struct Large {
+  std::shared_ptr<int> alive;
+  int64_t bytes() const {
+    return 10 << 20;
+  }
+};
+
+TEST(PlanCache, ForgetsPlansThatTakeTooMuchMemory) {
+  static PlanCache<Large> cache; // caches are never destroyed
+  const auto alive = std::make_shared<int>(0);
+  for (int64_t i = 0; i < 100; ++i) {
+    PlanKey key;
+    key.add(i);
+    cache.find(key, [&] { return Large{alive}; });
+    EXPECT_NE(cache.get(key), nullptr);
+    EXPECT_LE(alive.use_count(), 13); // 128 MiB of them, and ours
+  }
+}
+
+TEST(LayoutMemory, ForgetsMeshByMesh) {
+  static LayoutMemory memory;
+  const auto mesh = mesh_of({3});
+  const auto other = mesh_of({2});
+  const auto layout = make_spec(mesh, {5}, {Placement::shard(0)});
+  const auto key = key_of(layout);
+  EXPECT_EQ(memory.find(mesh, key), nullptr);
+  memory.note(mesh, key, layout);
+  // What this rank does on a mesh of its own, and other ranks do not.
+  for (int64_t i = 0; i < 10000; ++i) {
+    PlanKey another;
+    another.add(i);
+    memory.note(other, another, layout);
+  }
+  EXPECT_EQ(memory.find(mesh, key), layout);
+  EXPECT_EQ(memory.find(other, key), nullptr);
 }
 
 } // namespace

@@ -1,7 +1,5 @@
 #include "shardtensor/rules/index/row_terms.h"
 
-#include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/layout_memory.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"
@@ -24,33 +23,16 @@ namespace {
 
 constexpr int64_t kLargeRows = 1 << 16; // elements
 
-/// How rows of an extent lie that an index of a layout has met last. Shared by
-/// all threads: backward may run on another one than forward.
-class RowLayouts {
- public:
-  SpecPtr find(const SpecPtr& index, int64_t extent) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = layouts_.find({index, extent});
-    return found == layouts_.end() ? nullptr : found->second;
-  }
-  void note(const SpecPtr& index, const SpecPtr& rows) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (layouts_.size() >= kMostLayouts) {
-      layouts_.clear();
-    }
-    layouts_[{index, rows->size(0)}] = rows;
-  }
-
- private:
-  static constexpr size_t kMostLayouts = 1024;
-  std::mutex mutex_;
-  std::map<std::pair<SpecPtr, int64_t>, SpecPtr> layouts_;
-};
-
-RowLayouts& row_layouts() {
-  static auto& layouts =
-      *new RowLayouts(); // a backward may outlive the program
+/// How rows of an extent lie that an index of a layout has met last.
+LayoutMemory& row_layouts() {
+  static LayoutMemory layouts;
   return layouts;
+}
+
+PlanKey row_layout_key(const SpecPtr& index, int64_t extent) {
+  PlanKey key;
+  key.add(index).add(extent);
+  return key;
 }
 
 bool is_new(const at::Tensor& self) {
@@ -61,7 +43,8 @@ bool is_new(const at::Tensor& self) {
 /// How rows of `extent` are cut for this index, as a layout of one dim; null:
 /// not at all.
 SpecPtr rows_for(const SpecPtr& index, int64_t extent, bool is_large) {
-  if (auto found = row_layouts().find(index, extent)) {
+  if (auto found =
+          row_layouts().find(index->mesh(), row_layout_key(index, extent))) {
     return found;
   }
   const auto axes = index->axes(0);
@@ -209,7 +192,7 @@ std::optional<RowTerms> row_terms(
 }
 
 void note_row_layout(const SpecPtr& index, const SpecPtr& rows) {
-  row_layouts().note(index, rows);
+  row_layouts().note(index->mesh(), row_layout_key(index, rows->size(0)), rows);
 }
 
 SpecPtr layout_of_put_rows(

@@ -8,7 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/layout_memory.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
@@ -78,9 +78,8 @@ int64_t offset_within(
 
 namespace {
 
-/// Shared by all threads: backward may run on another one than forward.
-PlanCache<SpecPtr>& origins() {
-  static PlanCache<SpecPtr> origins;
+LayoutMemory& origins() {
+  static LayoutMemory origins;
   return origins;
 }
 
@@ -97,13 +96,12 @@ void note_origin(
     const SpecPtr& output,
     c10::IntArrayRef arguments) {
   if (self.requires_grad() && spec(self)->is_sharded()) {
-    origins().put(origin_key(output, arguments), spec(self));
+    origins().note(output->mesh(), origin_key(output, arguments), spec(self));
   }
 }
 
 SpecPtr find_origin(const SpecPtr& grad, c10::IntArrayRef arguments) {
-  const auto found = origins().get(origin_key(grad, arguments));
-  return found ? *found : nullptr;
+  return origins().find(grad->mesh(), origin_key(grad, arguments));
 }
 
 namespace {
