@@ -34,7 +34,7 @@ def fallback_counts() -> dict[str, tuple[int, int]]:
 
 
 def reset_fallback_counts() -> None:
-    """Counts from nothing again; the warnings that were given stay given."""
+    """Counts from nothing again, and warns again."""
     _C.reset_fallback_counts()
 
 
@@ -73,7 +73,7 @@ def get_gradient_policy() -> str:
 
 
 def set_gradient_policy(policy: str) -> None:
-    """ "immediate" (the default), "coalesced" or "deferred", see
+    """ "immediate", "coalesced" (the default) or "deferred", see
     get_gradient_policy; else a ValueError. Forward passes alone run under it. Set
     alike on all ranks: it decides which messages a backward sends."""
     _C.set_gradient_policy(policy)
@@ -208,6 +208,15 @@ def check_mode(on: bool = True):
     """set_check_mode within a with-block."""
     with _restored(_C.check_mode, _C.set_check_mode, on):
         yield
+
+
+def kept_by_graphs() -> tuple[str | bool | int | None, ...]:
+    """The settings that operators which a compiler has traced do not ask for again."""
+    return (
+        *(_C.gradient_policy(), _C.random_policy(), _C.promotion_mode()),
+        *(_C.attention_transport(), _C.point_transport(), _C.check_mode()),
+        _C.conv_overlap_bytes(),
+    )
 
 
 def set_communication_timeout(seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partit
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
+    from torch.utils.hooks import RemovableHandle
 
     from shardtensor.placements import Placements
 
@@ -118,6 +119,12 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         if dtensor.is_leaf and result.requires_grad:
             result.retain_grad()
         return result
+
+    def register_hook(self, hook: Callable) -> RemovableHandle:
+        """As of any tensor: it gets the gradient, of a leaf in the leaf's layout."""
+        handle = super().register_hook(hook)
+        _C.keep_gradient_layout(self)  # its hook, which PyTorch has dropped
+        return handle
 
     # ---- leaving ------------------------------------------------------------
 
@@ -246,7 +253,15 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         order_communication()
         if self.requires_grad:
             _C.keep_gradient_layout(self)  # as an eager operator would
-        return ["_local_tensor"], ShardTensorSpec(_C.spec(self))
+        spec = ShardTensorSpec(_C.spec(self))
+        spec._settings = modes.kept_by_graphs()
+        return ["_local_tensor"], spec
+
+    @classmethod
+    def __metadata_guard__(cls, traced, given):
+        """Whether a graph that was traced with a tensor like `traced` may take
+        `given`: under other settings it would have other messages."""
+        return traced == given and traced._settings == given._settings
 
     @staticmethod
     def __tensor_unflatten__(inner, spec, outer_size, outer_stride):
@@ -277,7 +292,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         told = (
             *(repr(core), mesh.position, mesh.group, self.stride()),
             *(self.dtype, local.stride(), local.device, self.requires_grad),
-            *(_C.random_policy(), library_digest()),
+            *(modes.kept_by_graphs(), library_digest()),
         )
         return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 

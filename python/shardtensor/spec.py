@@ -41,7 +41,7 @@ class ShardTensorSpec:
     without either it is an OpenSpec.
     """
 
-    __slots__ = ("_core", "_meta")
+    __slots__ = ("_core", "_meta", "_settings")
 
     def __new__(cls, core=None, meta=None, **told):
         if core is None and not _tells_pieces(**told):
@@ -56,6 +56,7 @@ class ShardTensorSpec:
     ):
         self._core = _layout_of(**told) if core is None else core
         self._meta = told.get("tensor_meta", meta)
+        self._settings = None  # that a graph keeps, see ShardTensor.__tensor_flatten__
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -272,8 +272,9 @@ void keep_gradient_layout(const at::Tensor& tensor) {
   if (!tensor.is_leaf()) {
     return;
   }
-  // A hook that somebody registers later replaces ours, until the next call:
-  // PyTorch keeps one list of hooks in Python or one in C++ and starts it anew.
+  // The first hook that a program registers replaces ours, for PyTorch keeps
+  // one list of hooks in Python or one in C++ and starts it anew: Python's
+  // register_hook calls this again.
   auto& hooks =
       torch::autograd::impl::materialize_autograd_meta(tensor)->hooks_;
   for (const auto& hook : hooks) {

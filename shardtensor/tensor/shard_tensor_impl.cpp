@@ -181,6 +181,14 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
       allow_tensor_metadata_change);
 }
 
+void ShardTensorImpl::release_resources() {
+  TensorImpl::release_resources();
+  held_ = {};
+  second_owner_ = {};
+  known_zeros_.reset();
+  view_place_ = {};
+}
+
 void ShardTensorImpl::shallow_copy_from(
     const c10::intrusive_ptr<TensorImpl>& impl) {
   auto* other = dynamic_cast<ShardTensorImpl*>(impl.get());

@@ -146,6 +146,9 @@ class ShardTensorImpl final : public c10::TensorImpl {
       bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
 
+  /// Weak references do not keep the memory.
+  void release_resources() override;
+
   /// Who asks wants to read it: the profiler, which takes no for an answer.
   bool has_storage() const override {
     return false;

@@ -114,6 +114,30 @@ def test_another_layout_is_another_graph(mesh):
 
 
 @ranks(2)
+def test_other_settings_are_another_graph(mesh):
+    torch._dynamo.reset()
+    head = torch.compile(lambda x, w: (x @ w).square().sum(), backend="aot_eager")
+    x, w = torch.randn(6, 4), torch.randn(4, 3, requires_grad=True)
+    s = shard(x, mesh, [Shard(0)], {0: [4, 2]})
+    expected = torch.autograd.grad((x @ w).square().sum(), w)[0]
+    rows = slice(0, 4) if mesh.get_rank() == 0 else slice(4, 6)
+    term = torch.autograd.grad((x[rows] @ w).square().sum(), w)[0]
+    with shardtensor.gradient_policy("deferred"):
+        deferred = torch.autograd.grad(head(s, w), w)[0]
+    assert_close(deferred, 2 * term)  # its average over the ranks is the gradient
+    for policy in ("coalesced", "immediate", "coalesced"):
+        with shardtensor.gradient_policy(policy):
+            assert_close(torch.autograd.grad(head(s, w), w)[0], expected)
+    drop = torch.compile(lambda x: torch.dropout(x, 0.5, True), backend="aot_eager")
+    for policy in ("one_device", "counter"):
+        with shardtensor.random_policy(policy):
+            torch.manual_seed(1)
+            eager = torch.dropout(s, 0.5, True)
+            torch.manual_seed(1)
+            assert_close(drop(s).full_tensor(), eager.full_tensor())
+
+
+@ranks(2)
 def test_sizes_that_the_compiler_keeps_open(mesh):
     """As it gives them where it repeats how a view was made."""
     x = torch.randn(6, 12)

@@ -535,6 +535,33 @@ def test_the_gradient_of_a_leaf_lies_as_the_leaf(mesh, name):
         assert gradient.requires_grad == (name != "linear")
 
 
+@ranks(2)
+def test_hooks_that_come_after_forward_see_the_leafs_layout(mesh):
+    seen = []
+    x = shard(torch.randn(8, 6), mesh, [Shard(0)], {0: [5, 3]}).detach()
+    w = shard(torch.randn(8, 6), mesh, [Shard(1)])
+    x.requires_grad_()
+    loss = (x + w).square().sum()
+    handle = x.register_hook(lambda grad: seen.append(grad._spec))
+    loss.backward(retain_graph=True)
+    handle.remove()
+    loss.backward()
+    assert seen == [x._spec] and x.grad._spec == x._spec
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(grad._spec))
+    y.sum().backward()
+    assert len(seen) == 2
+
+
+@ranks(1)
+def test_weak_references_keep_no_memory(mesh):
+    s = shard(torch.randn(4, 3), mesh, [Shard(0)])
+    piece = s.to_local()
+    weak, weak_piece = torch._C._WeakTensorRef(s), torch._C._WeakTensorRef(piece)
+    del s, piece
+    assert weak.expired() and weak_piece.expired()
+
+
 @ranks(2, 3, "2x2")
 def test_data_and_its_views_see_each_others_writes(mesh):
     x = torch.arange(20.0).reshape(5, 4)
