@@ -30,7 +30,7 @@ class HandlerKernel : public c10::OperatorKernel {
       const OperatorHandle& op,
       DispatchKeySet keys,
       torch::jit::Stack* stack) {
-    if (running == this) {
+    if (is_running()) {
       built_in_.callBoxed(op, keys, stack);
       return;
     }
@@ -40,27 +40,35 @@ class HandlerKernel : public c10::OperatorKernel {
   }
 
  private:
-  static thread_local const HandlerKernel* running;
-
-  class Running {
-   public:
+  /// The handlers that this thread is in, one inside the other.
+  struct Running {
     explicit Running(const HandlerKernel* kernel)
-        : outer_(std::exchange(running, kernel)) {}
+        : kernel(kernel), outer(std::exchange(innermost, this)) {}
     ~Running() {
-      running = outer_;
+      innermost = outer;
     }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 
-   private:
-    const HandlerKernel* outer_;
+    const HandlerKernel* kernel;
+    const Running* outer;
   };
+  static thread_local const Running* innermost;
+
+  bool is_running() const {
+    for (const auto* at = innermost; at; at = at->outer) {
+      if (at->kernel == this) {
+        return true;
+      }
+    }
+    return false;
+  }
 
   Handler handler_;
   c10::SafeKernelFunction built_in_;
 };
 
-thread_local const HandlerKernel* HandlerKernel::running = nullptr;
+thread_local const HandlerKernel::Running* HandlerKernel::innermost = nullptr;
 
 struct Handlers {
   std::mutex mutex;

@@ -146,6 +146,23 @@ def test_dispatch_handlers_stand_below_autograd(mesh):
     assert_close(torch.exp(s), x.exp())
 
 
+@ranks(1)
+def test_inside_a_handler_all_that_run_are_the_built_in_operators(mesh):
+    """Also where one calls the other's operator, and that one its own."""
+    x = torch.randn(5)
+    exp, sin = torch.ops.aten.exp.default, torch.ops.aten.sin.default
+    other = {exp: torch.sin, sin: torch.exp}
+    for op, function in other.items():
+        ShardTensor.register_dispatch_handler(op, lambda t, f=function: f(t))
+    try:
+        s = shard(x, mesh, [Shard(0)])
+        assert_close(torch.exp(s), x.exp())  # exp calls sin, which calls exp
+        assert_close(torch.sin(s), x.sin())
+    finally:
+        for op in other:
+            ShardTensor.unregister_dispatch_handler(op)
+
+
 @ranks(1, 2)
 def test_dispatch_handlers_get_arguments_and_give_several_results(mesh):
     x = torch.randn(6, 4)
