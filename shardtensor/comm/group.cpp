@@ -103,28 +103,43 @@ Options alone(
 // A caller that waits for that lock with the GIL in hand waits for ever, and an
 // interpreter that ends meanwhile ends the process. So works are started
 // without Python's state, and without the GIL.
-class WithoutPythonState {
+struct PythonState {
+  at::impl::ThreadLocalPythonObjects objects;
+  at::impl::PythonTorchFunctionTLS functions;
+  at::impl::SavedTensorDefaultHooksTLS saved;
+
+  static PythonState current() {
+    return {
+        at::impl::ThreadLocalPythonObjects::get_state(),
+        at::impl::PythonTorchFunctionTLS::get_state(),
+        at::SavedTensorDefaultHooks::get_tls_state()};
+  }
+  void enter() const {
+    at::impl::ThreadLocalPythonObjects::set_state(objects);
+    at::impl::PythonTorchFunctionTLS::set_state(functions);
+    at::SavedTensorDefaultHooks::set_tls_state(saved);
+  }
+};
+
+/// Under `state` while it lives.
+class UnderPythonState {
  public:
-  WithoutPythonState()
-      : objects_(at::impl::ThreadLocalPythonObjects::get_state()),
-        functions_(at::impl::PythonTorchFunctionTLS::get_state()),
-        saved_(at::SavedTensorDefaultHooks::get_tls_state()) {
-    at::impl::ThreadLocalPythonObjects::set_state({});
-    at::impl::PythonTorchFunctionTLS::set_state({});
-    at::SavedTensorDefaultHooks::set_tls_state({});
+  explicit UnderPythonState(const PythonState& state)
+      : outer_(PythonState::current()) {
+    state.enter();
   }
-  ~WithoutPythonState() {
-    at::impl::ThreadLocalPythonObjects::set_state(objects_);
-    at::impl::PythonTorchFunctionTLS::set_state(functions_);
-    at::SavedTensorDefaultHooks::set_tls_state(saved_);
+  ~UnderPythonState() {
+    outer_.enter();
   }
-  WithoutPythonState(const WithoutPythonState&) = delete;
-  WithoutPythonState& operator=(const WithoutPythonState&) = delete;
+  UnderPythonState(const UnderPythonState&) = delete;
+  UnderPythonState& operator=(const UnderPythonState&) = delete;
+
+  const PythonState& outer() const {
+    return outer_;
+  }
 
  private:
-  at::impl::ThreadLocalPythonObjects objects_;
-  at::impl::PythonTorchFunctionTLS functions_;
-  at::impl::SavedTensorDefaultHooksTLS saved_;
+  PythonState outer_;
 };
 
 /// Of a message that does not come: its other end is known.
@@ -145,14 +160,15 @@ void wait(const PeerWork& under_way, std::chrono::milliseconds limit) {
   }
 }
 
-/// call(), which talks to the backend; any failure names what was under way,
-/// and whom it waited for.
+/// call(), which talks to the backend and gets the caller's state, under which
+/// it runs what is the caller's; any failure names what was under way, and whom
+/// it waited for.
 template <typename Call>
 auto talk(const Group& group, Describe describe, Call call) {
   try {
-    const WithoutPythonState state; // Note [Python and gloo's threads]
+    const UnderPythonState none({}); // Note [Python and gloo's threads]
     const WaitHooks hooks;
-    return call();
+    return call(none.outer());
   } catch (const PeerError& error) {
     raise_backend_error(group, describe(), error.what());
   } catch (const std::exception& error) {
@@ -181,9 +197,10 @@ void run(
     Start start,
     c10::function_ref<void()> meanwhile) {
   std::exception_ptr failure;
-  talk(group, describe, [&] {
+  talk(group, describe, [&](const PythonState& callers) {
     const Works works = start();
     try {
+      const UnderPythonState as_called(callers);
       meanwhile();
     } catch (...) {
       failure = std::current_exception();
@@ -203,9 +220,14 @@ Started run_beside(
     std::chrono::milliseconds limit,
     Start start,
     Finish finish) {
-  const auto works = talk(group, [&] { return what; }, start);
+  const auto describe = [&] { return what; };
+  const auto works =
+      talk(group, describe, [&](const PythonState&) { return start(); });
   return Started([=] {
-    talk(group, [&] { return what; }, [&] { wait_for_all(works, limit); });
+    talk(
+        group,
+        [&] { return what; },
+        [&](const PythonState&) { wait_for_all(works, limit); });
     finish();
   });
 }

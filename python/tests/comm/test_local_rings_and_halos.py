@@ -4,6 +4,7 @@ need."""
 from unittest import mock
 
 import pytest
+import rig
 import torch
 import torch.distributed as dist
 from ranks import assert_close, ranks, shard
@@ -95,6 +96,25 @@ def test_a_tour_meets_every_piece(mesh):
         number = torch.tensor(float(rank))
         ring_tour(number, lambda *stop: met.append(stop), mesh, axis)  # noqa: B023
         assert all(number == owner for owner, number in met)
+
+
+@ranks(1, 2, 3)
+def test_what_a_ring_calls_runs_under_the_programs_modes(mesh):
+    x, devices, kept = torch.ones(3, device=rig.DEVICE), [], []
+
+    def visit(owner, block):
+        devices.append(torch.zeros(1).device.type)
+        with torch.enable_grad():
+            torch.ones(3, requires_grad=True).exp()
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.device("meta"), saved:
+        ring_tour(x, visit, mesh)
+    assert devices == ["meta"] * mesh.size() and len(kept) == mesh.size()
 
 
 @ranks(1, 2, 3, "2x2")
