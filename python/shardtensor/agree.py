@@ -18,7 +18,6 @@ _KINDS = {
     kind.__name__: kind
     for kind in (ImportError, IndexError, OSError, RuntimeError, TypeError, ValueError)
 }
-_OF_ARGUMENTS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 def known_everywhere(kind: type[Exception]) -> type[Exception]:
@@ -132,7 +131,7 @@ def errors_on_all_ranks(op: str, group: dist.ProcessGroup | None):
     ranks of the group (of the job, where it is none), which else agree on the call."""
     try:
         yield
-    except _OF_ARGUMENTS as problem:
+    except Exception as problem:  # noqa: BLE001  whatever it is, others wait
         kind = _KINDS[kind_of(problem)]
         told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
         if torch.compiler.is_compiling() or not dist.is_initialized():

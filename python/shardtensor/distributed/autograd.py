@@ -247,7 +247,13 @@ def number(what: str, told: int) -> int:
 
 
 def _number(size):
-    return int(size) if torch.compiler.is_compiling() else operator.index(size)
+    if torch.compiler.is_compiling():
+        return int(size)
+    number = operator.index(size)
+    if not -(2**63) <= number < 2**63:
+        # An operator on this rank alone would raise it.
+        raise ValueError(f"expected an integer of 64 bits, got {number}")
+    return number
 
 
 def _rows(indices):

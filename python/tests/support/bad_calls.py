@@ -407,6 +407,11 @@ def bad_calls_of_each(rank, ranks, bad):
         yield f"{name}: a dim that there is not", call, (IndexError, "7")
 
 
+class _NoSize:
+    def __index__(self):
+        raise KeyError("no size")
+
+
 def bad_arguments(rank, ranks, bad):
     """The same for what is no argument of such a call at all."""
     mine, even = rank == bad, [1] * ranks
@@ -430,6 +435,21 @@ def bad_arguments(rank, ranks, bad):
             lambda wrong=wrong: st.all_gather_v(x, wrong if mine else even),
             (TypeError, f"all_gather_v: sizes: expected integers, got {wrong!r} (on"),
         )
+    yield (
+        "all_gather_v: more than 64 bits",
+        lambda: st.all_gather_v(x, [2**63, *even[1:]] if mine else even),
+        (ValueError, f"all_gather_v: expected an integer of 64 bits, got {2**63} (on"),
+    )
+    yield (
+        "gather_v: more than 64 bits",
+        lambda: st.gather_v(x, even, dst=2**63 if mine else 0),
+        (ValueError, f"gather_v: expected an integer of 64 bits, got {2**63} (on rank"),
+    )
+    yield (
+        "all_gather_v: a size that fails",
+        lambda: st.all_gather_v(x, [_NoSize(), *even[1:]] if mine else even),
+        (RuntimeError, f"all_gather_v: 'no size' (on rank {bad} of group"),
+    )
     yield (
         "all_gather_v: no group",
         lambda: st.all_gather_v(x, even, group="world" if mine else None),
