@@ -18,8 +18,25 @@ int64_t version_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor._version());
 }
 
+bool is_empty(const Box& box) {
+  return std::ranges::any_of(
+      box, [](const Interval& interval) { return interval.empty(); });
+}
+
+/// The box outside of which the tensor is zero, empty where it is nowhere else.
+const Box* known_box(const at::Tensor& tensor) {
+  const auto* impl = impl_of(tensor);
+  const auto& known = impl->known_zeros();
+  const bool holds = known && !impl->knows_zeros_of_base() &&
+      !tensor.is_inference() && known->version == version_of(tensor);
+  return holds ? &known->box : nullptr;
+}
+
 /// The smallest box around both.
 Box hull(Box a, const Box& b) {
+  if (is_empty(a) || is_empty(b)) {
+    return is_empty(a) ? b : a;
+  }
   for (size_t dim = 0; dim < a.size(); ++dim) {
     a[dim] = {
         std::min(a[dim].begin, b[dim].begin), std::max(a[dim].end, b[dim].end)};
@@ -58,7 +75,7 @@ std::optional<ZerosBesideWrite> zeros_beside_write(const at::Tensor& view) {
     return {};
   }
   const at::Tensor base(place.base);
-  const auto* known = nonzero_box(base);
+  const auto* known = known_box(base);
   if (!known || !base.is_contiguous()) {
     return {};
   }
@@ -99,11 +116,8 @@ void note_known_zeros(const at::Tensor& tensor, Box box) {
 }
 
 const Box* nonzero_box(const at::Tensor& tensor) {
-  const auto* impl = impl_of(tensor);
-  const auto& known = impl->known_zeros();
-  const bool holds = known && !impl->knows_zeros_of_base() &&
-      !tensor.is_inference() && known->version == version_of(tensor);
-  return holds ? &known->box : nullptr;
+  const auto* box = known_box(tensor);
+  return box && !is_empty(*box) ? box : nullptr;
 }
 
 } // namespace shardtensor::detail

@@ -25,11 +25,12 @@ namespace shardtensor::detail {
 /// [0, 2) x [0, 3) x [0, 8) x [0, 9).
 
 /// Says that `tensor` is zero outside of `box`, of global indices, as it is
-/// now. Nothing is noted where writes leave no trace: in inference mode and
-/// where a compiler traces.
+/// now; outside of an empty one it is zero everywhere. Nothing is noted where
+/// writes leave no trace: in inference mode and where a compiler traces.
 void note_known_zeros(const at::Tensor& tensor, Box box);
 
-/// Outside of it `tensor` is zero; null: nothing is known.
+/// Outside of it `tensor` is zero; null: nothing is known, or nothing was
+/// written yet.
 const Box* nonzero_box(const at::Tensor& tensor);
 
 /// What a tensor knows after a write into a view of it.

@@ -8,6 +8,7 @@
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/tensor/constant.h"
+#include "shardtensor/tensor/known_zeros.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -19,6 +20,19 @@ Decision like_rule(Call& call) {
   decision.outputs = {without_partial(call.operand(0).spec)};
   decision.keeps_order = true;
   return decision;
+}
+
+/// Of a spectrum, whose few modes a layer writes there: Note [Known zeros].
+/// Others are seldom asked, and knowing costs their operators time.
+void zeros_like_kernel(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet,
+    torch::jit::Stack* stack) {
+  run_rule(op, like_rule, stack);
+  const auto& zeros = stack->back().toTensor();
+  if (zeros.is_complex()) {
+    note_known_zeros(zeros, Box(zeros.dim(), Interval{0, 0}));
+  }
 }
 
 /// new_zeros(sizes) and friends. The sizes of the input give its layout, others
@@ -121,7 +135,6 @@ at::Tensor new_zeros_with_same_feature_meta_kernel(
 }
 
 const RegisterRules factories{
-    {"aten::zeros_like", like_rule},
     {"aten::ones_like", like_rule},
     {"aten::empty_like", like_rule},
     {"aten::full_like", like_rule},
@@ -133,6 +146,9 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   for (const char* name : {"new_zeros", "new_ones", "new_empty", "new_full"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&new_kernel>());
   }
+  m.impl(
+      "zeros_like",
+      torch::CppFunction::makeFromBoxedFunction<&zeros_like_kernel>());
   m.impl("new_empty_strided", new_empty_strided_kernel);
   m.impl(
       "_new_zeros_with_same_feature_meta",

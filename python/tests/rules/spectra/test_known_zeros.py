@@ -221,11 +221,12 @@ def test_what_is_written_into_the_data_counts(mesh):
 
 
 @ranks(2)
-def test_kept_modes_alone_move(mesh):
+@pytest.mark.parametrize("like", [False, True])
+def test_kept_modes_alone_move(mesh, like):
     x = shard(signal(), mesh, [Shard(2)]).requires_grad_()
     spectrum = fft.rfft2(x)
     modes = spectrum[..., ROWS, COLUMNS]
-    out = zeros_like_spectrum(x, mesh)
+    out = torch.zeros_like(spectrum) if like else zeros_like_spectrum(x, mesh)
     out[..., ROWS, COLUMNS] = modes
     half = 2 * 3 * 12 * 2 * 16 // 2  # rows of two columns for the other rank
     shardtensor.reset_comm_stats()
@@ -234,6 +235,16 @@ def test_kept_modes_alone_move(mesh):
     shardtensor.reset_comm_stats()
     torch.autograd.grad(modes.real.mul(2), x, torch.ones_like(modes.real))
     assert comm_stats().exchanges <= 1 and comm_stats().bytes <= half
+
+
+@ranks(1, 2)
+def test_zeros_that_nothing_was_written_into(mesh):
+    x = signal().detach()
+    s = shard(x, mesh, [Shard(2)])
+    for write in (lambda out: out, lambda out: out[..., :0, :0].fill_(1)):
+        out = torch.zeros_like(fft.rfft2(s))
+        write(out)
+        assert_close(fft.irfft2(out, s=(12, 18)), torch.zeros_like(x))
 
 
 @ranks(2)
