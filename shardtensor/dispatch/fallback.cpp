@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -35,11 +36,16 @@ void count(const std::string& op, int64_t elements) {
   entry.elements += elements;
 }
 
-/// True once for an operator and a layout.
+/// True once for an operator and placements, whatever the sizes.
 bool is_new(const std::string& op, const SpecPtr& spec) {
+  std::ostringstream said;
+  said << op;
+  for (const auto& placement : spec->placements()) {
+    said << ' ' << placement;
+  }
   auto& state = counts();
   std::lock_guard<std::mutex> lock(state.mutex);
-  return state.said.insert(op + to_string(*spec)).second;
+  return state.said.insert(said.str()).second;
 }
 
 } // namespace
