@@ -124,7 +124,6 @@ def infer_spec_along_axes(
 def infer_even_spec(
     mesh: Mesh, placements: Sequence[Placement], local_sizes: Sequence[int]
 ) -> ShardSpec: ...
-def interned_specs() -> int: ...
 
 # ---- distributed ------------------------------------------------------------
 

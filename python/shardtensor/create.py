@@ -245,7 +245,8 @@ def full(
 
 def rand(*size: int, **options) -> ShardTensor:
     """As torch.rand, see full: the numbers of one device with the same seed, in
-    any layout. Seed all ranks alike, and draw alike on every rank."""
+    any layout; under the policy "counter" those of `random_policy`. Seed all ranks
+    alike, and draw alike on every rank."""
     return _filled(size, _random(_C.rand), options)
 
 

@@ -247,7 +247,6 @@ void bind_spec(py::module_& module) {
       py::arg("mesh"),
       py::arg("placements"),
       py::arg("local_sizes"));
-  module.def("interned_specs", &interned_specs);
 }
 
 } // namespace

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <exception>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DynamicCast.h>
@@ -16,8 +15,11 @@ using namespace detail;
 namespace {
 
 at::Tensor meta_like(const at::Tensor& tensor) {
-  return at::empty_strided(
+  auto meta = at::empty_strided(
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+  meta._set_conj(tensor.is_conj()); // matrix operators look, and order by it
+  meta._set_neg(tensor.is_neg());
+  return meta;
 }
 
 bool is_plain_number(const at::Tensor& tensor) {

@@ -1,7 +1,5 @@
 #include "shardtensor/dispatch/function_level.h"
 
-#include <string>
-
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/constants.h"

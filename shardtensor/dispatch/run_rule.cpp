@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>

@@ -11,8 +11,6 @@
 #include <ATen/ops/scatter_reduce.h>
 #include <ATen/ops/segment_reduce.h>
 #include <ATen/ops/segment_reduce_ops.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/function_rule.h"

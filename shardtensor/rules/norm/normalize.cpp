@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>

@@ -13,7 +13,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/native_dropout.h>

@@ -1,6 +1,5 @@
 #include "shardtensor/rules/points/partition.h"
 
-#include <algorithm>
 #include <limits>
 
 #include <ATen/ops/amax.h>

@@ -1,4 +1,3 @@
-#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -6,9 +5,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/stft.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/unfold_backward.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
