@@ -15,11 +15,8 @@ using namespace detail;
 namespace {
 
 at::Tensor meta_like(const at::Tensor& tensor) {
-  auto meta = at::empty_strided(
+  return at::empty_strided(
       tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-  meta._set_conj(tensor.is_conj()); // matrix operators look, and order by it
-  meta._set_neg(tensor.is_neg());
-  return meta;
 }
 
 bool is_plain_number(const at::Tensor& tensor) {

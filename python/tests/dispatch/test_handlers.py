@@ -407,7 +407,16 @@ def test_fallback_modes_count_warn_and_refuse(mesh):
         pytest.warns(UserWarning, match="has no rule for"),
     ):
         assert_close(torch.linalg.svdvals(s), torch.linalg.svdvals(x))
-    assert shardtensor.fallback_counts()
+    with shardtensor.fallback_mode("warn"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once, whatever the sizes
+        torch.linalg.svdvals(shard(torch.randn(5, 3), mesh, [Shard(0)]))
+        shardtensor.reset_fallback_counts()
+        with pytest.raises(UserWarning, match="Said once"):
+            torch.linalg.svdvals(s)
+    shardtensor.reset_fallback_counts()
+    with shardtensor.fallback_mode("silent"):
+        for _ in range(2):
+            torch.linalg.svdvals(s)
     calls, elements = next(iter(shardtensor.fallback_counts().values()))
     assert calls == 2 and elements == 32
     with (
