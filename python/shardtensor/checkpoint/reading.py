@@ -127,7 +127,7 @@ def _read_rows(item, at, target, dtype, size, offsets, lengths, scratch):
     at += offsets[0] * row
     inner = size[1:], offsets[1:], lengths[1:]
     if tuple(lengths[1:]) == tuple(size[1:]) and _lies_so(target, dtype):
-        item.fill(memoryview(target.view(-1).view(torch.uint8).numpy()), at)
+        item.fill(bytes_of(target), at)
     elif row > len(scratch):
         for i in range(lengths[0]):
             _read_rows(item, at + i * row, target[i], dtype, *inner, scratch)
@@ -142,8 +142,17 @@ def _read_rows(item, at, target, dtype, size, offsets, lengths, scratch):
             target[first : first + count].copy_(box)
 
 
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Of a contiguous tensor on the host. A single element has any stride, which
+    view(-1) keeps."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
 def _lies_so(target, dtype):
     """Whether the file's bytes are the target's."""
+    if target.is_conj() or target.is_neg():
+        return False
     return target.dtype == dtype and target.is_cpu and target.is_contiguous()
 
 
@@ -165,7 +174,9 @@ class _Layout(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def _rebuilt(storage, offset, size, stride, *_):
+def _rebuilt(storage, offset, size, stride, requires_grad, hooks, bits=None):
+    if bits:  # conjugate or negative: the bytes are those of another tensor
+        raise pickle.UnpicklingError(str(bits))
     dtype, key, elements = storage
     return dtype, key, elements, offset, size, stride
 

@@ -117,10 +117,12 @@ def test_dcp_itself_saves_and_loads(mesh, tmp_path):
 def test_tensors_of_any_kind_are_read_into_their_place(tmp_path):
     base = torch.arange(24.0).reshape(4, 6)
     long = torch.arange(2.0 * 3 * 300_000).reshape(2, 3, 300_000)  # rows beyond a block
+    waves = torch.complex(base, base + 1)
     for x in (
         base, base.t(), base[1:3], base.bool(), base.bfloat16(), base[:0], base.int(),
         base.to(torch.complex64), base.to(torch.uint16), base.to(torch.float8_e5m2),
-        torch.tensor(2.5), long, long.to(torch.float64),
+        torch.tensor(2.5), long, long.to(torch.float64), base[:1, 0], base[2:3, :1].t(),
+        waves.conj(), waves.t().conj(), waves.conj().imag, waves.imag, waves[0, 0].conj(),
     ):  # fmt: skip
         for lead in (0, 3):  # an item begins anywhere
             file = io.BytesIO(b"." * lead)
@@ -148,8 +150,12 @@ def read_back(folder, data, lead, begins, ends, dtype):
     lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
     (folder / "file").write_bytes(data)
     with open(folder / "file", "rb", buffering=0) as file:
-        for target in (torch.empty(lengths, dtype=dtype), strided(lengths, dtype)):
+        found = []
+        for target in targets(lengths, dtype):
             read_tensor(Item(file, lead, len(data) - lead), target, begins, lengths)
+            found.append(target.clone())
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    assert all(torch.equal(x.to(wide), found[0].to(wide)) for x in found)
     other = torch.empty(lengths, dtype=torch.float64)
     if not dtype.is_complex:
         with open(folder / "file", "rb", buffering=0) as file:
@@ -158,8 +164,14 @@ def read_back(folder, data, lead, begins, ends, dtype):
     return target
 
 
-def strided(lengths, dtype):
-    return torch.empty([*lengths, 2], dtype=dtype)[..., 1]
+def targets(lengths, dtype):
+    """Those whose bytes are not in the file's order, too, or mean other numbers."""
+    yield torch.empty(lengths, dtype=dtype)
+    yield torch.empty([*lengths, 2], dtype=dtype)[..., 1]
+    if dtype.is_complex:
+        yield torch.empty(lengths, dtype=dtype).conj()
+    if dtype == torch.float64:
+        yield torch.empty(lengths, dtype=torch.complex128).conj().imag
 
 
 def test_a_file_cut_short_while_it_is_read_is_an_error(tmp_path):
