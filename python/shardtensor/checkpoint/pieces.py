@@ -74,13 +74,14 @@ def shard_at(tensor: ShardTensor, index: MetadataIndex) -> torch.Tensor:
 
 def _boxes(spec: _C.ShardSpec) -> Iterator[_Box]:
     """An empty piece has none, or it would be taken for its neighbour, which
-    begins at the same place. A tensor without elements has one."""
+    begins at the same place. A tensor without elements has one, without extent, which
+    is in every piece."""
     position = spec.mesh.position
     if position < 0:
         return
     if 0 in spec.sizes:
-        whole = torch.Size(spec.sizes)
-        yield torch.Size([0] * len(whole)), [0] * len(whole), whole
+        zeros = [0] * len(spec.sizes)
+        yield torch.Size(zeros), zeros, torch.Size(zeros)
         return
     runs = [_runs(spec, dim, position) for dim in range(len(spec.sizes))]
     for box in itertools.product(*runs):

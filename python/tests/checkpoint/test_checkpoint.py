@@ -28,6 +28,7 @@ WHOLE = {
     "repeated": torch.arange(24.0).reshape(12, 2),
     "scalar": torch.tensor(3.5),
     "nothing": torch.empty(0, 4),
+    "blank": torch.empty(0, 6),
     "few": torch.arange(2.0).bfloat16(),
 }
 
@@ -39,6 +40,7 @@ def tensors(mesh, fill=True, flip=False):
         spread = {"rows": [Shard(0), Shard(1)], "columns": [Shard(1), Shard(1)]}
     else:
         spread = {"rows": [Shard(0)], "columns": [Shard(1)]}
+    spread["blank"] = spread["columns"]
     other = [Replicate()] * (mesh.ndim - 1)
     step = -1 if flip else 1
     cuts = {
@@ -121,8 +123,10 @@ def test_tensors_of_any_kind_are_read_into_their_place(tmp_path):
     for x in (
         base, base.t(), base[1:3], base.bool(), base.bfloat16(), base[:0], base.int(),
         base.to(torch.complex64), base.to(torch.uint16), base.to(torch.float8_e5m2),
-        torch.tensor(2.5), long, long.to(torch.float64), base[:1, 0], base[2:3, :1].t(),
-        waves.conj(), waves.t().conj(), waves.conj().imag, waves.imag, waves[0, 0].conj(),
+        torch.tensor(2.5), long, long.to(torch.float64),
+        base[:1, 0], base[2:3, :1].t(),
+        waves.conj(), waves.t().conj(), waves.conj().imag, waves.imag,
+        waves[0, 0].conj(),
     ):  # fmt: skip
         for lead in (0, 3):  # an item begins anywhere
             file = io.BytesIO(b"." * lead)
