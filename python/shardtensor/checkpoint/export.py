@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 
-from shardtensor.agree import made_everywhere
+from shardtensor.agree import agree_everywhere, made_everywhere
+from shardtensor.checkpoint.reading import bytes_of
 
 # The names that the safetensors format has for them.
 _TYPES = {
@@ -38,53 +40,67 @@ def _whole(value):
 def export(state: nn.Module | Mapping, path: str | os.PathLike) -> None:
     """Writes them into a file of the safetensors format, which rank 0 does as they
     come. The file appears when it is complete."""
-    named = list(_named(state))
-    header = made_everywhere(lambda: _header(named), lambda header: ("export", header))
+    named, header = made_everywhere(
+        lambda: _named_and_header(state), lambda made: ("export", made[1])
+    )
     writes = not dist.is_initialized() or dist.get_rank() == 0
-    file = _File(Path(path)) if writes else None
+    file = made_everywhere(lambda: _File(path) if writes else None)
     if file:
         file.write(header)
     for _, whole in full_tensors(dict(named)):
-        if file and whole.numel():
-            file.write(whole.contiguous().view(-1).view(torch.uint8).numpy().data)
+        if file:
+            file.write_tensor(whole)
         del whole  # before the next one comes
-    problem = [file.finish() if file else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(problem, 0)
-    if problem[0]:
-        raise OSError(f"checkpoint: cannot write {path}: {problem[0]}")
+    agree_everywhere(file.finish() if file else None)
 
 
 class _File:
-    """Appears under its name when it is complete. Errors wait for the end, as the
-    other ranks do."""
+    """Appears under its name when it is complete. Whatever goes wrong waits for the
+    end, as the other ranks do."""
 
-    def __init__(self, path: Path):
-        self._path, self._begun = path, path.with_name(path.name + ".writing")
-        self._error = self._file = None
+    def __init__(self, path: str | os.PathLike):
+        self._path = Path(path)
+        self._error: Exception | None = None
         try:
+            self._begun = self._path.with_name(self._path.name + ".writing")
             self._file = open(self._begun, "wb")  # noqa: SIM115
-        except OSError as error:
-            self._error = error
+        except (OSError, ValueError) as error:
+            raise self._explained(error) from error
 
     def write(self, data) -> None:
-        if self._error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self._error = error
+        self._try(lambda: self._file.write(data))
 
-    def finish(self) -> str | None:
+    def write_tensor(self, whole: torch.Tensor) -> None:
+        if whole.numel():
+            self._try(lambda: self._file.write(_bytes_of(whole)))
+
+    def finish(self) -> Exception | None:
+        self._try(self._file.flush)
+        self._try(lambda: os.fsync(self._file.fileno()))
+        with contextlib.suppress(OSError):  # nothing new after what went wrong
+            self._file.close()
+        self._try(lambda: self._begun.rename(self._path))
+        return self._error
+
+    def _try(self, step):
         if self._error is None:
             try:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._begun.rename(self._path)
-            except OSError as error:
-                self._error = error
-        if self._file is not None:
-            self._file.close()
-        return self._error and str(self._error)
+                step()
+            except Exception as error:  # noqa: BLE001  whatever it is, others wait
+                self._error = self._explained(error)
+
+    def _explained(self, error):
+        kind = OSError if isinstance(error, OSError) else RuntimeError
+        return kind(f"checkpoint: cannot write {self._path}: {error}")
+
+
+def _bytes_of(whole):
+    return bytes_of(whole.resolve_neg().contiguous())
+
+
+def _named_and_header(state):
+    named = list(_named(state))
+    return named, _header(named)
 
 
 def _named(state):
@@ -103,6 +119,12 @@ def _header(named):
     header: dict[str, dict] = {}
     begin = 0
     for name, value in named:
+        if name in header:
+            raise ValueError(f"checkpoint: two tensors have the name {name}")
+        if value.layout != torch.strided:
+            raise TypeError(
+                f"checkpoint: {name} is of {value.layout}, expected torch.strided"
+            )
         if value.dtype not in _TYPES:
             raise TypeError(
                 f"checkpoint: {name} is of {value.dtype}, which the format "

@@ -318,8 +318,11 @@ def test_whole_tensors_stream_into_one_file(mesh, tmp_path):
     assert max(told["data_offsets"][1] for told in header.values()) == len(body)
     with pytest.raises(OSError, match="cannot write .*no/a: .*No such file"):
         checkpoint.export(state["fields"], tmp_path / "no" / "a")
-    with pytest.raises(TypeError, match="x is of torch.complex64, which the format"):
-        checkpoint.export({"x": torch.zeros(1, dtype=torch.complex64)}, path)
+    odd = {"one": torch.ones(5, 5)[:1, 0], "negative": torch.ones(2) * 1j}
+    odd["negative"] = odd["negative"].conj().imag
+    checkpoint.export(odd, path)
+    dist.barrier()
+    assert path.read_bytes()[-12:] == torch.tensor([1.0, -1, -1]).numpy().tobytes()
 
 
 @ranks(1, 2, 3)

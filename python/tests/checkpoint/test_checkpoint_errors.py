@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import rig
@@ -196,6 +197,11 @@ class Unloaded(Unsaved):
         return {"n": 1}
 
 
+def export_to_a_broken_disk(state, path):
+    with mock.patch.object(os, "fsync", side_effect=ArithmeticError("no disk")):
+        checkpoint.export(state, path)
+
+
 @ranks(2)
 def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
     last = dist.get_rank() == 1
@@ -257,6 +263,28 @@ def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
             "z is of torch.complex64, .*" + mine,
         ),
         (lambda: checkpoint.export({"x": x[last:]}, tmp_path / "a"), ValueError, told),
+        (
+            lambda: checkpoint.export({"x.y": x, "x": {"y": x}}, tmp_path / "a"),
+            ValueError,
+            "two tensors have the name x.y",
+        ),
+        (
+            lambda: checkpoint.export({"x": torch.eye(3).to_sparse()}, tmp_path / "a"),
+            TypeError,
+            "x is of torch.sparse_coo, expected torch.strided",
+        ),
+        (lambda: checkpoint.export({"x": x}, None), TypeError, "NoneType.*on rank 0"),
+        (lambda: checkpoint.export({"x": x}, ""), RuntimeError, "cannot write ."),
+        (
+            lambda: checkpoint.export({"x": x}, tmp_path / "no" / "a"),
+            OSError,
+            "cannot write .*no/a: .*No such file.*on rank 0",
+        ),
+        (
+            lambda: export_to_a_broken_disk({"x": x, "y": x}, tmp_path / "a"),
+            RuntimeError,
+            "cannot write .*a: no disk.*on rank 0",
+        ),
     ):
         with pytest.raises(kind, match=text) as caught:
             call()
