@@ -7,6 +7,7 @@ step = checkpoint.load({"model": model, "optimizer": optimizer}, "run")
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import MutableMapping
 from concurrent.futures import Future, wait
@@ -92,7 +93,7 @@ def load(
     `missing_ok`: None where there is no such checkpoint, for a job that goes on
     where there is one; rank 0 says so for all."""
     told = "load", step, missing_ok, sorted(state)
-    found = _steps_on_rank_0(folder, told)
+    step, found = _steps_on_rank_0(folder, step, told)
     if not found or step not in (None, *found):
         if missing_ok:
             return None
@@ -115,6 +116,7 @@ def steps(folder: Folder) -> list[int]:
 
 
 def _writer(folder, step, keep):
+    step, keep = _whole_number("step", step), _whole_number("number to keep", keep)
     if step < 0:
         raise ValueError(f"checkpoint: expected a step of 0 or more, got {step}")
     if keep is not None and keep < 1:
@@ -122,18 +124,30 @@ def _writer(folder, step, keep):
     return files.Writer(files.folder_of(Path(folder), step), keep)
 
 
+def _whole_number(what, value):
+    try:
+        return value if value is None else operator.index(value)
+    except TypeError:
+        wanted = f"expected an integer as the {what}, got {value!r}"
+        raise TypeError(f"checkpoint: {wanted}") from None
+
+
 def _places(state, reader):
     wrapped = State(state)
     return wrapped, wrapped.places(reader.read_metadata())
 
 
-def _steps_on_rank_0(folder, told):
-    """Other nodes may see another state of a shared disk."""
+def _steps_on_rank_0(folder, step, told):
+    """The step that is asked for, and those there are: other nodes may see another
+    state of a shared disk."""
     reads = not dist.is_initialized() or dist.get_rank() == 0
-    found = [made_everywhere(lambda: steps(folder) if reads else None, told)]
+    asked, there = made_everywhere(
+        lambda: (_whole_number("step", step), steps(folder) if reads else None), told
+    )
+    found = [there]
     if dist.is_initialized():
         dist.broadcast_object_list(found, 0)
-    return found[0]
+    return asked, found[0]
 
 
 @contextlib.contextmanager

@@ -178,6 +178,12 @@ def test_what_is_not_there_and_what_does_not_fit(mesh, tmp_path):
     for arguments in ((-1,), (1, 0)):
         with pytest.raises(ValueError, match="checkpoint: expected"):
             checkpoint.save({}, tmp_path, arguments[0], keep=(*arguments, None)[1])
+    with pytest.raises(TypeError, match="an integer as the step, got 4.0"):
+        checkpoint.load({"x": x}, tmp_path, 4.0)
+    with pytest.raises(TypeError, match="an integer as the number to keep, got 1.5"):
+        checkpoint.save({"x": x}, tmp_path, 4, keep=1.5)
+    checkpoint.save({"x": x}, tmp_path, torch.tensor(4), keep=1)
+    assert checkpoint.load({"x": x}, tmp_path, torch.tensor(4)) == 4
 
 
 class Unsaved:
@@ -214,6 +220,11 @@ def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
     mine, told = " .on rank 1.$", "were told different things\n"
     for call, kind, text in (
         (lambda: save({"x": x}, tmp_path, -last), ValueError, "got -1" + mine),
+        (
+            lambda: beside({"x": x}, tmp_path, 1.0),
+            TypeError,
+            "checkpoint: expected an integer as the step, got 1.0",
+        ),
         (
             lambda: save({"x": x}, tmp_path, 1, keep=1 - last),
             ValueError,
