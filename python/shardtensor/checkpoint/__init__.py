@@ -53,6 +53,7 @@ def save(
     writer, items = made_everywhere(
         lambda: (_writer(folder, step, keep), State(state).items()), told
     )
+    wait(_under_way)
     with _explained(), missing_ranks_named():
         dcp.save(items, storage_writer=writer)
 
@@ -141,6 +142,7 @@ def _steps_on_rank_0(folder, step, told):
     """The step that is asked for, and those there are: other nodes may see another
     state of a shared disk."""
     reads = not dist.is_initialized() or dist.get_rank() == 0
+    wait(_under_way)
     asked, there = made_everywhere(
         lambda: (_whole_number("step", step), steps(folder) if reads else None), told
     )

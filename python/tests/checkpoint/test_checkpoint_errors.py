@@ -382,6 +382,20 @@ def test_saves_beside_the_training_come_one_after_the_other(mesh, tmp_path):
 
 
 @ranks(1, 2)
+def test_a_save_waits_for_the_one_beside_the_training(mesh, tmp_path):
+    """And so does a load: they would write and read each other's files."""
+    for value in range(6):
+        x = shard(torch.full((400, 500), float(value)), mesh, [Shard(0)])
+        running = checkpoint.async_save({"x": x}, tmp_path, 1)
+        if value % 2:
+            checkpoint.save({"x": x + 100}, tmp_path, 1)
+        found = x * 0
+        checkpoint.load({"x": found}, tmp_path)
+        assert_close(found, torch.full((400, 500), value + 100.0 * (value % 2)))
+        running.result()
+
+
+@ranks(1, 2)
 def test_a_save_beside_the_training_says_what_went_wrong(mesh, tmp_path):
     x = shard(torch.zeros(4), mesh, [Shard(0)])
     (tmp_path / "file").touch()
