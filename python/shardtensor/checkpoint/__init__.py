@@ -43,8 +43,9 @@ def save(
 ) -> None:
     """Writes `folder`/step_<step>: modules (plain, DDP, FSDP), their optimizers,
     ShardTensors and DTensors in any layout, whatever has state_dict() and
-    load_state_dict(), and values that torch.save takes, which must be the same on
-    all ranks. Every rank writes its own pieces; all ranks take part.
+    load_state_dict(), all of them in nested dicts, lists and tuples, too, and values
+    that torch.save takes, which must be the same on all ranks. Every rank writes its
+    own pieces; all ranks take part. An async_save under way is waited for.
 
     A checkpoint appears when it is complete: whenever the job is killed, those
     before it can be loaded. `keep` of them stay then, this one and those of the
@@ -87,10 +88,12 @@ def load(
     missing_ok: bool = False,
 ) -> int | None:
     """Reads a checkpoint, the newest by default, into what `state` holds, in place,
-    and returns its step; a number in `state` is replaced. Sizes and names must be
-    those that were saved, layouts, wrappers, meshes and the number of ranks need
-    not. A missing or damaged file is an error on all ranks that names it, after which
-    `state` holds parts of what was read.
+    and returns its step; numbers and tuples in `state` are replaced, an empty dict gets
+    all that was saved there, tensors whole on the host. Sizes and names must be those
+    that were saved, layouts, wrappers, meshes, the number of ranks and dtypes need
+    not; but what was complex is refused where `state` is real. A missing or damaged
+    file is an error on all ranks that names it, after which `state` holds parts of what
+    was read. An async_save under way is waited for.
     `missing_ok`: None where there is no such checkpoint, for a job that goes on
     where there is one; rank 0 says so for all."""
     told = "load", step, missing_ok, sorted(state)

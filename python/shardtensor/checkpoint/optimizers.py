@@ -4,7 +4,7 @@ optimizer that has taken none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -12,20 +12,22 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from shardtensor.checkpoint.nested import Path, dotted, put, with_lists
+
 
 def optimizer_state(
-    key: str, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
+    path: Path, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
 ) -> OptimizerState:
-    """Of the optimizer that stands under `key` beside one of these modules."""
-    module = _module_of(optimizer, modules, key)
+    """Of the optimizer that stands at `path` beside one of these modules."""
+    module = _module_of(optimizer, modules, dotted(path))
     if FullyShardedDataParallel.fsdp_modules(module):
-        return _FlatState(key, module, optimizer)
-    return OptimizerState(key, module, optimizer)
+        return _FlatState(path, module, optimizer)
+    return OptimizerState(path, module, optimizer)
 
 
 class OptimizerState:
-    def __init__(self, key: str, module: nn.Module, optimizer: torch.optim.Optimizer):
-        self._key, self._module, self._optimizer = key, module, optimizer
+    def __init__(self, path: Path, module: nn.Module, optimizer: torch.optim.Optimizer):
+        self._path, self._module, self._optimizer = path, module, optimizer
         self._names = _names(module)
 
     def state_dict(self) -> dict:
@@ -37,15 +39,19 @@ class OptimizerState:
         new ones where it has none."""
         own, params = self._own_state(), {self._names[p]: p for p in self._own_params()}
         found: dict = {}
-        for item, path in (metadata.planner_data or {}).items():
-            if path[:2] != (self._key, "state") or path[2] not in params:
-                continue
-            _, _, name, *rest = path
-            stored, held = metadata.state_dict_metadata[item], own.get(name, {})
-            place = _place(stored, params[name], _at(held, rest))
-            _put(found.setdefault(name, {}), rest, place)
-        state = {name: _with_lists(values) for name, values in found.items()}
+        for (name, *rest), stored in self._stored(metadata, "state"):
+            if name in params:
+                place = _place(stored, params[name], _at(own.get(name, {}), rest))
+                put(found.setdefault(name, {}), tuple(rest), place)
+        state = {name: with_lists(values) for name, values in found.items()}
         return {"state": state, "param_groups": self._groups()}
+
+    def _stored(self, metadata, what) -> Iterator[tuple[Path, object]]:
+        """Where in that an item is, and what the checkpoint says of it."""
+        wanted = (*self._path, what)
+        for item, path in (metadata.planner_data or {}).items():
+            if path[: len(wanted)] == wanted:
+                yield path[len(wanted) :], metadata.state_dict_metadata[item]
 
     def load_state_dict(self, state: dict) -> None:
         numbers = {self._names[p]: i for i, p in enumerate(_params(self._optimizer))}
@@ -80,7 +86,7 @@ class OptimizerState:
             found = of_name.get(params[0]) if params else stored[index]
             if found is None:
                 raise ValueError(
-                    f"checkpoint: no group of parameters in {self._key!r} has "
+                    f"checkpoint: no group of parameters in {dotted(self._path)!r} has "
                     f"{params[0]}, expected one of {sorted(of_name)}"
                 )
             yield {**found, "params": [numbers[name] for name in params]}
@@ -157,18 +163,3 @@ def _at(values, path):
         except (KeyError, IndexError, TypeError):
             return None
     return values
-
-
-def _put(values, path, value):
-    for step in path[:-1]:
-        values = values.setdefault(step, {})
-    values[path[-1]] = value
-
-
-def _with_lists(values):
-    """Dicts by position become lists."""
-    if not isinstance(values, Mapping):
-        return values
-    made = {key: _with_lists(inner) for key, inner in values.items()}
-    positions = made and all(isinstance(key, int) for key in made)
-    return [made[i] for i in sorted(made)] if positions else made

@@ -8,75 +8,117 @@ from collections.abc import Mapping, MutableMapping
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.stateful import Stateful
 
 from shardtensor import _C
+from shardtensor.checkpoint import nested
 from shardtensor.checkpoint.optimizers import OptimizerState, optimizer_state
 from shardtensor.shard_tensor import ShardTensor
 from shardtensor.spec import ShardTensorSpec
 
 
 class State:
-    """Modules and optimizers under the names that they have without DDP, FSDP and
-    compile, so that one may load what another has saved."""
+    """Modules and optimizers, at any depth, under the names that they have without
+    DDP, FSDP and compile, so that one may load what another has saved."""
 
     def __init__(self, state: MutableMapping):
-        modules = [value for value in state.values() if isinstance(value, nn.Module)]
+        found = dict(nested.find_parts(state))
+        modules = [value for value in found.values() if isinstance(value, nn.Module)]
         self._state = state
-        self._parts: dict[str, Stateful] = {}
-        for key, value in state.items():
-            if isinstance(value, nn.Module):
-                self._parts[key] = _ModuleState(value)
-            elif isinstance(value, torch.optim.Optimizer):
-                self._parts[key] = optimizer_state(key, value, modules)
-            elif isinstance(value, Stateful):
-                self._parts[key] = value
+        # In one order on all ranks, for a part may communicate.
+        self._parts = {
+            path: _part(path, found[path], modules) for path in sorted(found, key=str)
+        }
+        self._held: dict[nested.Path, object] = {}
 
     def items(self) -> dict:
         """What is saved."""
-        found = {key: part.state_dict() for key, part in self._parts.items()}
-        return {**self._state, **found}
+        made = {path: part.state_dict() for path, part in self._parts.items()}
+        return nested.opened(self._state, made, {})
 
     def places(self, metadata: Metadata) -> dict:
         """What is filled from a checkpoint."""
-        return {**self._state, **{k: self._places(k, metadata) for k in self._parts}}
+        parts = self._parts.items()
+        self._held = {path: part.places(metadata) for path, part in parts}
+        found = nested.opened(self._state, self._held, self._stored(metadata))
+        _refuse_real_for_complex(found, metadata)
+        return found
 
-    def _places(self, key, metadata):
-        part = self._parts[key]
-        if isinstance(part, OptimizerState):
-            return part.places(metadata)
-        return part.state_dict()
+    def _stored(self, metadata):
+        """What a checkpoint has beside optimizers, which know what they want of it."""
+        paths = (metadata.planner_data or {}).items()
+        optimizers = [
+            path
+            for path, part in self._parts.items()
+            if isinstance(part, OptimizerState)
+        ]
+        return {
+            path: metadata.state_dict_metadata[item]
+            for item, path in paths
+            if not any(path[: len(of)] == of for of in optimizers)
+        }
 
     def take(self, filled: dict) -> None:
         """Every part on every rank, for one may communicate; then what went wrong
         first."""
         problem = None
-        for key in sorted(filled):
+        for path, part in self._parts.items():
             try:
-                self._take(key, filled[key])
+                values = nested.closed(self._held[path], nested.at(filled, path))
+                part.load_state_dict(values)
             except Exception as error:  # noqa: BLE001  whatever it is, others wait
                 problem = problem or error
         if problem:
             raise problem
-
-    def _take(self, key, value):
-        if key in self._parts:
-            self._parts[key].load_state_dict(value)
-        else:
-            self._state[key] = value
+        nested.closed(self._state, filled, self._parts)
 
 
-class _ModuleState:
-    def __init__(self, module: nn.Module):
-        self._module = module
+def _part(path, value, modules):
+    if isinstance(value, nn.Module):
+        return _ModuleState(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return optimizer_state(path, value, modules)
+    return _OwnState(value)
+
+
+def _refuse_real_for_complex(places, metadata):
+    for name, place in flatten_state_dict(places)[0].items():
+        stored = metadata.state_dict_metadata.get(name)
+        if not isinstance(stored, TensorStorageMetadata):
+            continue
+        dtype, is_tensor = stored.properties.dtype, isinstance(place, torch.Tensor)
+        if is_tensor and dtype.is_complex and not place.is_complex():
+            raise ValueError(
+                f"checkpoint: {name} was saved as {dtype}, expected a complex tensor "
+                f"to load it into, got one of {place.dtype}"
+            )
+
+
+class _OwnState:
+    """Of what has state_dict() and load_state_dict()."""
+
+    def __init__(self, value: Stateful):
+        self._value = value
 
     def state_dict(self) -> dict:
-        return dcp_state.get_model_state_dict(self._module)
+        return self._value.state_dict()
+
+    def places(self, metadata: Metadata) -> dict:
+        return self.state_dict()
 
     def load_state_dict(self, state: dict) -> None:
-        dcp_state.set_model_state_dict(self._module, state)
+        self._value.load_state_dict(state)
+
+
+class _ModuleState(_OwnState):
+    def state_dict(self) -> dict:
+        return dcp_state.get_model_state_dict(self._value)
+
+    def load_state_dict(self, state: dict) -> None:
+        dcp_state.set_model_state_dict(self._value, state)
 
 
 class Stager(AsyncStager):

@@ -3,7 +3,9 @@
 import io
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -215,6 +217,80 @@ def test_checksums_are_castagnolis():
     data = bytes(range(256)) * 3
     for cut in (0, 1, 7, 8, 500, 768):
         assert _C.crc32c(data[cut:], _C.crc32c(data[:cut])) == _C.crc32c(data)
+
+
+# ---- nested values ----------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    field: object
+    count: object
+
+
+def nested(mesh, value):
+    """What a program may hand over, with this value in all of it."""
+    layer = nn.Linear(1, 1)
+    nn.init.constant_(layer.weight, value)
+    optimizer = torch.optim.SGD(layer.parameters(), float(value))
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    scheduler.last_epoch = value
+    field = shard(torch.full((4,), float(value)), mesh, [Shard(0)])
+    return {
+        "parts": {"nets": [layer], "by": (optimizer, {"scheduler": scheduler})},
+        "tuple": (field, value, {"inner": [field.clone()]}),
+        "pair": Pair(field.clone(), value),
+        "numbers": (value, {"a": value}),
+        "keys": {1: field.clone(), 2: value, "list": [value, {3: value}]},
+    }
+
+
+def said(state):
+    """The values, and in what they are."""
+    if isinstance(state, dict):
+        return {key: said(inner) for key, inner in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state).__name__, [said(inner) for inner in state]
+    if isinstance(state, nn.Linear):
+        return state.weight.tolist()
+    if isinstance(state, torch.optim.SGD):
+        return state.param_groups[0]["lr"]
+    return getattr(state, "last_epoch", None) or str(state)
+
+
+def objects(state):
+    """Those that stay the same ones."""
+    by = state["parts"]["by"]
+    kept = [*by[:1], by[1]["scheduler"], *state["parts"]["nets"], state["tuple"][0]]
+    return [*kept, state["keys"], state["keys"]["list"], state["pair"].field]
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("save", [checkpoint.save, checkpoint.async_save])
+def test_nested_values_are_loaded_in_place(mesh, tmp_path, save):
+    done = save(nested(mesh, 7), tmp_path, 1)
+    if done:
+        done.result()
+    dist.barrier()
+    state = nested(mesh, 2)
+    before = objects(state)
+    checkpoint.load(state, tmp_path)
+    assert said(state) == said(nested(mesh, 7))
+    assert all(a is b for a, b in zip(objects(state), before, strict=True))
+
+
+@ranks(1, 2)
+def test_an_empty_dict_gets_what_was_saved(mesh, tmp_path):
+    field = shard(torch.arange(4.0), mesh, [Shard(0)])
+    log = {"loss": 0.5, "by": {"rank": [1, 2]}, "fields": [field, 3]}
+    checkpoint.save({"log": log, "other": 4, "none": {}, "no": {}}, tmp_path, 1)
+    state = {"log": {}, "other": {}, "none": defaultdict(list), "no": {}}
+    state["log"] = before = defaultdict(list)
+    checkpoint.load(state, tmp_path)
+    (whole, three) = before.pop("fields")
+    assert state["log"] is before == {"loss": 0.5, "by": {"rank": [1, 2]}}
+    assert torch.equal(whole, torch.arange(4.0)) and three == 3
+    assert state["other"] == 4 and state["none"] == state["no"] == {}
+    assert checkpoint.load({}, tmp_path) == 1
 
 
 # ---- training ---------------------------------------------------------------

@@ -184,6 +184,12 @@ def test_what_is_not_there_and_what_does_not_fit(mesh, tmp_path):
         checkpoint.save({"x": x}, tmp_path, 4, keep=1.5)
     checkpoint.save({"x": x}, tmp_path, torch.tensor(4), keep=1)
     assert checkpoint.load({"x": x}, tmp_path, torch.tensor(4)) == 4
+    wave = shard(torch.ones(4) * 1j, mesh, [Shard(0)])
+    checkpoint.save({"waves": [wave]}, tmp_path, 5)
+    with pytest.raises(ValueError, match="waves.0 was saved as .*64, expected a compl"):
+        checkpoint.load({"waves": [x]}, tmp_path)
+    with pytest.raises(ValueError, match="'a.b' must differ as text, got .1, '1'."):
+        checkpoint.save({"a": {"b": {1: x, "1": x}}}, tmp_path, 6)
 
 
 class Unsaved:
