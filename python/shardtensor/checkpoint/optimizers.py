@@ -44,7 +44,7 @@ class OptimizerState:
                 place = _place(stored, params[name], _at(own.get(name, {}), rest))
                 put(found.setdefault(name, {}), tuple(rest), place)
         state = {name: with_lists(values) for name, values in found.items()}
-        return {"state": state, "param_groups": self._groups()}
+        return {"state": state, "param_groups": self._group_places(metadata)}
 
     def _stored(self, metadata, what) -> Iterator[tuple[Path, object]]:
         """Where in that an item is, and what the checkpoint says of it."""
@@ -52,6 +52,17 @@ class OptimizerState:
         for item, path in (metadata.planner_data or {}).items():
             if path[: len(wanted)] == wanted:
                 yield path[len(wanted) :], metadata.state_dict_metadata[item]
+
+    def _group_places(self, metadata):
+        """The groups that the checkpoint has, with the settings of those here."""
+        settings: dict = {}
+        for group in self._groups():
+            settings.update(group)
+        found: dict = {}
+        for path, stored in self._stored(metadata, "param_groups"):
+            put(found, path, _setting_place(stored, _at(settings, path[1:])))
+        groups = with_lists(found) or self._groups()
+        return [{name: group.get(name) for name in settings} for group in groups]
 
     def load_state_dict(self, state: dict) -> None:
         numbers = {self._names[p]: i for i, p in enumerate(_params(self._optimizer))}
@@ -83,13 +94,28 @@ class OptimizerState:
         of_name = {name: group for group in stored for name in group["params"]}
         for index, group in enumerate(self._groups()):
             params = group["params"]
-            found = of_name.get(params[0]) if params else stored[index]
-            if found is None:
+            if params:
+                group = self._settings_of(params, of_name)
+            elif index < len(stored):
+                group = stored[index]
+            yield {**group, "params": [numbers[name] for name in params]}
+
+    def _settings_of(self, params, of_name):
+        key = dotted(self._path)
+        for name in params:
+            if name not in of_name:
                 raise ValueError(
-                    f"checkpoint: no group of parameters in {dotted(self._path)!r} has "
-                    f"{params[0]}, expected one of {sorted(of_name)}"
+                    f"checkpoint: no group of parameters in {key!r} has {name}, "
+                    f"expected one of {sorted(of_name)}"
                 )
-            yield {**found, "params": [numbers[name] for name in params]}
+            first, other = of_name[params[0]], of_name[name]
+            for what in first:
+                if what != "params" and not _equal(first[what], other[what]):
+                    raise ValueError(
+                        f"checkpoint: a group of {key!r} has {params[0]} and {name}, "
+                        f"which were saved with {what} {first[what]} and {other[what]}"
+                    )
+        return of_name[params[0]]
 
 
 class _FlatState(OptimizerState):
@@ -156,6 +182,13 @@ def _place(stored, param, held):
     return param.detach().new_zeros(size, dtype=dtype)
 
 
+def _setting_place(stored, held):
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    device = held.device if isinstance(held, torch.Tensor) else "cpu"
+    return torch.empty(stored.size, dtype=stored.properties.dtype, device=device)
+
+
 def _at(values, path):
     for step in path:
         try:
@@ -163,3 +196,9 @@ def _at(values, path):
         except (KeyError, IndexError, TypeError):
             return None
     return values
+
+
+def _equal(one, other):
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one is other or bool(one == other)

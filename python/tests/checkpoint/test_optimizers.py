@@ -212,6 +212,34 @@ def test_flat_parameters_have_pytorchs_names(mesh, tmp_path):
 
 
 @ranks(2)
+def test_groups_of_equal_settings_may_be_others(mesh, tmp_path):
+    """As many as the parameters' settings need."""
+
+    def made(count, lr):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        parts = [*model.parameters()]
+        split = [{"params": parts[i::count]} for i in range(count)]
+        return {"m": model, "o": torch.optim.AdamW(split, lr, (lr, lr))}
+
+    for saved, loaded in ((1, 3), (3, 1), (2, 3)):
+        for kind in (float, torch.tensor):
+            state, again = made(saved, kind(0.25)), made(loaded, kind(0.75))
+            model = state["m"]
+            model(torch.ones(2, 3)).sum().backward()
+            state["o"].step()
+            checkpoint.save(state, tmp_path, 0)
+            checkpoint.load(again, tmp_path)
+            found = again["o"]
+            assert len(found.param_groups) == loaded
+            for group in found.param_groups:
+                assert group["lr"] == group["betas"][0] == 0.25
+                assert type(group["lr"]) is type(kind(0.25))
+            for p, q in zip(model.parameters(), again["m"].parameters(), strict=True):
+                kept = state["o"].state[p]["exp_avg"]
+                assert torch.equal(found.state[q]["exp_avg"], kept)
+
+
+@ranks(2)
 def test_what_does_not_fit_is_said(mesh, tmp_path):
     model = nn.Linear(3, 2)
     adam = torch.optim.AdamW(model.parameters())
@@ -222,6 +250,12 @@ def test_what_does_not_fit_is_said(mesh, tmp_path):
     bias = torch.optim.AdamW([model.bias])
     checkpoint.save({"m": model, "o": bias}, tmp_path, 1)
     with pytest.raises(ValueError, match="no group of parameters in 'o' has weight, "):
+        checkpoint.load({"m": model, "o": adam}, tmp_path)
+    unlike = torch.optim.AdamW(
+        [{"params": [model.weight], "weight_decay": 0.5}, {"params": [model.bias]}]
+    )
+    checkpoint.save({"m": model, "o": unlike}, tmp_path, 2)
+    with pytest.raises(ValueError, match="'o' has weight and bias, .*decay 0.5 and"):
         checkpoint.load({"m": model, "o": adam}, tmp_path)
     others = torch.optim.SGD(nn.Linear(3, 2).parameters())
     with pytest.raises(ValueError, match="beside the optimizer 'o' has all its"):
