@@ -25,6 +25,12 @@ from shardtensor.spec import ShardTensorSpec, Sizes, make_spec
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
+# What hold numbers that float32 does not: unpacked in float64.
+_WIDE = (
+    torch.float64, torch.complex128, torch.int32, torch.int64, torch.uint32,
+    torch.uint64,
+)  # fmt: skip
+
 
 def open(  # noqa: A001  the name that such functions have everywhere
     path: Path,
@@ -39,7 +45,7 @@ def open(  # noqa: A001  the name that such functions have everywhere
     ("group/t2m"), not needed where there is one only. Several files, a list or a
     pattern ("era5_*.nc"), follow each other along the first dim. `decode` applies
     CF's scale, offset and missing values (NaN), each file's its own; `dtype`
-    converts.
+    converts, and float64 unpacks in float64.
 
     Nothing is opened before it is needed, and an error is raised by what needs it.
     With a `mesh` the file is opened at once, and the error of one of its ranks is
@@ -212,14 +218,17 @@ class Array:
         """A plain tensor, read by this rank alone."""
         return self._begin(index)()
 
-    def _begin(self, index: object) -> Callable[[], torch.Tensor]:
-        """Asks for what `array[index]` is; the call waits for it. Boxes that are
-        asked for together are read side by side where the format can."""
+    def _begin(
+        self, index: object, dtype: torch.dtype | None = None
+    ) -> Callable[[], torch.Tensor]:
+        """Asks for what `array[index]` is, of another dtype if one is given; the
+        call waits for it. Boxes that are asked for together are read side by side
+        where the format can."""
         try:
             rows, kept = boxes.selected(index, self.shape)
         except Exception as error:
             raise self._explained("index", index, error) from error
-        return self._begin_box(rows, kept)
+        return self._begin_box(rows, kept, dtype)
 
     def read(
         self,
@@ -291,24 +300,28 @@ class Array:
             for dim, count in pieces.items()
         }
 
-    def _begin_box(self, rows: list[range], kept: list[int]):
+    def _begin_box(self, rows: list[range], kept: list[int], dtype=None):
         """Of the file's dims, those in `kept` stay."""
         shape = [len(rows[dim]) for dim in kept]
+        dtype = dtype or self.dtype
         if not all(map(len, rows)):
-            return functools.partial(torch.empty, shape, dtype=self.dtype, device="cpu")
+            return functools.partial(torch.empty, shape, dtype=dtype, device="cpu")
         box = tuple(map(boxes.as_slice, rows))
         what = f"{self._name}{print_box(box)}"
         with explaining("read", what):
             source = self._source
-            begun = source.begin_values(box) if self._decode else source.begin(box)
-        return functools.partial(self._wait, begun, what, shape)
+            if self._decode:
+                begun = source.begin_values(box, dtype in _WIDE)
+            else:
+                begun = source.begin(box)
+        return functools.partial(self._wait, begun, what, shape, dtype)
 
-    def _wait(self, begun, what, shape) -> torch.Tensor:
+    def _wait(self, begun, what, shape, dtype) -> torch.Tensor:
         with explaining("read", what):
             values = begun()
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         values = numpy.require(values, requirements=["C", "W"]).reshape(shape)
-        return torch.from_numpy(values).to(self.dtype)
+        return torch.from_numpy(values).to(dtype)
 
     def _scatter(self, rows, kept, spec, halo):
         """For files that can only be read whole: the first rank does."""

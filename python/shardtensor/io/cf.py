@@ -36,6 +36,12 @@ class Decoding:
             values[chosen] = numpy.nan
         return values
 
+    def wide(self) -> Decoding:
+        """In float64 at least, where float32 would round what is scaled."""
+        if not self._scales():
+            return self
+        return dataclasses.replace(self, dtype=numpy.result_type(self.dtype, "f8"))
+
     def exact(self, stored: numpy.ndarray) -> numpy.ma.MaskedArray:
         """Integers of 64 bits where nothing is scaled, else float64."""
         numbers = self._unsigned(stored)

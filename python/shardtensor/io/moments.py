@@ -101,7 +101,9 @@ def _blocks(array, rows, kept, keep, dim, ranks, position):
     for first in range(begin, end, at_a_time):
         part = list(rows)
         part[file_dim] = rows[file_dim][first : min(first + at_a_time, end)]
-        yield array[_index(part, kept)]
+        # Also of packed numbers, which float32 would round.
+        dtype = torch.float64 if array.dtype.is_floating_point else None
+        yield array._begin(_index(part, kept), dtype)()
 
 
 def _index(rows, kept):

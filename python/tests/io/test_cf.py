@@ -45,6 +45,29 @@ def test_scale_offset_missing_values_and_times(tmp_path):
     ]
 
 
+def test_packed_numbers_are_as_exact_as_what_is_asked_for(tmp_path):
+    """A float32 has no seconds of this century."""
+    stored = np.array([0, 1, 2, 100, 250], "i2")
+    told = {"scale_factor": 1.0, "add_offset": 1577836800.0}
+    for name in ("a.nc", "b.nc"):
+        with netCDF4.Dataset(tmp_path / name, "w") as file:
+            file.createDimension("x", 5)
+            for variable, kind in (("packed", "i2"), ("real", "f4")):
+                made = file.createVariable(variable, kind, ("x",))
+                made.set_auto_maskandscale(False)
+                made[:] = stored
+                made.setncatts(told)
+    expected = torch.from_numpy(stored + told["add_offset"])
+    for path, times in ((tmp_path / "a.nc", 1), (tmp_path / "?.nc", 2)):
+        for variable in ("packed", "real"):
+            assert shardtensor.io.open(path, variable).dtype == torch.float32
+            for dtype in (torch.float64, torch.int64, torch.complex128):
+                found = shardtensor.io.open(path, variable, dtype=dtype)[...]
+                assert torch.equal(found, expected.repeat(times).to(dtype)), dtype
+    alone = shardtensor.io.open(tmp_path / "a.nc", "packed")[...]
+    assert torch.equal(alone, expected.float())
+
+
 def rotated(path, days):
     """A field on a rotated grid: what its dims have not, other variables tell."""
     begin, end = days

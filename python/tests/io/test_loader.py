@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import assert_close, ranks
+from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -224,6 +224,26 @@ def test_statistics_in_one_pass(mesh, tmp_path, kind):
         statistics_of(array, mesh, keep=(3,))
 
 
+@ranks(1, 2)
+def test_statistics_of_packed_numbers_are_those_of_float64(mesh, tmp_path):
+    numbers = torch.tensor([0, 1, 2, 100, 250], dtype=torch.float64)
+    path = tmp_path / "a.zarr"
+    told = {"scale_factor": 1.0, "add_offset": 1577836800.0}
+    shardtensor.io.create(path, "t", (5,), torch.int16, mesh, attributes=told)
+    x = shard(numbers + told["add_offset"], mesh, [Shard(0)])
+    shardtensor.io.write(path, x, "t", index=...)
+    dist.barrier()
+    assert shardtensor.io.open(path, "t", decode=False)[...].tolist() == [
+        0, 1, 2, 100, 250
+    ]  # fmt: skip
+    for dtype in (None, torch.float32, torch.float64):
+        found = statistics_of(shardtensor.io.open(path, "t", dtype=dtype), mesh)
+        assert found.mean == 1577836800 + 70.6 and found.min == 1577836800
+        torch.testing.assert_close(found.std.cpu(), numbers.std(correction=0).cpu())
+    whole = statistics_of(shardtensor.io.open(path, "t", dtype=torch.int64), mesh)
+    assert whole.max == 1577837050
+
+
 @ranks(1, 2, 3, 4)
 def test_infinities_are_those_of_one_device(mesh, tmp_path):
     """Wherever they are cut, on ranks without rows, too."""
@@ -252,9 +272,9 @@ def test_a_file_without_chunks_is_shared_evenly(mesh, tmp_path):
         array, read = shardtensor.io.open(path), []
         source = array._source
 
-        def note(box, kept=source.begin_values, read=read):
+        def note(box, wide, kept=source.begin_values, read=read):
             read.append(box)
-            return kept(box)
+            return kept(box, wide)
 
         source.begin_values = note
         assert statistics_of(array, mesh).count == rows * 28

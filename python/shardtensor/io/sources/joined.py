@@ -59,9 +59,9 @@ class Joined(Source):
     def begin(self, box: Box) -> Callable[[], numpy.ndarray]:
         return self._of_each(lambda source, part: source.begin(part), box)
 
-    def begin_values(self, box: Box) -> Callable[[], numpy.ndarray]:
+    def begin_values(self, box: Box, wide: bool = False) -> Callable[[], numpy.ndarray]:
         """Each file has a scale and offset of its own."""
-        return self._of_each(lambda source, part: source.begin_values(part), box)
+        return self._of_each(lambda source, part: source.begin_values(part, wide), box)
 
     def _of_each(self, begin_part: Callable, box: Box) -> Callable[[], numpy.ndarray]:
         rows = range(*box[0].indices(self.shape[0]))

@@ -51,10 +51,12 @@ class Source:
         background do so from here on, others at the call."""
         return functools.partial(self.read, box)
 
-    def begin_values(self, box: Box) -> Callable[[], numpy.ndarray]:
-        """What the numbers that are stored stand for."""
+    def begin_values(self, box: Box, wide: bool = False) -> Callable[[], numpy.ndarray]:
+        """What the numbers that are stored stand for; `wide`: unpacked in float64
+        at least."""
         stored = self.begin(box)
-        return lambda: self.decoding(stored())
+        decoding = self.decoding.wide() if wide else self.decoding
+        return lambda: decoding(stored())
 
     def close(self) -> None:
         """Before the file is written to."""
