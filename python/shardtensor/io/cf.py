@@ -113,7 +113,7 @@ class Decoding:
 def decoding(dtype: numpy.dtype, attributes: dict) -> Decoding:
     """By the attributes of a variable: float32 where it holds what is stored
     (16 bits and less, float32), else float64; as stored where there is nothing
-    to do."""
+    to do, or of floating-point numbers some are missing."""
     native = dtype.newbyteorder("=")
     unsigned = str(attributes.get("_Unsigned", "")).lower() == "true"
     unsigned = unsigned and native.kind == "i"
@@ -129,9 +129,11 @@ def decoding(dtype: numpy.dtype, attributes: dict) -> Decoding:
     )
     low, high = _valid(attributes, stored)
     found = Decoding(scale, offset, missing, low, high, stored, unsigned)
-    if stored.kind not in "iu" or not found._changes():
+    is_real = found._changes() if stored.kind in "iu" else found._scales()
+    if stored.kind == "c" or not is_real:
         return found
-    real = numpy.dtype("float32" if dtype.itemsize <= 2 else "float64")
+    is_short = dtype.itemsize <= 2 or stored == "float32"
+    real = numpy.dtype("float32" if is_short else "float64")
     return dataclasses.replace(found, dtype=real)
 
 

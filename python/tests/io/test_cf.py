@@ -68,6 +68,24 @@ def test_packed_numbers_are_as_exact_as_what_is_asked_for(tmp_path):
     assert torch.equal(alone, expected.float())
 
 
+def test_packed_float16_is_decoded_as_float32(tmp_path):
+    stored = np.array([1, 2, 1000, -9], "f2")
+    for told, dtype in (
+        ({"scale_factor": 1e3, "add_offset": 0.5}, torch.float32),
+        ({"_FillValue": -9.0}, torch.float16),
+    ):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["t"] = stored
+            file["t"].attrs.update(told)
+        found = shardtensor.io.open(tmp_path / "a.h5")
+        assert found.dtype == found[...].dtype == dtype
+        scale, offset = told.get("scale_factor", 1), told.get("add_offset", 0)
+        expected = torch.from_numpy(stored).to(dtype) * scale + offset
+        expected[3] = expected[3] if scale != 1 else torch.nan
+        torch.testing.assert_close(found[...], expected, equal_nan=True)
+        found.close()
+
+
 def rotated(path, days):
     """A field on a rotated grid: what its dims have not, other variables tell."""
     begin, end = days
