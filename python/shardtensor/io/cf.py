@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 
 import numpy
@@ -123,11 +124,12 @@ def decoding(dtype: numpy.dtype, attributes: dict) -> Decoding:
     scale = _number(attributes, "scale_factor", 1)
     offset = _number(attributes, "add_offset", 0)
     missing = tuple(
-        _as_stored(number, stored)
+        number
         for key in ("_FillValue", "missing_value")
-        for number in _numbers(attributes.get(key))
+        for number in _as_stored(attributes.get(key), stored, unsigned)
+        if number is not None
     )
-    low, high = _valid(attributes, stored)
+    low, high = _valid(attributes, stored, unsigned)
     found = Decoding(scale, offset, missing, low, high, stored, unsigned)
     is_real = found._changes() if stored.kind in "iu" else found._scales()
     if stored.kind == "c" or not is_real:
@@ -152,34 +154,38 @@ def _numbers(value):
     return [number for number in values if isinstance(number, int | float)]
 
 
-def _as_stored(number, stored):
-    """As the file has it: rounded to its floating-point numbers; integers that are
-    negative in the attribute are large ones of an unsigned variable."""
-    if stored.kind == "f" and abs(number) <= numpy.finfo(stored).max:
-        return float(stored.type(number))
-    if stored.kind in "iu" and number == number // 1:
-        number = int(number)
-    if stored.kind == "u" and number < 0:
-        return number % 256**stored.itemsize
-    return number
+def _as_stored(value, stored, unsigned):
+    """The numbers of an attribute as the file has them: rounded to its floating-point
+    ones; None for what such a number cannot be."""
+    return [_one_as_stored(number, stored, unsigned) for number in _numbers(value)]
 
 
-def _valid(attributes, stored):
+def _one_as_stored(number, stored, unsigned):
+    if stored.kind == "f":
+        largest = float(numpy.finfo(stored).max)
+        is_beyond = largest < abs(number) != math.inf
+        return None if is_beyond else float(stored.type(number))
+    if stored.kind not in "iu":
+        return number
+    if number != number // 1:
+        return None
+    limits, number = numpy.iinfo(stored), int(number)
+    if unsigned and -(limits.max // 2) - 1 <= number < 0:
+        number += limits.max + 1  # as signed numbers are written there
+    return number if limits.min <= number <= limits.max else None
+
+
+def _valid(attributes, stored, unsigned):
     """The bounds of what is valid, of stored numbers. A bound that such a number
     cannot be is none, as in netCDF4."""
-    told = _numbers(attributes.get("valid_range"))
-    if len(told) != 2:
-        told = [
-            next(iter(_numbers(attributes.get(key))), None)
-            for key in ("valid_min", "valid_max")
-        ]
     if stored.kind == "c":
         return None, None
+    told = _as_stored(attributes.get("valid_range"), stored, unsigned)
+    if len(told) == 2 and None not in told:
+        return tuple(told)
     return tuple(
-        _as_stored(bound, stored)
-        if bound is not None and (stored.kind == "f" or bound == bound // 1)
-        else None
-        for bound in told
+        next(iter(_as_stored(attributes.get(key), stored, unsigned)), None)
+        for key in ("valid_min", "valid_max")
     )
 
 

@@ -205,6 +205,23 @@ def test_what_is_missing_is_what_netcdf4_masks(tmp_path, kind):
         {"valid_min": "none", "missing_value": "none"},
         {"scale_factor": 0.0, "add_offset": 5.0},
     ]
+    if dtype.kind in "iu":
+        cases += [
+            {"missing_value": 1e20, "valid_max": 20},
+            {"missing_value": np.nan, "scale_factor": 0.5},
+            {"valid_min": -1e20, "valid_max": 20.0},
+            {"valid_min": 1e20},
+            {"valid_range": [0.0, 1e20], "valid_max": 20.0},
+        ]
+    if dtype.kind == "u":
+        below = np.array([-1, 20], f"i{dtype.itemsize}")
+        cases += [
+            {"missing_value": below[0], "valid_max": below[1]},
+            {"valid_range": below},
+            {"valid_min": below[0], "valid_max": below[1]},
+        ]
+    if dtype == "f4":
+        cases += [{"missing_value": 1e39}, {"valid_min": 1e39}, {"valid_max": -1e39}]
     if dtype.kind == "i":
         cases += [
             {"_Unsigned": "true"},
