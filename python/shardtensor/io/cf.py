@@ -56,32 +56,31 @@ class Decoding:
     def encode(self, values: numpy.ndarray, stored: numpy.dtype) -> numpy.ndarray:
         """The numbers to store for values: the inverse, rounded to whole numbers
         where the file has such."""
-        if not self._changes() or self.unsigned:
-            if self.unsigned or not numpy.can_cast(values.dtype, stored, "same_kind"):
-                raise TypeError(f"{values.dtype} cannot be written as {stored}")
-            return values.astype(stored, copy=False)
-        numbers = self._packed(values, stored)
+        is_alike = numpy.can_cast(values.dtype, stored, "same_kind")
+        becomes_real = values.dtype.kind == "c" and stored.kind != "c"
+        if self.unsigned or becomes_real or not (is_alike or self._changes()):
+            raise TypeError(f"{values.dtype} cannot be written as {stored}")
+        numbers = self._packed(values, stored) if self._changes() else values
+        if stored.kind in "iu" and numbers.size:
+            limits = numpy.iinfo(stored)
+            # As Python's numbers, which compare a float with an integer exactly.
+            if numbers.min().item() < limits.min or numbers.max().item() > limits.max:
+                how = " with this scale" if self._scales() else ""
+                raise ValueError(f"a value beyond what {stored} holds{how}")
+        return numbers.astype(stored, copy=False)
+
+    def _packed(self, values, stored):
+        """Integers that nothing scales as they are: float64 has not all of them."""
+        if values.dtype.kind in "iub" and not self._scales():
+            return values
+        kind = "complex128" if values.dtype.kind == "c" else "float64"
+        numbers = (values.astype(kind) - (self.offset or 0)) / (self.scale or 1)
         nothing = numpy.isnan(numbers)
         if nothing.any() and (self.missing or stored.kind in "iu"):
             if not self.missing:
                 raise ValueError("a NaN, for which the file has no _FillValue")
             numbers[nothing] = self.missing[0]
-        if stored.kind in "iu" and numbers.size:
-            numbers = numpy.rint(numbers) if numbers.dtype.kind == "f" else numbers
-            limits = numpy.iinfo(stored)
-            # As Python's numbers, which compare a float with an integer exactly.
-            if numbers.min().item() < limits.min or numbers.max().item() > limits.max:
-                raise ValueError(f"a value beyond what {stored} holds with this scale")
-        return numbers.astype(stored)
-
-    def _packed(self, values, stored):
-        """Integers that nothing scales as they are: float64 has not all of them."""
-        if values.dtype.kind == "c" and stored.kind != "c":
-            raise TypeError(f"{values.dtype} cannot be written as {stored}")
-        if values.dtype.kind in "iub" and not self._scales():
-            return values
-        kind = "complex128" if values.dtype.kind == "c" else "float64"
-        return (values.astype(kind) - (self.offset or 0)) / (self.scale or 1)
+        return numpy.rint(numbers) if stored.kind in "iu" else numbers
 
     def _unsigned(self, stored):
         if self.unsigned and stored.dtype.kind == "i":

@@ -144,6 +144,33 @@ def test_numbers_that_float64_has_not_are_written_as_they_are(mesh, tmp_path):
             shardtensor.io.write(path, x.to(torch.complex64), "t", index=...)
 
 
+@ranks(1, 2)
+def test_numbers_that_the_file_does_not_hold_are_an_error(mesh, target):
+    """Beyond its integers, or missing where nothing can stand for it."""
+    path, variable = target
+    beyond = f"cannot write .*{path.name}.*: a value beyond what int8 holds"
+    shardtensor.io.create(path, variable, (4,), torch.int8, mesh)
+    for wrong in ([1, 300, -129, 5], [0, 0, 0, 128], [-129, 0, 0, 0]):
+        x = shard(torch.tensor(wrong), mesh, [Shard(0)])
+        with pytest.raises(ValueError, match=beyond) as caught:
+            shardtensor.io.write(path, x, variable, index=...)
+        assert "scale" not in str(caught.value)
+    x = shard(torch.tensor([127, -128, 0, 5]), mesh, [Shard(0)])
+    shardtensor.io.write(path, x, variable, index=...)
+    check(path, variable, torch.tensor([127, -128, 0, 5], dtype=torch.int8))
+    if path.suffix == ".npy":
+        return
+    nothing = shard(torch.tensor([0, 1, 2, torch.nan]), mesh, [Shard(0)])
+    for missing in (torch.nan, 1e20):
+        told = {"missing_value": missing, "scale_factor": 0.5}
+        name = f"{variable}_{missing}"
+        shardtensor.io.create(path, name, (4,), torch.int16, mesh, attributes=told)
+        with pytest.raises(ValueError, match="a NaN, for which the file has no"):
+            shardtensor.io.write(path, nothing, name, index=...)
+        with pytest.raises(ValueError, match="beyond what int16 holds with this scale"):
+            shardtensor.io.write(path, x + 1e6, name, index=...)
+
+
 @ranks(3)
 def test_every_chunk_has_one_writer(mesh, tmp_path):
     """And so has every shard, a file of several chunks."""
