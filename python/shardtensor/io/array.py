@@ -173,7 +173,7 @@ class Array:
         """The coordinates of each dim that has some, and those that CF's attribute
         "coordinates" names (of several dims, or of none); times as datetime64, or as
         cftime's objects in calendars that NumPy does not know. Missing ones are NaT
-        or None."""
+        or None. Where a unit or its date is none, the numbers."""
         found = {}
         named = str(self.attributes.get("coordinates", "")).split()
         for name in dict.fromkeys([*filter(None, self.dims or ()), *named]):
@@ -383,15 +383,21 @@ def _check_conversion(found, dtype):
         raise TypeError(f"expected a complex dtype for {found}, got {dtype}")
 
 
-def _coordinate(source, objects=False):
+def _coordinate(source, kinds="MO"):
+    """Of these kinds, where it is times: NumPy's, or cftime's objects. Of several
+    files all are of one kind, numbers where one file's are no times."""
     if isinstance(source, JoinedTimes):
-        parts = [_coordinate(part, objects) for part in source.parts]
-        if len({part.dtype.kind for part in parts} & {"M", "O"}) > 1:
-            return _coordinate(source, objects=True)
+        parts = [_coordinate(part, kinds) for part in source.parts]
+        found = {part.dtype.kind for part in parts}
+        if len(found) > 1 and found & {"M", "O"}:
+            return _coordinate(source, "O" if found == {"M", "O"} else "")
         return numpy.concatenate(parts)
     stored = source.begin(tuple(slice(0, extent) for extent in source.shape))()
     stored = numpy.atleast_1d(stored)  # NumPy makes other things of one number
-    found = cf.times(stored, source.attributes, source.decoding, objects)
+    found = None
+    if kinds:
+        told = source.attributes, source.decoding
+        found = cf.times(stored, *told, objects="M" not in kinds)
     found = source.decoding(stored) if found is None else found
     return found.reshape(source.shape)
 

@@ -9,7 +9,9 @@ import re
 
 import numpy
 
-_SINCE = re.compile(r"\s*\w+\s+since\s+.+", re.IGNORECASE)
+_SINCE = re.compile(r"\s*(\w+)\s+(since\s+.+)", re.IGNORECASE)
+_WEEKS = ("week", "weeks")  # which cftime has not, nor these
+_NANOSECONDS = ("nanosecond", "nanoseconds", "nanosec", "nanosecs", "ns")
 _EPOCH = "microseconds since 1970-01-01"
 _GREGORIAN = numpy.datetime64("1582-10-15", "us")  # the first day of this calendar
 _STANDARD = ("standard", "gregorian", "proleptic_gregorian")
@@ -194,18 +196,22 @@ def times(
     """Numbers "days since ..." as datetime64 (NaT where one is missing or too far
     off); in calendars that NumPy does not know, before 1582 too, or where `objects`
     are wanted, as cftime's (None where one is missing). None where they are no
-    times."""
-    units = str(attributes.get("units", ""))
-    if not _SINCE.fullmatch(units) or stored.dtype.kind not in "iuf":
+    times that can be known: months have no length, and some dates are none."""
+    told = _SINCE.fullmatch(str(attributes.get("units", "")))
+    if not told or stored.dtype.kind not in "iuf":
         return None
     calendar = str(attributes.get("calendar") or "standard").lower()
     try:
         import cftime
     except ImportError as error:
         raise ImportError("times need cftime: pip install 'shardtensor[io]'") from error
-    numbers = decoding.exact(stored)
+    numbers, units = _in_units_of_cftime(decoding.exact(stored), *told.groups())
+    try:
+        first_two = cftime.num2date([0, 1], units, calendar)
+    except (TypeError, ValueError):
+        return None
     if calendar in _STANDARD and not objects:
-        found = _datetimes(numbers, units, calendar, cftime)
+        found = _datetimes(numbers, first_two, calendar, cftime)
         if calendar == "proleptic_gregorian" or not (found < _GREGORIAN).any():
             return found
     found = numpy.ma.getdata(cftime.num2date(numbers, units, calendar)).astype("O")
@@ -213,8 +219,18 @@ def times(
     return found
 
 
-def _datetimes(numbers, units, calendar, cftime):
-    first, second = cftime.num2date([0, 1], units, calendar)
+def _in_units_of_cftime(numbers, unit, since):
+    if unit.lower() in _WEEKS:
+        return numbers * 7, f"days {since}"
+    if unit.lower() in _NANOSECONDS:
+        whole = numbers.dtype.kind == "i"
+        numbers = numbers // 1000 if whole else numbers / 1000
+        return numbers, f"microseconds {since}"
+    return numbers, f"{unit} {since}"
+
+
+def _datetimes(numbers, first_two, calendar, cftime):
+    first, second = first_two
     step = (second - first) // datetime.timedelta(microseconds=1)
     start = int(cftime.date2num(first, _EPOCH, calendar))
     values = numbers.filled(0)

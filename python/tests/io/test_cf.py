@@ -328,11 +328,42 @@ def test_times_are_unpacked_and_missing_ones_are_none(tmp_path):
     time_file(path, days, "", (0, 1e30), "f8", {})
     far = shardtensor.io.open(path, "x").coordinates["time"]
     assert not np.isnat(far[0]) and np.isnat(far[1])
-    time_file(path, "fortnights since 2000-01-01", "", (0, 1), "f8", {})
-    with pytest.raises(
-        ValueError, match=r"cannot read .*a.nc.*coordinate time: .*unit"
-    ):
-        _ = shardtensor.io.open(path, "x").coordinates
+
+
+def test_units_that_cftime_has_not(tmp_path):
+    """Weeks and nanoseconds are times; what is no time, or is missing a date, stays
+    the numbers that are stored, and other coordinates are read."""
+    path = tmp_path / "a.nc"
+
+    def found(units, numbers, kind, calendar="", **told):
+        time_file(path, f"{units} since 2000-01-01", calendar, numbers, kind, told)
+        return shardtensor.io.open(path, "x").coordinates["time"]
+
+    def since(*microseconds):
+        return np.datetime64("2000-01-01", "us") + np.array(microseconds)
+
+    week, second = 7 * 24 * 3600 * 10**6, 10**9
+    for kind in ("i4", "f8"):
+        assert (found("Weeks", (0, 1, -2), kind) == since(0, week, -2 * week)).all()
+    assert (found("week", (0.5, 2), "f8") == since(week // 2, 2 * week)).all()
+    for units in ("nanoseconds", "ns"):
+        for kind in ("i8", "f8"):
+            numbers = (second, -5 * second, 10**18)
+            expected = since(10**6, -5 * 10**6, 10**15)
+            assert (found(units, numbers, kind) == expected).all()
+        missing = found(units, (second, 7, 1999), "i8", _FillValue=7)
+        assert (missing[::2] == since(10**6, 1)).all() and np.isnat(missing[1])
+    assert [t.day for t in found("weeks", (1, 2), "i4", "noleap")] == [8, 15]
+    for units in ("months", "years", "fortnights"):
+        assert found(units, (0, 1.5), "f8").tolist() == [0, 1.5]
+    assert found("days", (0, 1), "f8", "lunar").tolist() == [0, 1]
+    for date in ("forever", "2000-13-01", "20000101"):
+        time_file(path, f"days since {date}", "", (3, 4), "i2", {"scale_factor": 0.5})
+        times = shardtensor.io.open(path, "x").coordinates["time"]
+        assert times.tolist() == [1.5, 2]
+    time_file(tmp_path / "b.nc", "days since 2000-01-01", "", (5,), "f8", {})
+    both = shardtensor.io.open(str(tmp_path / "?.nc"), "x").coordinates["time"]
+    assert both.tolist() == [1.5, 2, 5]
 
 
 def test_times_of_several_files_are_of_one_kind(tmp_path):
