@@ -74,6 +74,44 @@ def test_numbers_are_those_of_numpy(text, encoding, tmp_path):
     torch.testing.assert_close(found, torch.from_numpy(expected), equal_nan=True)
 
 
+NAN, INF = np.nan, np.inf
+FIELDS = {
+    "a,b,c\n1,,3\n,5,6\n7,8,\n,,\n": (
+        [[1, NAN, 3], [NAN, 5, 6], [7, 8, NAN], [NAN] * 3]
+    ),
+    "1;2.5; \n;;3\r\n ;nan;\t": [[1, 2.5, NAN], [NAN, NAN, 3], [NAN] * 3],
+    ",a,b\n0,1, 2\n1,, 4\n": [[0, 1, 2], [1, NAN, 4]],
+    "\n# 1,,2\n%,,\n3 4,,5\n, 6, ,7 # 8\n": [[3, 4, NAN, 5], [NAN, 6, NAN, 7]],
+    "1,2\n3\t, 4\n": [[1, 2], [3, 4]],
+    "INF,1\n2,-NaN\n": [[INF, 1], [2, NAN]],
+    "nAn,1\n2,Infinity\n": [[NAN, 1], [2, INF]],
+    "infinity,-inf\nNAN,NaN\n": [[INF, -INF], [NAN, NAN]],
+    "-Nan,1\n,\n": [[NAN, 1], [NAN, NAN]],
+    "+INF,\n2,3\n": [[INF, NAN], [2, 3]],
+    "inflow,nano\n1,2\n": [[1, 2]],
+}
+
+
+@ranks(1, 2, 3)
+def test_empty_fields_and_names_of_numbers(mesh, tmp_path, monkeypatch):
+    from shardtensor.io.sources import lines
+
+    monkeypatch.setattr(lines, "BLOCK", 5)
+    of_tabs = {"a\tb\n1\t\n\t2\n 3 \t4\n": [[1, NAN], [NAN, 2], [3, 4]]}
+    of_space = {"1\t\t2\n3 \t4\n": [[1, 2], [3, 4]]}
+    for ending, texts in (("csv", FIELDS), ("tsv", of_tabs), ("txt", of_space)):
+        for number, (text, rows) in enumerate(texts.items()):
+            path = tmp_path / f"{number}.{ending}"
+            if dist.get_rank() == 0:
+                path.write_bytes(text.encode())
+            dist.barrier()
+            array = shardtensor.io.open(path)
+            is_whole = np.isfinite(rows).all()
+            assert array.dtype == (torch.int64 if is_whole else torch.float64)
+            x = array.read(..., mesh, [Shard(0)])
+            assert_close(x, torch.tensor(rows, dtype=array.dtype))
+
+
 @ranks(2, 3)
 def test_an_edge_list_becomes_a_graph(mesh, tmp_path):
     """Of every format; no rank has more than its part."""
@@ -133,7 +171,11 @@ def test_tables_that_are_none_are_an_error_on_both_ranks(mesh, tmp_path):
     for text, message in (
         ("1 2\n3\n4 5\n", "rows of 1 and of 2 numbers"),
         ("a b\n", "no row of numbers"),
-        ("1 2\nsix seven\n3 4\n", "a line after the first row is no row of numbers"),
+        ("1 2\nsix seven\n3 4\n", "a line after the first is no row of numbers"),
+        ("a,b\nm,s\n3,4\n", "a line after the first is no row of numbers"),
+        ("NA,1\n2,3\n", "NA"),
+        ("1,2\n,\n,b\n", "a line after the first is no row of numbers"),
+        ("1,2\n3,4,\n", "rows of 2 and of 3 numbers"),
         ("1 2\n3 4x\n", "4x"),
         ("1.5 2\n3 -\n", "-"),
         (

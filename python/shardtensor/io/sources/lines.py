@@ -50,16 +50,19 @@ class Lines:
 
     def starts_with(self, word: bytes) -> numpy.ndarray:
         """Lines whose first word is this one."""
-        place = self.word(0)
-        found = self.counts > 0
-        for index, character in enumerate(word):
-            found &= self._at(place + index) == character
-        after = numpy.minimum(place + len(word), len(self.text) - 1)
-        return found & self.is_space[after]
+        return self.stands_at(self.word(0), word)
 
-    def first_characters(self) -> numpy.ndarray:
-        """Of each line's first word; a newline where there is none."""
-        return numpy.where(self.counts > 0, self._at(self.word(0)), _NEWLINE)
+    def stands_at(
+        self, places: numpy.ndarray, word: bytes, any_case: bool = False
+    ) -> numpy.ndarray:
+        """Whether the word that begins at each place is this one, of small letters
+        where `any_case` counts."""
+        found = numpy.ones(len(places), bool)
+        for index, character in enumerate(word):
+            there = self._at(places + index)
+            found &= (there | 0x20 if any_case else there) == character
+        after = numpy.minimum(places + len(word), len(self.text) - 1)
+        return found & self.is_space[after]
 
     def word(self, index: int) -> numpy.ndarray:
         """Where each line's word begins, the line's end where there is none."""
