@@ -86,10 +86,16 @@ def test_names_and_attributes_are_kept(mesh, target):
     for version in (2, 3) if path.suffix == ".zarr" else (None,):
         here = path.with_stem(f"v{version}")
         options = {} if version is None else {"zarr_format": version}
-        dims, told = ("time", "x"), {"units": "K", "levels": [1, 2]}
-        shardtensor.io.write(here, x, variable, dims=dims, attributes=told, **options)
+        dims = ("time", "x")
+        told = {"units": "K", "levels": [1, 2], "names": ["low", "high"]}
+        told |= {"add_offset": 0.5, "of_numpy": [1.5, 2.5], "flags": [[1, 2], [3, 4]]}
+        if path.suffix == ".nc":
+            del told["flags"]  # an attribute has one dim there
+        given = told | {"add_offset": np.float32(0.5), "levels": np.array([1, 2])}
+        given |= {"of_numpy": [np.float32(1.5), np.float64(2.5)]}
+        shardtensor.io.write(here, x, variable, dims=dims, attributes=given, **options)
         dist.barrier()
-        array = shardtensor.io.open(here, variable)
+        array = shardtensor.io.open(here, variable, decode=False)
         assert array.dtype == torch.int64
         if path.suffix != ".npy":
             assert array.dims == dims and array.attributes == told

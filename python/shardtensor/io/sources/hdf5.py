@@ -9,6 +9,7 @@ from shardtensor.io.sources.source import Box, Source, choose_variable
 
 # What netCDF4 calls the scale of a dim that has no coordinates.
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+_LABELS = "DIMENSION_LABELS"
 
 
 class Hdf5Source(Source):
@@ -44,11 +45,12 @@ class Hdf5Source(Source):
 
 
 def _attributes(dataset):
-    """Without those that point to other objects, or hold nothing."""
+    """Without those that point to other objects, hold nothing, or name the dims."""
     found = {}
     for key, value in dataset.attrs.items():
-        is_object = dataset.attrs.get_id(key).dtype.kind == "O"
-        if isinstance(value, str) or not (is_object or isinstance(value, h5py.Empty)):
+        dtype = dataset.attrs.get_id(key).dtype
+        is_object = dtype.kind == "O" and h5py.check_string_dtype(dtype) is None
+        if not (is_object or isinstance(value, h5py.Empty) or key == _LABELS):
             found[key] = value
     return found
 

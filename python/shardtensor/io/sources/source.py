@@ -112,8 +112,8 @@ def _plain(value):
     if getattr(value, "dtype", None) is None:
         return value
     value = value.tolist()
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    if isinstance(value, list):
+        value = value[0] if len(value) == 1 else [_plain(each) for each in value]
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

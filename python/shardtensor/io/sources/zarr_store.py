@@ -110,8 +110,18 @@ def create(
         zarr.open_group(Path(path), mode="a", zarr_format=zarr_format)
     zarr.create_array(
         Path(path), name=variable, shape=shape, dtype=dtype, chunks=chunks or "auto",
-        attributes=attributes, overwrite=True, zarr_format=zarr_format, **options,
+        attributes=_as_json(attributes), overwrite=True, zarr_format=zarr_format,
+        **options,
     )  # fmt: skip
+
+
+def _as_json(value):
+    """NumPy's numbers and arrays as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return value.tolist() if isinstance(value, numpy.generic | numpy.ndarray) else value
 
 
 def write_box(path: str, variable: str | None, box: Box, values) -> None:
