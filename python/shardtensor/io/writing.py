@@ -32,7 +32,8 @@ def create(
     **options,
 ) -> None:
     """Makes a variable in a file (Zarr, HDF5, NetCDF, .npy), to be filled by `write`
-    piece by piece. Other variables of the file stay; a variable of this name is
+    piece by piece. Other variables of the file stay, and so do all where this one is
+    refused, as it is where a group of this name holds any; a variable of this name is
     replaced, in NetCDF one of the same shape taken as it is. What nobody writes is
     the format's fill value. `options`: zarr_format, 2 or 3. One rank does it; an
     error is raised on all. Communication: one small gather."""

@@ -177,6 +177,49 @@ def test_numbers_that_the_file_does_not_hold_are_an_error(mesh, target):
             shardtensor.io.write(path, x + 1e6, name, index=...)
 
 
+@ranks(1, 2)
+def test_what_cannot_be_made_leaves_what_is_there(mesh, tmp_path):
+    """The variable of this name, and others, which a group holds."""
+    whole = torch.arange(12.0).view(4, 3)
+    x = shard(whole, mesh, [Shard(0)])
+    for name in ("a.h5", "a.zarr", "a.nc"):
+        path = tmp_path / name
+        for variable in ("g/t", "u"):
+            shardtensor.io.write(path, x, variable)
+        wrong = [("g", {}), ("u/v", {})]
+        if name != "a.nc":  # which takes a variable as it is
+            wrong += [("g/t", {"chunks": (2, 2, 2)}), ("u", {"chunks": (2, 2, 2)})]
+            wrong += [("u", {"attributes": {"a": {1, 2}}}), ("u", {"attributes": 3})]
+        wrong += [(None, {})] if name == "a.zarr" else []
+        wrong += [("u", {"dims": ["x"]})] if name == "a.zarr" else []
+        for variable, options in wrong:
+            with pytest.raises((OSError, TypeError, ValueError), match="cannot create"):
+                shardtensor.io.write(path, x * 2, variable, **options)
+        if name != "a.nc":
+            told = "a group stands there, of which nothing would be left"
+            with pytest.raises(ValueError, match=f"{name} variable g: {told}"):
+                shardtensor.io.write(path, x * 2, "g")
+        for variable in ("g/t", "u"):
+            check(path, variable, whole)
+    folder = tmp_path / "mine.zarr"
+    if dist.get_rank() == 0:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "notes").write_text("mine")
+    dist.barrier()
+    with pytest.raises(ValueError, match="mine.zarr: a folder stands there"):
+        shardtensor.io.write(folder, x)
+    assert (folder / "deep" / "notes").read_text() == "mine"
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (tmp_path / "empty.zarr").mkdir()
+        zarr.open_group(tmp_path / "group.zarr", mode="w").create_group("g")
+    dist.barrier()
+    shardtensor.io.write(tmp_path / "empty.zarr", x)
+    check(tmp_path / "empty.zarr", None, whole)
+    shardtensor.io.write(tmp_path / "group.zarr", x, "g")
+    check(tmp_path / "group.zarr", "g", whole)
+
+
 @ranks(3)
 def test_every_chunk_has_one_writer(mesh, tmp_path):
     """And so has every shard, a file of several chunks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy
 
-from shardtensor.io.sources.source import Box, Source, choose_variable
+from shardtensor.io.sources.source import GROUP_THERE, Box, Source, choose_variable
 
 # What netCDF4 calls the scale of a dim that has no coordinates.
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
@@ -79,12 +79,17 @@ def open_source(path: str, variable: str | None) -> Source:
 
 def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
     with h5py.File(path, "a") as file:
-        if variable in file:
-            del file[variable]
-        made = file.create_dataset(variable, shape, dtype, chunks=chunks)
+        there = file.get(variable)
+        if isinstance(there, h5py.Group) and len(there):
+            raise ValueError(GROUP_THERE)
+        # Without a name, until all of it is accepted.
+        made = file.create_dataset(None, shape, dtype, chunks=chunks)
         made.attrs.update(attributes)
         for index, name in enumerate(dims or ()):
             made.dims[index].label = name
+        if there is not None:
+            del file[variable]
+        file[variable] = made
 
 
 def write_box(path: str, variable: str, box: Box, values) -> None:

@@ -10,6 +10,9 @@ import numpy
 
 from shardtensor.io import cf
 
+# Where a variable would be made in the place of one.
+GROUP_THERE = "a group stands there, of which nothing would be left"
+
 Box = tuple[slice, ...]  # one slice per dim, steps positive, within the shape
 
 

@@ -12,9 +12,10 @@ import numpy
 import zarr
 
 from shardtensor.io.sources import background
-from shardtensor.io.sources.source import Box, Source, choose_variable
+from shardtensor.io.sources.source import GROUP_THERE, Box, Source, choose_variable
 
 _DIMS = "_ARRAY_DIMENSIONS"  # format 2 has no other place for names of dims
+_METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata")
 
 
 class ZarrSource(Source):
@@ -106,13 +107,16 @@ def create(
         # A fill value of format 2 would be taken for CF's.
         options["fill_value"] = None
         attributes = {**attributes, **({_DIMS: list(dims)} if dims else {})}
+    make = functools.partial(
+        zarr.create_array, name=variable, shape=shape, dtype=dtype,
+        chunks=chunks or "auto", attributes=_as_json(attributes), overwrite=True,
+        zarr_format=zarr_format, **options,
+    )  # fmt: skip
+    make(zarr.storage.MemoryStore())  # what is refused must not delete what is there
+    _check_place(Path(path, (variable or "").strip("/")))
     if variable is not None:
         zarr.open_group(Path(path), mode="a", zarr_format=zarr_format)
-    zarr.create_array(
-        Path(path), name=variable, shape=shape, dtype=dtype, chunks=chunks or "auto",
-        attributes=_as_json(attributes), overwrite=True, zarr_format=zarr_format,
-        **options,
-    )  # fmt: skip
+    make(Path(path))
 
 
 def _as_json(value):
@@ -122,6 +126,20 @@ def _as_json(value):
     if isinstance(value, list | tuple):
         return [_as_json(each) for each in value]
     return value.tolist() if isinstance(value, numpy.generic | numpy.ndarray) else value
+
+
+def _check_place(folder):
+    """An array is replaced, with all that is in its folder."""
+    if not folder.is_dir() or {*os.listdir(folder)} <= {*_METADATA}:
+        return
+    try:
+        there = zarr.open(folder, mode="r")
+    except FileNotFoundError:
+        raise ValueError(
+            "a folder stands there that is no array, of which nothing would be left"
+        ) from None
+    if isinstance(there, zarr.Group):
+        raise ValueError(GROUP_THERE)
 
 
 def write_box(path: str, variable: str | None, box: Box, values) -> None:
