@@ -220,6 +220,29 @@ def test_what_cannot_be_made_leaves_what_is_there(mesh, tmp_path):
     check(tmp_path / "group.zarr", "g", whole)
 
 
+@ranks(1, 2)
+def test_an_array_that_is_open_stays_what_it_was(mesh, tmp_path):
+    whole = torch.arange(40_000.0).view(200, 200)
+    (tmp_path / "real.npy").write_bytes(b"")
+    path, linked = tmp_path / "real.npy", tmp_path / f"{dist.get_rank()}.npy"
+    linked.symlink_to(path)
+    link = tmp_path / "0.npy"
+    dist.barrier()
+    x = shard(whole, mesh, [Shard(0)])
+    shardtensor.io.write(link, x)
+    dist.barrier()
+    array = shardtensor.io.open(path, mesh=mesh)
+    shardtensor.io.write(link, shard(whole[:2] + 1, mesh, [Shard(0)]))
+    dist.barrier()
+    assert torch.equal(array[...], whole.cpu())
+    assert link.is_symlink()
+    with pytest.raises((TypeError, ValueError), match="cannot create .*real.npy"):
+        shardtensor.io.create(path, None, (2, -5), torch.float32, mesh)
+    check(path, None, whole[:2] + 1)
+    names = {f"{rank}.npy" for rank in range(mesh.size())} | {"real.npy"}
+    assert set(os.listdir(tmp_path)) == names
+
+
 @ranks(3)
 def test_every_chunk_has_one_writer(mesh, tmp_path):
     """And so has every shard, a file of several chunks."""

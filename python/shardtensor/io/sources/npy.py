@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import numpy
 
 from shardtensor.io.sources.source import Box, Source
@@ -25,7 +28,16 @@ def open_source(path: str, variable: str | None) -> Source:
 
 def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
     del variable, chunks, dims, attributes  # the format has none of these
-    numpy.lib.format.open_memmap(path, "w+", dtype, shape).flush()
+    path = os.path.realpath(path)
+    made = f"{path}.new"
+    try:
+        numpy.lib.format.open_memmap(made, "w+", dtype, shape).flush()
+        # Who has mapped the file that is there keeps it.
+        os.replace(made, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(made)
+        raise
 
 
 def write_box(path: str, variable: str | None, box: Box, values) -> None:
