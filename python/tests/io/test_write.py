@@ -3,6 +3,7 @@
 import os
 
 import files
+import netCDF4
 import numpy as np
 import pytest
 import torch
@@ -241,6 +242,32 @@ def test_an_array_that_is_open_stays_what_it_was(mesh, tmp_path):
     check(path, None, whole[:2] + 1)
     names = {f"{rank}.npy" for rank in range(mesh.size())} | {"real.npy"}
     assert set(os.listdir(tmp_path)) == names
+
+
+@ranks(1, 2)
+def test_dims_of_netcdf_have_one_size(mesh, tmp_path):
+    path = tmp_path / "a.nc"
+    shardtensor.io.create(path, "a", (4,), torch.float32, mesh, dims=["x"])
+    if dist.get_rank() == 0:
+        with netCDF4.Dataset(path, "a") as file:
+            file.createDimension("time", None)
+            file.createGroup("g").createDimension("x", 6)
+    dist.barrier()
+    for variable, shape, dims, told in (
+        ("b", (6,), ["x"], "dim x has size 4 in the file; expected 6"),
+        ("g/b", (4,), ["x"], "dim x has size 6 in the file; expected 4"),
+        ("g/h/b", (4,), ["x"], "dim x has size 6 in the file; expected 4"),
+        ("b", (5, 4), ["time", "x"], "dim time has size 0 in the file; expected 5"),
+        ("b", (4, 4), ["x"], "expected a name for each of 2 dims, got .*'x'"),
+        ("a", (3,), None, r"it has shape \(4,\) already, which a NetCDF file cannot"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot create .*{variable}: {told}"):
+            shardtensor.io.create(path, variable, shape, torch.float32, mesh, dims=dims)
+    for variable, shape in (("b", (4, 2)), ("g/b", (6, 2)), ("g/h/c", (6, 2))):
+        whole = torch.ones(shape)
+        x = shard(whole, mesh, [Shard(0)])
+        shardtensor.io.write(path, x, variable, dims=["x", "y"])
+        check(path, variable, whole)
 
 
 @ranks(3)

@@ -104,22 +104,42 @@ def create(path, variable, shape, dtype, chunks, dims, attributes) -> None:
     dims = dims or [f"{variable.replace('/', '_')}_{i}" for i in range(len(shape))]
     with _LOCK, netCDF4.Dataset(path, "a") as file:
         group, _, name = variable.rpartition("/")
+        there = _variables(file).get(variable.strip("/"))
+        if there is not None:
+            if tuple(there.shape) != tuple(shape):
+                raise ValueError(
+                    f"it has shape {there.shape} already, which a NetCDF file cannot "
+                    f"change; expected {tuple(shape)}"
+                )
+            return
+        missing = _missing_dims(file, group, dims, shape)
         where = file.createGroup(group) if group else file
-        for dim, extent in zip(dims, shape, strict=True):
-            if dim not in where.dimensions and dim not in file.dimensions:
-                where.createDimension(dim, extent)
-        if name not in where.variables:
-            made = where.createVariable(
-                name, dtype, dims, chunksizes=chunks,
-                fill_value=attributes.get("_FillValue"),
-            )  # fmt: skip
-            told = {k: v for k, v in attributes.items() if k != "_FillValue"}
-            made.setncatts(told)
-        elif tuple(where.variables[name].shape) != tuple(shape):
+        for dim, extent in missing.items():
+            where.createDimension(dim, extent)
+        made = where.createVariable(
+            name, dtype, dims, chunksizes=chunks,
+            fill_value=attributes.get("_FillValue"),
+        )  # fmt: skip
+        told = {k: v for k, v in attributes.items() if k != "_FillValue"}
+        made.setncatts(told)
+
+
+def _missing_dims(file, group, dims, shape):
+    """Those that neither the group nor one around it has."""
+    if len(dims) != len(shape):
+        raise ValueError(f"expected a name for each of {len(shape)} dims, got {dims}")
+    known = {dim: len(each) for dim, each in file.dimensions.items()}
+    where = file
+    for name in filter(None, group.split("/")):
+        where = where.groups.get(name) if where is not None else None
+        if where is not None:
+            known |= {dim: len(each) for dim, each in where.dimensions.items()}
+    for dim, extent in zip(dims, shape, strict=True):
+        if known.get(dim, extent) != extent:
             raise ValueError(
-                f"it has shape {where.variables[name].shape} already, which a NetCDF "
-                f"file cannot change; expected {tuple(shape)}"
+                f"dim {dim} has size {known[dim]} in the file; expected {extent}"
             )
+    return {d: n for d, n in zip(dims, shape, strict=True) if d not in known}
 
 
 def write_box(path: str, variable: str, box: Box, values) -> None:
