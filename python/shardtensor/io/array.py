@@ -246,8 +246,8 @@ class Array:
         With a `halo` (rows on both sides of every sharded dim, a pair (before,
         after), or a dict by dim) the result is (tensor, ghosts): ghosts, plain, is
         this rank's piece with its ghost rows, what halo_exchange(tensor, halo)
-        gives, and the tensor's piece is a view of it. All is read once; an empty
-        piece has no ghost rows.
+        gives, of empty pieces, too, and the tensor's piece is a view of it. All
+        is read once.
 
         What goes wrong on one rank is an error on all of them. Communication: one
         small gather; another one at the first read of lines of text and of meshes,

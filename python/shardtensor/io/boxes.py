@@ -105,11 +105,9 @@ def own_rows(spec: ShardTensorSpec) -> list[range]:
 
 
 def widened(spec: ShardTensorSpec, halo: Halo) -> list[range]:
-    """What this rank owns and the ghost rows around it, as far as there are any.
-    An empty piece has none."""
+    """What this rank owns and the ghost rows around it, as far as there are any;
+    of an empty piece those around the place where it would be."""
     rows = own_rows(spec)
-    if not all(map(len, rows)):
-        return rows
     for dim, (before, after) in _widths(spec, halo).items():
         begin, end = rows[dim].start, rows[dim].stop
         rows[dim] = range(max(0, begin - before), min(spec.shape[dim], end + after))

@@ -1,6 +1,7 @@
 """shardtensor.io.open and read: each rank its box, of every format."""
 
 import builtins
+import itertools
 import os
 import pickle
 import sys
@@ -245,13 +246,20 @@ def test_ghost_rows_are_those_of_halo_exchange(mesh, tmp_path):
     np.save(path, whole)
     array = shardtensor.io.open(path)
     placements = [Shard(0), Shard(1)][: mesh.ndim]
-    sizes = {0: uneven(9, mesh.size(0))}
-    for halo in (1, (0, 2), {0: (1, 0)}):
-        x, ghosts = array.read(..., mesh, placements, sizes=sizes, halo=halo)
+    ranks = mesh.size(0)
+    cuts = [uneven(9, ranks), [9] + [0] * (ranks - 1), [0] * (ranks - 1) + [9]]
+    cuts += [[4, 0, 5]] if ranks == 3 else []
+    for sizes, halo in itertools.product(cuts, (1, (0, 2), {0: (1, 0)})):
+        x, ghosts = array.read(..., mesh, placements, sizes={0: sizes}, halo=halo)
         assert_close(x, torch.tensor(whole))
         torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, halo))
+        assert_close(shardtensor.halo_trim(ghosts, x, halo), torch.tensor(whole))
         piece = x.to_local()
         assert piece.untyped_storage().data_ptr() == ghosts.untyped_storage().data_ptr()
+    for index in (slice(4, 4), (..., slice(4, 4)), slice(8, None)):
+        for cut in (placements, [Shard(1), Shard(0)][: mesh.ndim]):
+            x, ghosts = array.read(index, mesh, cut, halo=2)
+            torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, 2))
     with pytest.raises(ValueError, match="halo: -1 rows of dim 0 of 2"):
         array.read(..., mesh, placements, halo={0: -1})
 
@@ -265,9 +273,15 @@ def test_meshes_come_from_one_rank(mesh, tmp_path):
     array = shardtensor.io.open(path, name)
     assert_close(array.read(..., mesh, [Shard(0)]), torch.tensor(values))
     cells = shardtensor.io.open(path, "cells/line")
-    x, ghosts = cells.read(slice(1, 6), mesh, [Shard(0)], halo=1)
-    assert_close(x, cells[1:6])
-    torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, 1))
+    np.save(folder / "a.npy", cells[...].numpy())
+    alike = shardtensor.io.open(folder / "a.npy")
+    for sizes in partitions(5, mesh.size(), repeated=False):
+        options = {"sizes": {0: sizes}, "halo": 1}
+        x, ghosts = cells.read(slice(1, 6), mesh, [Shard(0)], **options)
+        assert_close(x, cells[1:6])
+        torch.testing.assert_close(ghosts, shardtensor.halo_exchange(x, 1))
+        _, others = alike.read(slice(1, 6), mesh, [Shard(0)], **options)
+        assert torch.equal(others, ghosts)
 
 
 @ranks(1, 2, 3)
