@@ -360,6 +360,7 @@ Tensor cell_centered_gradients(
     const std::string& method,
     const OptionalTensor& boundary_values) {
   const CommScope scope("shardtensor::cell_centered_gradients");
+  const WithoutAutocast exact;
   const CenteredCall call{points, cells, kinds, faces, sides, boundary_values};
   const auto count = check_blocks(call);
   check_dtype(points);

@@ -42,10 +42,13 @@ void check_corners(const Tensor& corners) {
       dtype);
 }
 
-/// Equal numbers for equal coordinates; zero has one sign.
+/// Equal numbers for equal coordinates; zero has one sign, and there is one
+/// NaN.
 Tensor keys_of(const Tensor& coordinates) {
   const bool wide = coordinates.scalar_type() == at::kDouble;
   return coordinates.add(0.0)
+      .masked_fill(
+          coordinates.isnan(), std::numeric_limits<double>::quiet_NaN())
       .contiguous()
       .view(wide ? at::kLong : at::kInt)
       .to(at::kLong);

@@ -249,7 +249,10 @@ Tensor fitted_gradients(
     const Tensor& corners,
     const Tensor& values) {
   const int64_t space = corners.size(-1);
-  const auto ways = corners.sub(corners.mean(1, /*keepdim=*/true));
+  const auto lengths = corners.sub(corners.mean(1, /*keepdim=*/true));
+  // Of about one, whatever the unit: powers of it are divided.
+  const auto size = lengths.detach().abs().amax({1, 2}, /*keepdim=*/true);
+  const auto ways = lengths.div(size);
   const auto differences = values.sub(values.mean(1, /*keepdim=*/true));
   auto squares = at::matmul(ways.transpose(1, 2), ways); // (C, D, D)
   if (kind.dims < space) {
@@ -260,7 +263,8 @@ Tensor fitted_gradients(
         over(normal, dot(normal, normal).div(dot(first, first)).sqrt()), space);
     squares = squares.add(across.unsqueeze(2).mul(across.unsqueeze(1)));
   }
-  return solved(squares, at::matmul(ways.transpose(1, 2), differences));
+  return solved(squares, at::matmul(ways.transpose(1, 2), differences))
+      .div(size);
 }
 
 // ---- what is no cell --------------------------------------------------------
@@ -320,6 +324,7 @@ Tensor cell_measures(
     const Tensor& cells,
     const std::string& kind) {
   const CommScope scope("shardtensor::cell_measures");
+  const WithoutAutocast exact;
   const auto& of = check_arguments("cell_measures", points, cells, kind);
   return Maps(of, at_corners(points, cells)).volumes().sum(1);
 }
@@ -329,6 +334,7 @@ Tensor cell_centers(
     const Tensor& cells,
     const std::string& kind) {
   const CommScope scope("shardtensor::cell_centers");
+  const WithoutAutocast exact;
   check_arguments("cell_centers", points, cells, kind);
   return at_corners(points, cells).mean(1);
 }
@@ -339,6 +345,7 @@ Tensor cell_normals(
     const std::string& kind,
     bool weighted) {
   const CommScope scope("shardtensor::cell_normals");
+  const WithoutAutocast exact;
   const auto& of = check_arguments("cell_normals", points, cells, kind);
   TORCH_CHECK_VALUE(
       points.size(1) > 1 && points.size(1) == of.dims + 1,
@@ -359,6 +366,7 @@ Tensor cell_gradients(
     const Tensor& values,
     const std::string& method) {
   const CommScope scope("shardtensor::cell_gradients");
+  const WithoutAutocast exact;
   const auto& of = check_arguments("cell_gradients", points, cells, kind);
   const auto given = check_values("cell_gradients", points, values);
   TORCH_CHECK_VALUE(
@@ -382,6 +390,7 @@ Tensor apply_mass(
     const Tensor& values,
     const OptionalTensor& coefficients) {
   const CommScope scope("shardtensor::apply_mass");
+  const WithoutAutocast exact;
   const auto& of = check_arguments("apply_mass", points, cells, kind);
   const auto given = check_values("apply_mass", points, values);
   const Maps maps(of, at_corners(points, cells));
@@ -401,6 +410,7 @@ Tensor apply_stiffness(
     const Tensor& values,
     const OptionalTensor& coefficients) {
   const CommScope scope("shardtensor::apply_stiffness");
+  const WithoutAutocast exact;
   const auto& of = check_arguments("apply_stiffness", points, cells, kind);
   const auto given = check_values("apply_stiffness", points, values);
   const Maps maps(of, at_corners(points, cells));

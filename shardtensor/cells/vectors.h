@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace shardtensor::detail {
 
@@ -35,6 +36,12 @@ Stretch stretch_of(const std::vector<Vector>& tangents, int64_t space);
 /// Of symmetric matrices (C, D, D), D from 2 to 3, and right sides (C, D, X):
 /// the solutions (C, D, X).
 at::Tensor solved(const at::Tensor& matrices, const at::Tensor& rights);
+
+/// While it lives coordinates keep their precision, which autocast would round:
+/// differences of what is far from the origin.
+class WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+};
 
 /// A plain constant where x's operators take it, of its dtype.
 at::Tensor constant_beside(const at::Tensor& x, const at::Tensor& constant);

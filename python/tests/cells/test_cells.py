@@ -549,3 +549,40 @@ def test_cells_of_wrong_order(mesh):
             ):
                 with pytest.raises(ValueError, match=text):
                     cm.check_cells(cut(bad_points), cut(bad_cells), kind)
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("kind", ["triangle", "quad", "tetra"])
+@pytest.mark.parametrize("size", [1e-9, 1e-5, 1e5, 1e9])
+def test_gradients_do_not_depend_on_the_unit(mesh, kind, size):
+    for space in {KINDS[kind], 3}:
+        points, cells = block(kind, space, bend=0.05)
+        expected = cm.cell_gradients(points, cells, kind, points[:, 0], "least_squares")
+        small = (points * size).float()
+        for given in (small, shard(small, mesh, [Shard(0)])):
+            found = cm.cell_gradients(given, cells, kind, given[:, 0], "least_squares")
+            assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@ranks(1, 2)
+def test_autocast_leaves_geometry_alone(mesh):
+    points, cells = block("triangle", bend=0.05)
+    points = points.float().requires_grad_()
+    values = linear(points.detach())[0]
+    functions = {
+        "measures": lambda p: cm.cell_measures(p, cells, "triangle"),
+        "gradients": lambda p: cm.cell_gradients(p, cells, "triangle", values),
+        "fitted": lambda p: cm.cell_gradients(
+            p, cells, "triangle", values, "least_squares"
+        ),
+        "mass": lambda p: cm.apply_mass(p, cells, "triangle", values),
+        "stiffness": lambda p: cm.apply_stiffness(p, cells, "triangle", values),
+    }
+    for function in functions.values():
+        expected = function(points)
+        (slope,) = torch.autograd.grad(expected.square().sum(), points)
+        for given in (points, shard(points, mesh, [Shard(0)])):
+            with torch.autocast(mesh.device_type, torch.bfloat16):
+                found = function(given)
+            assert_close(found, expected)
+            assert_close(torch.autograd.grad(found.square().sum(), given)[0], slope)

@@ -1,5 +1,7 @@
 """Corners of cells that are one point: one device's order, however they are cut."""
 
+import math
+
 import pytest
 import rig
 import torch
@@ -62,3 +64,13 @@ def test_corners_that_are_none(mesh):
         for corners in (wrong, shard(wrong, mesh, [Shard(0)])):
             with pytest.raises(ValueError, match=r"expected corners \(C, corners, D\)"):
                 cm.merge_corners(corners)
+
+
+@ranks(1, 2)
+def test_all_nan_are_one(mesh):
+    nan = torch.tensor(math.nan)
+    line = torch.stack([nan, -nan, torch.tensor(1.0), -nan]).view(2, 2, 1)
+    assert line.signbit().flatten().tolist() == [False, True, False, True]
+    for corners in (line, shard(line, mesh, [Shard(0)])):
+        points, cells = cm.merge_corners(corners)
+        assert_close(cells, torch.tensor([[0, 0], [1, 0]]))
