@@ -222,9 +222,13 @@ List list_of(const Nearest& nearest, bool may_have_none) {
   return list;
 }
 
+bool is_differentiated(const Tensor& x) {
+  return (at::GradMode::is_enabled() && x.requires_grad()) ||
+      x._fw_grad(/*level=*/0).defined();
+}
+
 bool is_differentiated(const LocalCall& call) {
-  return at::GradMode::is_enabled() &&
-      (call.points.requires_grad() || call.queries.requires_grad());
+  return is_differentiated(call.points) || is_differentiated(call.queries);
 }
 
 Tensor values_of(

@@ -86,6 +86,8 @@ struct List {
 List list_of(const Nearest& nearest, bool may_have_none);
 
 bool is_differentiated(const LocalCall& call);
+/// Backward or in forward mode.
+bool is_differentiated(const at::Tensor& x);
 
 /// The rows of values (B, n, ...) beside the points: of the shape of list.rows,
 /// with the values' last dim.

@@ -67,7 +67,7 @@ Tensor distances_of(
     const List& list,
     const Tensor& found) {
   const auto squares = squares_of(call, list, found);
-  if (!squares.requires_grad()) {
+  if (!is_differentiated(squares)) {
     return squares.sqrt();
   }
   const auto none = squares.eq(0);

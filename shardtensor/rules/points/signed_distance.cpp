@@ -186,18 +186,22 @@ Tensor row_dot(const Tensor& a, const Tensor& b) {
 
 /// Where each query's nearest part, which stays the same, is nearest to it:
 /// corner 0, or along edge 0, or on the inside of the face whose corners begin
-/// with that part.
-Tensor nearest_points(const SurfaceCall& call, const NearestFaces& found) {
+/// with that part. In double: the areas of slivers are differences.
+Tensor nearest_points(
+    const Tensor& vertices,
+    const Tensor& all_faces,
+    const Tensor& points,
+    const NearestFaces& found) {
   const auto first = found.parts.remainder(3).clamp_min(0);
-  const auto faces = call.faces.index_select(0, found.faces.clamp_min(0));
+  const auto faces = all_faces.index_select(0, found.faces.clamp_min(0));
   const auto corner = [&](int64_t i) {
     const auto place = first.add(i).remainder(3).unsqueeze(1);
-    return call.vertices.index_select(0, faces.gather(1, place).squeeze(1));
+    return vertices.index_select(0, faces.gather(1, place).squeeze(1));
   };
   const auto from = corner(0);
   const auto u = corner(1).sub(from);
   const auto v = corner(2).sub(from);
-  const auto way = call.points.sub(from);
+  const auto way = points.sub(from);
   const auto on_edge = found.parts.ge(3).unsqueeze(1);
   const auto inside = found.parts.eq(NearestFaces::kInside).unsqueeze(1);
   const auto uu = at::where(on_edge, row_dot(u, u), 1);
@@ -268,9 +272,12 @@ std::tuple<Tensor, Tensor, Tensor> signed_distance_field(
         beside_points(found.faces, call, input_points)};
   }
   const auto none = found.faces.lt(0);
-  const auto nearest = nearest_points(call, found);
-  const auto distances =
-      signed_distances_of(call.points.sub(nearest), found.signs);
+  const auto points = call.points.to(at::kDouble);
+  const auto exact =
+      nearest_points(call.vertices.to(at::kDouble), call.faces, points, found);
+  const auto distances = signed_distances_of(points.sub(exact), found.signs)
+                             .to(call.points.scalar_type());
+  const auto nearest = exact.to(call.points.scalar_type());
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   return {
       beside_points(distances.masked_fill(none, kNan), call, input_points),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from layouts import placements_of, sweep
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
@@ -314,3 +315,18 @@ def test_no_points(mesh):
             found = radius_search(*parts, 1.0, 2, True, True)
             assert [tuple(x.shape) for x in found] == [(5, 2), (5, 2, 2), (5, 2)]
             assert all((x.full_tensor() == 0).all() for x in found)
+
+
+def test_distances_have_tangents():
+    points, queries = cloud(9, 3), cloud(5, 3, grad=False)
+    ways = torch.randn_like(points), torch.randn_like(queries)
+    step = 1e-6
+    moved = [
+        knn(points.detach() + sign * step * ways[0], queries + sign * step * ways[1], 2)
+        for sign in (1, -1)
+    ]
+    with forward_ad.dual_level():
+        duals = map(forward_ad.make_dual, (points.detach(), queries), ways)
+        tangent = forward_ad.unpack_dual(knn(*duals, 2)[1]).tangent
+    expected = (moved[0][1] - moved[1][1]) / (2 * step)
+    torch.testing.assert_close(tangent, expected, rtol=1e-5, atol=1e-7)

@@ -151,3 +151,16 @@ def test_errors_are_the_same_on_all_ranks(mesh):
     points[-1, 0] = torch.nan
     with pytest.raises(ValueError, match="finite coordinates"):
         signed_distance_field(vertices, faces, shard(points, mesh, [Shard(0)]))
+
+
+@pytest.mark.parametrize("height", [1e-3, 1e-4, 1e-6])
+def test_slivers(height):
+    for _ in range(50):
+        turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0].float()
+        corners = torch.tensor([[0, 0, 0], [1, 0, 0], [0.5, height, 0]]) @ turn
+        point = corners.mean(0) + 0.1 * turn[2]
+        distance, nearest, _ = signed_distance_field(
+            corners, torch.tensor([[0, 1, 2]]), point
+        )
+        assert abs(abs(distance.item()) - 0.1) < 1e-5
+        assert (nearest - corners.mean(0)).norm() < 1e-3
