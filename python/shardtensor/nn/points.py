@@ -108,7 +108,8 @@ def voxelize(
 ) -> torch.Tensor:
     """The mean, or "sum", of the values ([B,] N, C) of the points in each of the
     `shape` voxels of a box: ([B,] C, *shape), zero where there are none, the first dim
-    of space cut by the axes that cut the points. Points outside count nowhere."""
+    of space cut by the axes that cut the points. Points outside, with coordinates
+    below `low` or from `high` on, count nowhere."""
     return _ops.voxelize(points, values, low, high, shape, reduce)
 
 

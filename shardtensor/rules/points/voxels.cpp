@@ -93,7 +93,7 @@ int64_t voxels_of(at::IntArrayRef shape) {
 // ---- to voxels --------------------------------------------------------------
 
 /// Numbers of voxels ([B,] N), row-major, 0 outside the box; and whether points
-/// are inside.
+/// are inside, which their coordinates decide: a place may be rounded.
 struct Places {
   Tensor voxels;
   Tensor inside;
@@ -105,11 +105,14 @@ Places places_in(
     at::IntArrayRef shape) {
   Places found;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    const auto place =
-        along(points.detach(), static_cast<int64_t>(dim), low, high, shape)
-            .floor();
-    const auto inside = place.ge(0).logical_and(place.lt(shape[dim]));
-    const auto row = place.masked_fill(inside.logical_not(), 0).to(at::kLong);
+    const auto at = static_cast<int64_t>(dim);
+    const auto own = points.detach().select(-1, at);
+    const auto inside = own.ge(low[dim]).logical_and(own.lt(high[dim]));
+    const auto row = along(points.detach(), at, low, high, shape)
+                         .masked_fill(inside.logical_not(), 0)
+                         .floor()
+                         .clamp(0, shape[dim] - 1)
+                         .to(at::kLong);
     found.voxels = dim == 0 ? row : found.voxels.mul(shape[dim]).add(row);
     found.inside = dim == 0 ? inside : found.inside.logical_and(inside);
   }

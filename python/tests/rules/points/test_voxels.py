@@ -253,3 +253,15 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         ):
             with pytest.raises(ValueError, match="finite coordinates"):
                 call(*operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_last_number_of_a_box_is_inside(dtype):
+    for _ in range(200):
+        low, width = (torch.rand(2, dtype=dtype) * 9).tolist()
+        high = torch.tensor(low + width + 0.1, dtype=dtype)
+        last = torch.nextafter(high, torch.tensor(-99.0, dtype=dtype))
+        points = torch.stack([high, last]).view(2, 1)
+        ones = torch.ones_like(points)
+        sums = voxelize(points, ones, [low], [high.item()], [3], "sum")
+        assert sums.tolist() == [[0, 0, 1]]
