@@ -76,8 +76,11 @@ Tensor interpolate_neighbors(
   const auto nearest = search(call.local(), {k, std::nullopt}).nearest;
   const auto list = list_of(nearest, /*may_have_none=*/false);
   const auto weights = weights_of(squares_of(call.local(), list), power);
-  const auto found = values_of(call.local(), local, list);
-  return call.beside_queries(found.mul(weights.unsqueeze(-1)).sum(2));
+  const auto shares = weights.unsqueeze(-1);
+  // A point without weight does not count, whatever its value.
+  const auto found =
+      values_of(call.local(), local, list).masked_fill(shares.eq(0), 0);
+  return call.beside_queries(found.mul(shares).sum(2));
 }
 
 namespace {

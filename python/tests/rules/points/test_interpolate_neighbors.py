@@ -1,9 +1,11 @@
 """interpolate_neighbors: values at queries, however points and queries are cut."""
 
+import math
+
 import pytest
 import torch
 from layouts import placements_of, sweep
-from ranks import check_op, ranks, shard, sharded
+from ranks import assert_close, check_op, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -84,3 +86,15 @@ def test_errors_are_the_same_on_all_ranks(mesh):
         interpolate_neighbors(part, values, queries, 3, 0.0)
     with pytest.raises(TypeError, match="values of the points' dtype"):
         interpolate_neighbors(part, values.float(), queries)
+
+
+@ranks(1, 2)
+def test_a_query_at_a_point_has_its_value_whatever_others_have(mesh):
+    points = torch.tensor([[0.0, 0], [1, 0], [0, 1]])
+    values = torch.tensor([[1.0], [math.nan], [math.inf]], requires_grad=True)
+    cut = shard(points, mesh, [Shard(0)])
+    for at, given in ((points, values), (cut, shard(values, mesh, [Shard(0)]))):
+        found = interpolate_neighbors(at, given, at, 3)
+        assert_close(found, values)
+        (slope,) = torch.autograd.grad(found[0].sum(), given)
+        assert_close(slope, torch.tensor([[1.0], [0], [0]]))
