@@ -130,6 +130,10 @@ at::Tensor samples_by_loops(
   const Runs runs(index);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, a.scalar_type(), "counter_samples", [&] {
+        // As PyTorch has it, or ratios of gammas would be those of zeros.
+        const double least = sample == Sample::Gamma
+            ? static_cast<double>(std::numeric_limits<scalar_t>::min())
+            : 0;
         auto* data = result.mutable_data_ptr<scalar_t>();
         const auto* others = second.const_data_ptr<scalar_t>();
         parallel_for(
@@ -137,11 +141,13 @@ at::Tensor samples_by_loops(
               runs.visit(
                   begin, end, [&](int64_t to, int64_t first, int64_t count) {
                     for (int64_t i = 0; i < count; ++i) {
-                      data[to + i] = static_cast<scalar_t>(draw(
+                      const double drawn = draw(
                           sample,
                           static_cast<double>(data[to + i]),
                           static_cast<double>(others[to + i]),
-                          Stream(philox, first + i)));
+                          Stream(philox, first + i));
+                      data[to + i] =
+                          static_cast<scalar_t>(std::max(drawn, least));
                     }
                   });
             });

@@ -585,3 +585,13 @@ def test_drawing_much_for_a_smaller_piece_is_said_once():
         assert before == 0 and len(said) == 1
         assert "aten::uniform_: drawing 75 MiB" in said[0]
         assert "set_random_policy('counter')" in said[0]
+
+
+@ranks(1, 2)
+def test_gammas_of_small_shapes_are_no_zeros(mesh):
+    with shardtensor.random_policy("counter"):
+        for small in (1e-3, 1e-4):
+            shapes = shard(torch.full((500, 4), small), mesh, [Shard(0)])
+            assert (torch._standard_gamma(shapes) > 0).all()
+            shares = distributions.Dirichlet(shapes).sample().full_tensor()
+            assert_close(shares.sum(-1), torch.ones(500))
