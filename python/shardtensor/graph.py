@@ -124,7 +124,7 @@ def partition_nodes(
     given = {"owners": owners, "points": points, "edge_index": edge_index}
     told = error = None
     try:
-        told = _way(given, nodes, method)
+        told = _way(given, nodes, method, weights)
     except (IndexError, TypeError, ValueError) as problem:
         error = problem
     agree(mesh, error, told, "partition_nodes: ")
@@ -136,7 +136,7 @@ def partition_nodes(
     return partition_points(places, mesh, "given", owners=owners)[1]
 
 
-def _way(given, nodes, method):
+def _way(given, nodes, method, weights):
     """What all ranks must have alike."""
     names = [name for name, x in given.items() if x is not None]
     if len(names) != 1:
@@ -149,6 +149,15 @@ def _way(given, nodes, method):
         raise ValueError(
             "partition_nodes: expected no method, for owners are given, or 'metis' for "
             f"a graph, got {method!r}"
+        )
+    if name != "points" and weights is not None:
+        raise ValueError(
+            f"partition_nodes: weights balance points, expected none with {name}"
+        )
+    if not of_graph and nodes is not None:
+        raise ValueError(
+            f"partition_nodes: expected no number of nodes, for {name} tells it, got "
+            f"{nodes}"
         )
     told = f"{name}: {description(name, given[name])}, nodes {nodes}, method {method}"
     if of_graph:

@@ -244,6 +244,11 @@ def test_owners_by_metis(mesh):
         assert_close(nodes, torch.arange(NODES))
     with pymetis_is(None), pytest.raises(ImportError, match="needs pymetis"):
         partition_nodes(mesh, edge_index=given, nodes=NODES)
+    with pytest.raises(ValueError, match="weights balance points, .* with edge_index"):
+        partition_nodes(mesh, edge_index=given, nodes=NODES, weights=torch.ones(NODES))
+    owners = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="no number of nodes, for owners .* got 99"):
+        partition_nodes(mesh, owners=owners, nodes=99)
 
 
 @ranks(3, "2x2")
