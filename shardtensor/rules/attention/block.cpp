@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
@@ -17,6 +18,7 @@
 
 #include "shardtensor/rules/attention/device_kernels.h"
 #include "shardtensor/rules/attention/shared_heads.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -253,6 +255,50 @@ BlockOptions options_of_rows(const BlockOptions& options, const Tensor& rows) {
       {part(options.hidden.origin), {}}};
 }
 
+/// These queries, of all of a block, without what is hidden from them.
+BlockOptions seen_by_rows(
+    const BlockOptions& options,
+    const Tensor& rows,
+    int64_t keys) {
+  auto mask = options.mask;
+  if (options.causal) {
+    mask = at::arange(keys, rows.options())
+               .le(rows.unsqueeze(1))
+               .view({1, 1, rows.size(0), keys});
+  } else if (mask.defined() && mask.size(2) != 1) {
+    mask = mask.index_select(2, rows);
+  }
+  return {/*causal=*/false, options.scale, mask};
+}
+
+/// PyTorch's kernel of the CPU says 0 of a row whose scores are all -inf,
+/// whatever made them so; beside other blocks of keys that were a weight.
+Attended with_unseen_rows(
+    Attended result,
+    const Tensor& query,
+    const Keys& keys,
+    const BlockOptions& options) {
+  if (has_no_values(result.log_sum) ||
+      !result.log_sum.eq(0).any().item<bool>()) {
+    return result;
+  }
+  const auto rows =
+      result.log_sum.eq(0).flatten(0, 1).any(0).nonzero().squeeze(1);
+  const auto log_sums = attend_by_scores(
+                            query.index_select(2, rows),
+                            keys,
+                            seen_by_rows(options, rows, keys.key.size(2)))
+                            .log_sum;
+  const auto unseen = log_sums.isneginf();
+  const auto keep = [&](Tensor& all, const Tensor& none, double value) {
+    all.index_copy_(
+        2, rows, all.index_select(2, rows).masked_fill_(none, value));
+  };
+  keep(result.log_sum, unseen, kUnseen);
+  keep(result.output, unseen.unsqueeze(-1), 0);
+  return result;
+}
+
 /// What a kernel gave, but for the rows that it cannot do.
 Attended with_hidden_rows(
     Attended result,
@@ -308,7 +354,8 @@ Attended attend(
     return attend_by_scores(query, keys, options);
   }
   if (flash_takes(query, keys)) {
-    return with_hidden(flash(query, keys, options));
+    return with_hidden(
+        with_unseen_rows(flash(query, keys, options), query, keys, options));
   }
   const auto added = with_added_mask(options, query);
   const auto kernel = choose_kernel(query, keys, added, /*for_backward=*/false);

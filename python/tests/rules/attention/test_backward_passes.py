@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import ranks, shard
+from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -40,3 +40,36 @@ def test_gradients_of_one_block_are_no_sums(mesh, transport):
     assert "aten::zeros_like" not in calls
     # Of what other ranks' queries make for the own keys.
     assert calls.get("aten::add_", 0) == (transport == "all_gather")
+
+
+@ranks(1, 2, 3)
+@pytest.mark.parametrize("transport", ["auto", "ring", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_at_minus_infinity_have_no_weight(mesh, transport, causal):
+    """Also where a rank has no others."""
+    q, v = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(2))
+    q = q.detach().abs().requires_grad_()
+    for rows in (slice(3, 6), slice(0, 3), slice(4, 5)):
+        k = torch.randn(1, 2, 6, 4)
+        k[:, :, rows] = -3e38  # scores overflow
+        if causal and rows.start == 0:
+            continue  # first rows see nothing: one device has NaN in gradients
+        mask = torch.ones(6, 6, dtype=torch.bool)
+        mask[:, rows.stop :] = False
+        for given in (None,) if causal else (None, mask):
+            expected = F.scaled_dot_product_attention(q, k, v, given, 0.0, causal)
+            weight = torch.randn_like(expected)
+            (slope,) = torch.autograd.grad((expected * weight).sum(), v)
+            for whole_queries in (False, True):
+                if whole_queries and causal:
+                    continue
+                keys, values = (shard(x, mesh, [Shard(2)]) for x in (k, v))
+                values.requires_grad_()
+                with shardtensor.attention_transport(transport):
+                    found = F.scaled_dot_product_attention(
+                        q if whole_queries else shard(q, mesh, [Shard(2)]),
+                        *(keys, values, given, 0.0, causal),
+                    )  # fmt: skip
+                assert_close(found, expected)
+                (actual,) = torch.autograd.grad((found * weight).sum(), values)
+                assert_close(actual, slope)
