@@ -296,13 +296,14 @@ NeighborhoodPlan plan_neighborhood(
   NeighborhoodPlan plan;
   plan.result =
       with_features(stencil_layout(query, {features}), value->sizes().back());
-  // Queries that are everywhere are cut as the keys are.
-  auto layout = query->is_sharded() ? query : key->is_sharded() ? key : value;
-  layout = with_features(
-      stencil_layout(
-          with_placements(query, layout->placements(), layout->partitions()),
-          {features}),
-      query->sizes().back());
+  // Queries that are everywhere are cut as the keys are, features nowhere.
+  auto layout = without_partial(stencil_layout(query, {features}));
+  for (const auto& given : {key, value}) {
+    const auto own = without_partial(stencil_layout(given, {features}));
+    if (!layout->is_sharded() && own->is_sharded()) {
+      layout = with_placements(layout, own->placements(), own->partitions());
+    }
+  }
   plan.query = layout;
   plan.key = layout;
   plan.value = with_features(layout, value->sizes().back());

@@ -158,6 +158,13 @@ def test_three_dims(mesh):
         check(mesh, attend, *(sharded(t, cut) for t in x))
 
 
+@ranks(1, 2, "2x2")
+def test_values_alone_may_be_cut_along_features(mesh):
+    q, k, v = operands(5, values=2)
+    features = sharded(v, placements_of(mesh, 3))
+    check_op(lambda *x: neighborhood_attention(*x, 3), q, k, features, mesh=mesh)
+
+
 @ranks(2, 3)
 def test_operands_that_lie_otherwise(mesh):
     q, k, v = operands(6)
