@@ -21,6 +21,7 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mean.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -257,7 +258,14 @@ void maximum_of_windows(
         static_cast<int64_t>(windows.size()), longest};
     return t.index_select(dim, index_tensor(rows, t)).unflatten(dim, shape);
   };
-  auto [largest, at] = at::max(spread(values), dim + 1, /*keepdim=*/true);
+  const auto all = spread(values);
+  auto [largest, at] = at::max(all, dim + 1, /*keepdim=*/true);
+  // Of several NaN PyTorch's kernels take the last, its max the first.
+  const auto is_nan = all.isnan();
+  const auto last =
+      is_nan.flip(dim + 1).to(at::kByte).argmax(dim + 1, /*keepdim=*/true);
+  at = at::where(
+      is_nan.any(dim + 1, /*keepdim=*/true), last.neg().add(longest - 1), at);
   values = largest.squeeze(dim + 1);
   indices = spread(indices).gather(dim + 1, at).squeeze(dim + 1);
 }
