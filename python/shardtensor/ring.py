@@ -114,7 +114,8 @@ def ring_tour(
     ranks tell each other theirs, of one number of dims. What visit raises on one rank
     is an error on all, after the messages. Not differentiable. Communication: one
     message to and from each other rank, three integers from each rank to each before
-    and after, and an all-gather of shapes where none are told."""
+    and after, and an all-gather of shapes where none are told. `visit` must not write
+    into a piece, which may be on its way."""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_tour", group):
         sizes = _sizes(block, mesh, mesh_dim, shapes)
@@ -138,7 +139,8 @@ def ring_sum(
     the order of ring_tour. Differentiable once, also where fn is: backward is
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
-    gradient. `shapes`, communication and errors: as ring_tour.
+    gradient. fn must not write into a piece, which may be on its way. `shapes`,
+    communication and errors: as ring_tour.
 
         own = bodies.to_local()
         forces = ring_sum(attraction, own, own, mesh=mesh)"""
