@@ -57,6 +57,9 @@ def parallelize(
     one rank's: an error, "hsdp" has copies, too. For clip_grad_norm_ all parameters
     are DTensors: distribute_module(module, mesh["tensor"]) makes the others so.
 
+    Buffers may be ShardTensors, on the domain; parameters only for None, or frozen ones
+    under DDP.
+
     nn.SyncBatchNorm without a group normalizes over all samples, on CPUs, too.
 
     Parameters and buffers get the values of the mesh's first rank, DTensors along
@@ -84,6 +87,7 @@ def parallelize(
         modes.append(functools.partial(_unless_compiled, make) if cut else make)
     _enter_around_forward(module, modes)
     if data == "ddp":
+        _leave_pieces_out(module)
         return _Ddp(module, process_group=whole_group(samples), **options)
     if data in _MESHES_OF_FSDP:
         over = _MESHES_OF_FSDP[data](samples)
@@ -113,6 +117,8 @@ def _agree_on(module, mesh, told, units, options):
         _check_values(module)
         if data == "ddp" and tensor:
             _check_plain(module)
+        if data:
+            _check_no_pieces(module, data)
         units = None if units is None else [*units]
         told = data, tuple(domain), tensor, bool(new_tensors)
         told = *told, _names_in(module, units), _texts_of(options)
@@ -190,6 +196,27 @@ def _check_plain(module):
             f'data: {cut[0]} is a DTensor, of which "ddp" would train each piece as a '
             'parameter of its own, expected "fsdp" or "hsdp"'
         )
+
+
+def _check_no_pieces(module, data):
+    """A wrapper takes a parameter for the same on all ranks, or for its own to cut;
+    DDP leaves out what it does not train."""
+    for name, x in module.named_parameters():
+        left_out = data == "ddp" and not x.requires_grad
+        if isinstance(x, ShardTensor) and not left_out:
+            raise ValueError(
+                f'data: {name} is a ShardTensor, of which "{data}" would mix pieces '
+                "of different ranks, expected None, or a parameter that is the same on "
+                "all ranks"
+            )
+
+
+def _leave_pieces_out(module):
+    """DDP would send buffers and frozen parameters that are cut to all ranks."""
+    state = *module.named_parameters(), *module.named_buffers()
+    names = [name for name, x in state if isinstance(x, ShardTensor)]
+    ignore = nn.parallel.DistributedDataParallel
+    ignore._set_params_and_buffers_to_ignore_for_model(module, names)
 
 
 def _without(mesh, axes):

@@ -443,6 +443,40 @@ def test_replicas_that_differ_are_named(mesh):
         check_replicas(model, mesh)
 
 
+class WithPieces(nn.Module):
+    """y = conv(x + here) + there, in pieces of the domain."""
+
+    def __init__(self, here, there):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)
+        self.here = nn.Parameter(here, requires_grad=False)
+        self.register_buffer("there", there)
+
+    def forward(self, x):
+        return self.conv(x + self.here) + self.there
+
+
+@ranks("2x2")
+def test_pieces_that_are_not_trained(mesh):
+    domain = mesh["domain_w"]
+    here, there, x = torch.randn(4, 7), torch.randn(4, 7), torch.randn(2, 2, 4, 7)
+    cut = [shard(t, domain, [Shard(1)], {1: [5, 2]}) for t in (here, there)]
+    model = parallelize(WithPieces(*cut), mesh, "ddp", domain=("domain_w",))
+    own = shard(x[mesh.get_coordinate()[0]], domain, [Shard(2)], {2: [5, 2]})
+    model(own).square().mean().backward()
+    whole = WithPieces(here, there)
+    whole(x.flatten(0, 1)).square().mean().backward()
+    for a, b in zip(model.parameters(), whole.parameters(), strict=True):
+        if b.grad is not None:
+            assert_close(a.grad, b.grad)
+    for data in ("ddp", "fsdp", "hsdp"):
+        module = WithPieces(*cut)
+        module.here.requires_grad_()
+        with pytest.raises(ValueError, match=f'here is a ShardTensor, .* "{data}"'):
+            parallelize(module, mesh, data, domain=("domain_w",))
+
+
 @ranks("2x2")
 def test_axes_and_wrappers_that_are_not_there(mesh):
     with pytest.raises(ValueError, match="domain: expected axes of .* got \\('x',\\)"):
