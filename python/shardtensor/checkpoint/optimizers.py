@@ -11,8 +11,11 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.utils._pytree import tree_map_only
 
+from shardtensor import _C
 from shardtensor.checkpoint.nested import Path, dotted, put, with_lists
+from shardtensor.shard_tensor import ShardTensor
 
 
 def optimizer_state(
@@ -81,6 +84,7 @@ class OptimizerState:
     def _own_state(self):
         names = [self._names[p] for p in self._own_params()]
         packed = _owner(self._optimizer).state_dict()["state"]
+        packed = tree_map_only(ShardTensor, _summed, packed)
         return {names[number]: values for number, values in packed.items() if values}
 
     def _groups(self):
@@ -150,6 +154,11 @@ def _names(module):
         param: next(iter(dcp_state._get_fqns(module, name)))
         for name, param in module.named_parameters()
     }
+
+
+def _summed(tensor):
+    """LBFGS keeps products, whose terms nobody has asked for yet."""
+    return _C.redistribute(tensor, _C.spec(tensor).without_partial())
 
 
 def _params(optimizer):

@@ -8,7 +8,7 @@ import rig
 import torch
 from data_by_domain import make, over_data, part, whole
 from oracle import every
-from ranks import ranks, run, shard
+from ranks import assert_close, ranks, run, shard
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -209,6 +209,43 @@ def test_flat_parameters_have_pytorchs_names(mesh, tmp_path):
         train_one(*each)
     for p, q in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+class OnePiece(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("kind", ["AdamW", "Adafactor", "LBFGS"])
+def test_optimizers_of_pieces_go_on(mesh, tmp_path, kind):
+    whole = torch.randn(4, 3, dtype=torch.float64)
+    part = shard(whole, mesh, [Shard(0)], {0: [3, 1]} if mesh.size() > 1 else None)
+
+    def begun(weight):
+        module = OnePiece(weight.detach().clone())
+        return module, KINDS[kind]([{"params": [module.weight]}])
+
+    def train(module, optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = (module.weight - 1).pow(4).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    plain, module = begun(whole), begun(part)
+    for each in (plain, module):
+        train(*each)
+    checkpoint.save(dict(zip("mo", module, strict=True)), tmp_path, 1)
+    other = begun(part)
+    checkpoint.load(dict(zip("mo", other, strict=True)), tmp_path)
+    for each in (plain, other):
+        train(*each)
+    assert_close(other[0].weight, plain[0].weight)
 
 
 @ranks(2)
