@@ -86,6 +86,9 @@ FactorKind factor_kind(const Operand& operand) {
       tensor.key_set().has(c10::DispatchKey::Python)) {
     return FactorKind::Unknown;
   }
+  if (tensor._is_zerotensor()) { // of a tangent: it has no memory
+    return FactorKind::Zero;
+  }
   // item() would be an operator, which a compiler traces.
   return factor_kind(
       c10::fetch_and_cast<c10::complex<double>>(

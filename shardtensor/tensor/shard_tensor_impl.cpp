@@ -183,7 +183,8 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::shallow_copy_and_detach(
 
 void ShardTensorImpl::release_resources() {
   TensorImpl::release_resources();
-  held_ = {};
+  held_.local.reset(); // the layout stays, which a leaf's hook asks for
+  held_.moved_view.reset();
   second_owner_ = {};
   known_zeros_.reset();
   view_place_ = {};
