@@ -61,11 +61,6 @@ def chunks(tensor: ShardTensor) -> list[ChunkStorageMetadata]:
 def shard_at(tensor: ShardTensor, index: MetadataIndex) -> torch.Tensor:
     """A view of this rank's piece, which is written to when a checkpoint is read."""
     local = _C.local(tensor).detach()
-    if any(n > 1 and not step for n, step in zip(local.shape, local.stride())):
-        # A constant: one number, which gets memory once it is written.
-        with torch.no_grad():
-            tensor.copy_(tensor.clone())
-        local = _C.local(tensor).detach()
     for offsets, begins, sizes in _boxes(_C.spec(tensor)):
         if offsets == index.offset:
             for dim, (begin, size) in enumerate(zip(begins, sizes, strict=True)):

@@ -45,6 +45,7 @@ class State:
         self._held = {path: part.places(metadata) for path, part in parts}
         found = nested.opened(self._state, self._held, self._stored(metadata))
         _refuse_real_for_complex(found, metadata)
+        _give_memory(found)
         return found
 
     def _stored(self, metadata):
@@ -95,6 +96,19 @@ def _refuse_real_for_complex(places, metadata):
                 f"checkpoint: {name} was saved as {dtype}, expected a complex tensor "
                 f"to load it into, got one of {place.dtype}"
             )
+
+
+def _give_memory(places):
+    """A constant is one number; it gets memory by being written, on all ranks alike."""
+    for place in flatten_state_dict(places)[0].values():
+        if isinstance(place, ShardTensor) and all(
+            placement.is_replicate() for placement in place.placements
+        ):
+            local = _C.local(place)
+            steps = zip(local.shape, local.stride(), strict=True)
+            if any(extent > 1 and not step for extent, step in steps):
+                with torch.no_grad():
+                    place.copy_(place.clone())
 
 
 class _OwnState:

@@ -279,6 +279,23 @@ def test_nested_values_are_loaded_in_place(mesh, tmp_path, save):
     assert all(a is b for a, b in zip(objects(state), before, strict=True))
 
 
+@ranks(1, 2, 3)
+def test_constants_stay_alike_on_all_ranks(mesh, tmp_path):
+    """Of what all have one rank writes the file, and all read it."""
+    x = torch.arange(8.0).reshape(4, 2)
+    part, made = shard(x, mesh, [Shard(0)]), None
+    for step in (1, 2):
+        made = part.new_zeros(4, 3)
+        checkpoint.save({"made": made}, tmp_path, step)
+        made[:, :2] = part
+        assert made.placements == (Shard(0),)
+        assert_close(made, torch.cat([x, torch.zeros(4, 1)], 1))
+    checkpoint.save({"made": made}, tmp_path, 3)
+    target = part.new_zeros(4, 3)
+    checkpoint.load({"made": target}, tmp_path)
+    assert_close(target, made.full_tensor())
+
+
 @ranks(1, 2)
 def test_an_empty_dict_gets_what_was_saved(mesh, tmp_path):
     field = shard(torch.arange(4.0), mesh, [Shard(0)])

@@ -217,11 +217,12 @@ class OnePiece(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-@ranks(1, 2)
+@ranks(1, 2, 3)
 @pytest.mark.parametrize("kind", ["AdamW", "Adafactor", "LBFGS"])
 def test_optimizers_of_pieces_go_on(mesh, tmp_path, kind):
     whole = torch.randn(4, 3, dtype=torch.float64)
-    part = shard(whole, mesh, [Shard(0)], {0: [3, 1]} if mesh.size() > 1 else None)
+    sizes = {1: [4], 2: [3, 1], 3: [3, 0, 1]}[mesh.size()]
+    part = shard(whole, mesh, [Shard(0)], {0: sizes})
 
     def begun(weight):
         module = OnePiece(weight.detach().clone())
