@@ -105,19 +105,24 @@ class PlanCache {
  private:
   std::shared_ptr<const Plan> insert(PlanKey key, Plan plan, bool replace) {
     auto kept = std::make_shared<const Plan>(std::move(plan));
-    key.own();
-    const int64_t bytes = bytes_of(*kept) + key.bytes();
     std::lock_guard<std::mutex> lock(state_.mutex);
+    const auto found = state_.plans.find(key);
+    if (found != state_.plans.end()) {
+      if (replace) {
+        state_.bytes += bytes_of(*kept) - bytes_of(*found->second);
+        found->second = std::move(kept);
+      }
+      return found->second;
+    }
+    const int64_t bytes = bytes_of(*kept) + key.bytes();
     if (state_.plans.size() >= kMaxPlans || state_.bytes + bytes > kMaxBytes) {
       state_.plans.clear();
       state_.bytes = 0;
     }
-    state_.bytes += bytes; // what is replaced counts until all is forgotten
-    const auto [entry, is_new] = state_.plans.try_emplace(std::move(key), kept);
-    if (!is_new && replace) {
-      entry->second = std::move(kept);
-    }
-    return entry->second;
+    state_.bytes += bytes;
+    key.own();
+    state_.plans.emplace(std::move(key), kept);
+    return kept;
   }
 
   static constexpr size_t kMaxPlans = 8192;

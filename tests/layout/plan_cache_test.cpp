@@ -62,6 +62,19 @@ TEST(PlanCache, ForgetsPlansThatTakeTooMuchMemory) {
   }
 }
 
+TEST(PlanCache, CountsWhatIsReplacedOnce) {
+  static PlanCache<Large> cache; // caches are never destroyed
+  PlanKey key;
+  PlanKey other;
+  key.add(int64_t{1});
+  other.add(int64_t{2});
+  cache.put(other, Large{});
+  for (int i = 0; i < 100; ++i) {
+    cache.put(key, Large{});
+  }
+  EXPECT_NE(cache.get(other), nullptr);
+}
+
 TEST(LayoutMemory, ForgetsMeshByMesh) {
   static LayoutMemory memory;
   const auto mesh = mesh_of({3});
