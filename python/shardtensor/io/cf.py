@@ -63,7 +63,8 @@ class Decoding:
         if self.unsigned or becomes_real or not (is_alike or self._changes()):
             raise TypeError(f"{values.dtype} cannot be written as {stored}")
         numbers = self._packed(values, stored) if self._changes() else values
-        if stored.kind in "iu" and numbers.size:
+        holds_all = numpy.can_cast(numbers.dtype, stored)
+        if stored.kind in "iu" and numbers.size and not holds_all:
             limits = numpy.iinfo(stored)
             # As Python's numbers, which compare a float with an integer exactly.
             if numbers.min().item() < limits.min or numbers.max().item() > limits.max:
