@@ -551,7 +551,7 @@ def test_cells_of_wrong_order(mesh):
                     cm.check_cells(cut(bad_points), cut(bad_cells), kind)
 
 
-@ranks(1, 2)
+@ranks(1, 3, "2x2")
 @pytest.mark.parametrize("kind", ["triangle", "quad", "tetra"])
 @pytest.mark.parametrize("size", [1e-9, 1e-5, 1e5, 1e9])
 def test_gradients_do_not_depend_on_the_unit(mesh, kind, size):
@@ -559,12 +559,12 @@ def test_gradients_do_not_depend_on_the_unit(mesh, kind, size):
         points, cells = block(kind, space, bend=0.05)
         expected = cm.cell_gradients(points, cells, kind, points[:, 0], "least_squares")
         small = (points * size).float()
-        for given in (small, shard(small, mesh, [Shard(0)])):
+        for given in (small, shard(small, mesh, placements_of(mesh, 0))):
             found = cm.cell_gradients(given, cells, kind, given[:, 0], "least_squares")
             assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
 
 
-@ranks(1, 2)
+@ranks(1, 3, "2x2")
 def test_autocast_leaves_geometry_alone(mesh):
     points, cells = block("triangle", bend=0.05)
     points = points.float().requires_grad_()
@@ -581,7 +581,7 @@ def test_autocast_leaves_geometry_alone(mesh):
     for function in functions.values():
         expected = function(points)
         (slope,) = torch.autograd.grad(expected.square().sum(), points)
-        for given in (points, shard(points, mesh, [Shard(0)])):
+        for given in (points, shard(points, mesh, placements_of(mesh, 0))):
             with torch.autocast(mesh.device_type, torch.bfloat16):
                 found = function(given)
             assert_close(found, expected)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from layouts import placements_of
 from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
@@ -42,7 +43,7 @@ def test_gradients_of_one_block_are_no_sums(mesh, transport):
     assert calls.get("aten::add_", 0) == (transport == "all_gather")
 
 
-@ranks(1, 2, 3)
+@ranks(1, 2, 3, "2x2")
 @pytest.mark.parametrize("transport", ["auto", "ring", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_keys_at_minus_infinity_have_no_weight(mesh, transport, causal):
@@ -63,11 +64,11 @@ def test_keys_at_minus_infinity_have_no_weight(mesh, transport, causal):
             for whole_queries in (False, True):
                 if whole_queries and causal:
                     continue
-                keys, values = (shard(x, mesh, [Shard(2)]) for x in (k, v))
+                keys, values = (shard(x, mesh, placements_of(mesh, 2)) for x in (k, v))
                 values.requires_grad_()
                 with shardtensor.attention_transport(transport):
                     found = F.scaled_dot_product_attention(
-                        q if whole_queries else shard(q, mesh, [Shard(2)]),
+                        q if whole_queries else shard(q, mesh, placements_of(mesh, 2)),
                         *(keys, values, given, 0.0, causal),
                     )  # fmt: skip
                 assert_close(found, expected)

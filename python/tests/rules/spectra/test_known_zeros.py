@@ -29,6 +29,14 @@ def kept(x, mesh):
     return fft.ifftshift(out, dim=-2)
 
 
+def kept_in_zeros_like(x, mesh):
+    spectrum = fft.rfft2(x)
+    out = torch.zeros_like(spectrum)
+    for rows in (slice(1, 3), slice(-3, None)):
+        out[..., rows, COLUMNS] = spectrum[..., rows, COLUMNS] * 2j
+    return out
+
+
 def two_corners(x, mesh):
     spectrum = fft.rfft2(x)
     out = zeros_like_spectrum(x, mesh)
@@ -53,7 +61,7 @@ def cuts(mesh):
 
 
 @ranks(1, 2, 3, "2x2")
-@pytest.mark.parametrize("modes", [kept, two_corners])
+@pytest.mark.parametrize("modes", [kept, two_corners, kept_in_zeros_like])
 def test_kept_modes_are_those_of_one_device(mesh, modes):
     for placements, sizes in cuts(mesh):
         part = sharded(signal(), placements, sizes)

@@ -210,11 +210,11 @@ def test_the_first_of_equal_maxima_counts(mesh):
             )
 
 
-@ranks(2, 3)
+@ranks(2, 3, "2x2")
 def test_the_last_of_several_nan_counts(mesh):
     x = torch.arange(42.0).view(1, 1, 6, 7)
     x[..., 1:3, 2:5] = x[..., 5, 0] = x[..., 4, 6] = math.nan
-    for placements in ([Shard(2)], [Shard(3)]):
+    for placements in layouts(mesh, 2):
         part = shard(x, mesh, placements)
         for size in [(4, 2), (3, 5), (4, 4), (1, 1)]:
             expected = F.adaptive_max_pool2d(x, size, True)
