@@ -150,7 +150,7 @@ DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/v
   $(call TEST_FILES,rules/order,along_dim) \
   $(call TEST_FILES,rules/attention,scaled_dot_product) \
   $(call TEST_FILES,rules/ops,activations matmul optimizer pointwise) \
-  $(call TEST_FILES,rules/ops,random random_counter random_layouts) \
+  $(call TEST_FILES,rules/random,random random_counter random_layouts) \
   $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling) \
   $(call TEST_FILES,rules/points,partition surfaces voxels) \
   $(call TEST_FILES,rules/spectra,fft known_zeros) \

@@ -40,7 +40,7 @@ compile_together(shardtensor 12 ${core_sources})
 set(own_definitions shardtensor/distributed/gloo.cpp shardtensor/distributed/nccl.cpp)
 set(loops shardtensor/points/boxes.cpp shardtensor/points/search.cpp
   shardtensor/rules/attention/neighborhood_kernel.cpp shardtensor/rules/norm/slices.cpp
-  shardtensor/rules/ops/counter_loops.cpp)
+  shardtensor/rules/random/counter_loops.cpp)
 set_source_files_properties(${own_definitions} ${loops} PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON)
 set_source_files_properties(${loops} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)

@@ -186,7 +186,7 @@ TORCH_LIBRARY(shardtensor, m) {
       "Tensor value, int[] kernel, int[] dilation, int[] stride, "
       "bool[] causal, float scale) -> Tensor[]");
 
-  // Random numbers of a piece: see rules/ops/counter_numbers.h.
+  // Random numbers of a piece: see rules/random/counter_numbers.h.
   m.def(
       "counter_numbers(Tensor key, int[] sizes, ScalarType dtype, int kind, "
       "float[] parameters, int[] integers, int[] index_sizes, "

@@ -19,6 +19,7 @@ LAYERS = [
     {"dispatch"},
     {
         "rules/ops",
+        "rules/random",
         "rules/view",
         "rules/reduce",
         "rules/index",

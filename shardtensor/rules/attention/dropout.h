@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/interval.h"
-#include "shardtensor/rules/ops/counter_numbers.h"
+#include "shardtensor/rules/random/counter_numbers.h"
 
 namespace shardtensor::detail {
 

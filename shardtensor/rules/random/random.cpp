@@ -9,8 +9,8 @@
 
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/random_whole.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/random_whole.h"
 #include "shardtensor/tensor/random.h"
 
 // Note [Random numbers]

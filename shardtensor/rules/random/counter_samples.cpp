@@ -5,9 +5,9 @@
 #include <ATen/Dispatch.h>
 #include <ATen/native/Distributions.h>
 
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/counter_runs.h"
-#include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/counter_runs.h"
+#include "shardtensor/rules/random/philox.h"
 #include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {

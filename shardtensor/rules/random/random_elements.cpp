@@ -26,8 +26,8 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/raise_together.h"
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/random_whole.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/random_whole.h"
 #include "shardtensor/tensor/random.h"
 
 // Random operators whose arguments vary from element to element, see Note

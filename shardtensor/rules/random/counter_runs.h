@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shardtensor/rules/ops/counter_numbers.h"
+#include "shardtensor/rules/random/counter_numbers.h"
 
 namespace shardtensor::detail {
 

@@ -8,9 +8,9 @@
 #include <ATen/Dispatch_v2.h>
 #include <c10/util/TypeCast.h>
 
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/counter_runs.h"
-#include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/counter_runs.h"
+#include "shardtensor/rules/random/philox.h"
 #include "shardtensor/threads/parallel_for.h"
 
 // The loops of Note [Counter numbers], compiled for two sets of instructions.

@@ -15,8 +15,8 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/random_whole.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/random_whole.h"
 #include "shardtensor/tensor/random.h"
 
 namespace shardtensor::detail {

@@ -11,9 +11,9 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "shardtensor/rules/ops/counter_kernels.h"
-#include "shardtensor/rules/ops/counter_numbers.h"
-#include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/rules/random/counter_kernels.h"
+#include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/philox.h"
 
 // What counter_loops.cpp does, as ATen's operators on any device; on a GPU two
 // kernels do most of it. Words of 32 bits stand in 64-bit integers, whose

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/ops/counter_numbers.h"
+#include "shardtensor/rules/random/counter_numbers.h"
 
 #include <cmath>
 #include <limits>
@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "../../layout/parts.h"
-#include "shardtensor/rules/ops/counter_kernels.h"
-#include "shardtensor/rules/ops/philox.h"
+#include "shardtensor/rules/random/counter_kernels.h"
+#include "shardtensor/rules/random/philox.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/ops/counter_numbers.h"
+#include "shardtensor/rules/random/counter_numbers.h"
 
 #include <cmath>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/ops/random_whole.h"
+#include "shardtensor/rules/random/random_whole.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
