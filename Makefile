@@ -149,7 +149,8 @@ DEVICE_TESTS ?= device comm dispatch halo tensor rules/norm rules/reduce rules/v
   $(call TEST_FILES,rules/index,rows_of_elements rows_that_are_made rows_written) \
   $(call TEST_FILES,rules/order,along_dim) \
   $(call TEST_FILES,rules/attention,scaled_dot_product) \
-  $(call TEST_FILES,rules/ops,activations matmul optimizer pointwise) \
+  $(call TEST_FILES,rules/ops,activations optimizer pointwise) \
+  $(call TEST_FILES,rules/matrix,matmul) \
   $(call TEST_FILES,rules/random,random random_counter random_layouts) \
   $(call TEST_FILES,rules/points,neighbours interpolate_neighbors sampling) \
   $(call TEST_FILES,rules/points,partition surfaces voxels) \

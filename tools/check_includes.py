@@ -19,6 +19,7 @@ LAYERS = [
     {"dispatch"},
     {
         "rules/ops",
+        "rules/matrix",
         "rules/random",
         "rules/view",
         "rules/reduce",

@@ -37,7 +37,7 @@ build() {
 }
 
 correctness() {
-  local tests=(device halo rules/norm rules/stencil rules/index rules/ops rules/random)
+  local tests=(device halo rules/norm rules/stencil rules/index rules/matrix rules/ops rules/random)
   [ "$DEVICE" = cpu ] && tests=(halo)
   # A file's ranks wait for each other: half as many files as cores.
   timeout 420 "$PYTHON" -m pytest -q -m "not tail" --dist loadfile \

@@ -1,6 +1,6 @@
 // The windows of an image as columns, and columns summed into an image
 // (nn.Unfold and nn.Fold), where rows or columns of the image are cut, at the
-// function level. What keeps images whole has a rule in ops/images.cpp.
+// function level. What keeps images whole has a rule in rules/ops/images.cpp.
 #include <ATen/div_rtn.h>
 #include <ATen/native/im2col_shape_check.h>
 #include <ATen/ops/col2im.h>

@@ -11,7 +11,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
-#include "shardtensor/rules/ops/whole_factor.h"
+#include "shardtensor/rules/matrix/whole_factor.h"
 
 namespace shardtensor::detail {
 namespace {

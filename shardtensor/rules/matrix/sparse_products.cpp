@@ -16,7 +16,7 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/sparse_operands.h"
 #include "shardtensor/layout/global_rows.h"
-#include "shardtensor/rules/ops/whole_factor.h"
+#include "shardtensor/rules/matrix/whole_factor.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
