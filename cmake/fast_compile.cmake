@@ -38,12 +38,9 @@ compile_together(shardtensor 12 ${core_sources})
 # Other flags than the target's. Clang takes no precompiled headers then; g++ 12 does,
 # and crashes where the level of optimization is another.
 set(own_definitions shardtensor/distributed/gloo.cpp shardtensor/distributed/nccl.cpp)
-set(loops shardtensor/points/boxes.cpp shardtensor/points/search.cpp
-  shardtensor/rules/attention/neighborhood_kernel.cpp shardtensor/rules/norm/slices.cpp
-  shardtensor/rules/random/counter_loops.cpp)
-set_source_files_properties(${own_definitions} ${loops} PROPERTIES
+set_source_files_properties(${own_definitions} ${loops} ${exact_loops} PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON)
-set_source_files_properties(${loops} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(${loops} ${exact_loops} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${own_definitions} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()

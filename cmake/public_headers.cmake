@@ -41,7 +41,7 @@ set(public_headers
   shardtensor/layout/placement.h
   shardtensor/layout/shard_spec.h
   shardtensor/layout/transfer.h
-  shardtensor/rules/attention/neighborhood.h
+  shardtensor/rules/neighborhood/neighborhood.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
   shardtensor/rules/points/interpolate.h

@@ -161,8 +161,8 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def("merge_corners(Tensor corners) -> (Tensor points, Tensor cells)");
 
   // Neighbourhood attention, of a piece, and its gradients: see
-  // rules/attention/neighborhood.h and neighborhood_op.h. `code` holds the dims
-  // of the domain and the piece's queries.
+  // neighborhood.h and op.h of rules/neighborhood. `code` holds the dims of the
+  // domain and the piece's queries.
   m.def(
       "neighborhood_attention(Tensor query, Tensor key, Tensor value, "
       "int[1] kernel_size, int[1] dilation=1, int[1] stride=1, "

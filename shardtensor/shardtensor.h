@@ -36,8 +36,8 @@
 #include "shardtensor/halo/sphere.h"
 
 // Attention: to neighbours; how it communicates.
-#include "shardtensor/rules/attention/neighborhood.h"
 #include "shardtensor/rules/attention/transport.h"
+#include "shardtensor/rules/neighborhood/neighborhood.h"
 
 // Convolutions: when they communicate beside their work.
 #include "shardtensor/rules/stencil/overlap_bytes.h"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # From low to high; those of one line know nothing of each other. In rules/ each
-# family is a folder; the later line may use simple families. Nobody includes
+# family is a folder; later lines may use simpler families. Nobody includes
 # mpi, a library of its own.
 LAYERS = [
     {"threads"},
@@ -28,6 +28,7 @@ LAYERS = [
         "rules/spectra",
     },
     {"rules/norm", "rules/stencil", "rules/attention", "rules/points"},
+    {"rules/neighborhood"},
     {"graph", "cells"},
 ]
 PUBLIC_HEADERS = ROOT / "cmake" / "public_headers.cmake"

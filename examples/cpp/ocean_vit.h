@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <shardtensor/rules/attention/neighborhood.h>
+#include <shardtensor/rules/neighborhood/neighborhood.h>
 #include <torch/expanding_array.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>

@@ -3,11 +3,11 @@
 #include <optional>
 #include <tuple>
 
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 
 namespace shardtensor::detail {
 
-// What neighborhood_kernel.h does by NATTEN's kernels, which the Python package
+// What kernel.h does by NATTEN's kernels, which the Python package
 // registers for the device where they are installed
 // (python/shardtensor/nn/natten.py). Nothing where they are not, or cannot take
 // a piece: attend_windows does.

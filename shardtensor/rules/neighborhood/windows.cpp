@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood_windows.h"
+#include "shardtensor/rules/neighborhood/windows.h"
 
 #include <algorithm>
 

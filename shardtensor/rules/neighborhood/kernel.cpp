@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -6,7 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/rules/attention/neighborhood_loops.h"
+#include "shardtensor/rules/neighborhood/loops.h"
 #include "shardtensor/threads/parallel_for.h"
 
 // The loops below are compiled twice, and the machine chooses. Sanitizers don't

@@ -1,10 +1,10 @@
-#include "shardtensor/rules/attention/neighborhood_by_natten.h"
+#include "shardtensor/rules/neighborhood/by_natten.h"
 
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/own_operator.h"
 #include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/rules/attention/device_table.h"
+#include "shardtensor/rules/neighborhood/device_table.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood.h"
+#include "shardtensor/rules/neighborhood/neighborhood.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,9 +13,9 @@
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
 #include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/rules/attention/neighborhood_op.h"
-#include "shardtensor/rules/attention/neighborhood_overlap.h"
 #include "shardtensor/rules/attention/shared_heads.h"
+#include "shardtensor/rules/neighborhood/op.h"
+#include "shardtensor/rules/neighborhood/overlap.h"
 #include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {

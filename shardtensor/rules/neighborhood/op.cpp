@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood_op.h"
+#include "shardtensor/rules/neighborhood/op.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
@@ -8,9 +8,9 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/own_operator.h"
-#include "shardtensor/rules/attention/neighborhood_by_natten.h"
-#include "shardtensor/rules/attention/neighborhood_by_windows.h"
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/by_natten.h"
+#include "shardtensor/rules/neighborhood/by_windows.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 #include "shardtensor/tensor/saved_inputs_node.h"
 
 namespace shardtensor::detail {

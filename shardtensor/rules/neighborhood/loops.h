@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shardtensor/rules/attention/neighborhood_windows.h"
+#include "shardtensor/rules/neighborhood/windows.h"
 
 // Everything here is inlined into functions that are compiled for several
 // instruction sets.

@@ -7,7 +7,7 @@
 
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/layout/shard_spec.h"
-#include "shardtensor/rules/attention/neighborhood_windows.h"
+#include "shardtensor/rules/neighborhood/windows.h"
 
 namespace shardtensor::detail {
 

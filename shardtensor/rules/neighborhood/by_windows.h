@@ -1,10 +1,10 @@
 #pragma once
 
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 
 namespace shardtensor::detail {
 
-// What neighborhood_kernel.h does by PyTorch's operators, on any device and
+// What kernel.h does by PyTorch's operators, on any device and
 // differentiable to any order: the keys of each query's window are copied side
 // by side.
 

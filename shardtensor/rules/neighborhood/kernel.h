@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/rules/attention/neighborhood_windows.h"
+#include "shardtensor/rules/neighborhood/windows.h"
 
 namespace shardtensor::detail {
 

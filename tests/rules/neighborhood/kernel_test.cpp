@@ -1,10 +1,10 @@
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "shardtensor/rules/attention/neighborhood.h"
-#include "shardtensor/rules/attention/neighborhood_by_windows.h"
+#include "shardtensor/rules/neighborhood/by_windows.h"
+#include "shardtensor/rules/neighborhood/neighborhood.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/rules/attention/neighborhood_windows.h"
+#include "shardtensor/rules/neighborhood/windows.h"
 
 namespace shardtensor::detail {
 
-/// The neighbourhood attention of one piece: see neighborhood_kernel.h.
+/// The neighbourhood attention of one piece: see kernel.h.
 /// Differentiable to any order; one operator for a compiler. Double backward
 /// and forward mode copy the keys of all windows.
 at::Tensor attend_piece(

@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood_overlap.h"
+#include "shardtensor/rules/neighborhood/overlap.h"
 
 #include <algorithm>
 
@@ -13,8 +13,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/comm/scope.h"
-#include "shardtensor/rules/attention/neighborhood_by_windows.h"
-#include "shardtensor/rules/attention/neighborhood_kernel.h"
+#include "shardtensor/rules/neighborhood/by_windows.h"
+#include "shardtensor/rules/neighborhood/kernel.h"
 #include "shardtensor/tensor/saved_inputs_node.h"
 
 namespace shardtensor::detail {

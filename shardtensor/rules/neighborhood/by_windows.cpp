@@ -1,4 +1,4 @@
-#include "shardtensor/rules/attention/neighborhood_by_windows.h"
+#include "shardtensor/rules/neighborhood/by_windows.h"
 
 #include <algorithm>
 
@@ -13,8 +13,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/rules/attention/device_table.h"
 #include "shardtensor/rules/attention/merge.h"
+#include "shardtensor/rules/neighborhood/device_table.h"
 
 namespace shardtensor::detail {
 namespace {
