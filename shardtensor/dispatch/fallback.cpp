@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {
@@ -15,6 +16,14 @@ using namespace detail;
 namespace {
 
 std::atomic<FallbackMode> mode{FallbackMode::Warn};
+
+constexpr EnumWords<FallbackMode, 3> kFallbackModes{
+    "fallback mode",
+    {{
+        {FallbackMode::Error, "error"},
+        {FallbackMode::Warn, "warn"},
+        {FallbackMode::Silent, "silent"},
+    }}};
 
 struct Counts {
   std::mutex mutex;
@@ -59,29 +68,11 @@ FallbackMode fallback_mode() {
 }
 
 const char* to_string(FallbackMode value) {
-  switch (value) {
-    case FallbackMode::Error:
-      return "error";
-    case FallbackMode::Warn:
-      return "warn";
-    case FallbackMode::Silent:
-      return "silent";
-  }
-  return "unknown";
+  return kFallbackModes.word(value);
 }
 
 FallbackMode parse_fallback_mode(const std::string& name) {
-  for (auto value :
-       {FallbackMode::Error, FallbackMode::Warn, FallbackMode::Silent}) {
-    if (name == to_string(value)) {
-      return value;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "fallback mode: expected 'error', 'warn' or 'silent', got '",
-      name,
-      "'");
+  return kFallbackModes.parse(name);
 }
 
 std::vector<FallbackCount> fallback_counts() {

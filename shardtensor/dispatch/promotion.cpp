@@ -2,9 +2,19 @@
 
 #include <atomic>
 
+#include "shardtensor/layout/enum_words.h"
+
 namespace shardtensor {
 namespace {
 std::atomic<TensorPromotionMode> promotion{TensorPromotionMode::Silent};
+
+constexpr detail::EnumWords<TensorPromotionMode, 3> kPromotionModes{
+    "promotion mode",
+    {{
+        {TensorPromotionMode::Disabled, "disabled"},
+        {TensorPromotionMode::Warn, "warn"},
+        {TensorPromotionMode::Silent, "silent"},
+    }}};
 } // namespace
 
 void set_promotion_mode(TensorPromotionMode value) {
@@ -15,32 +25,12 @@ TensorPromotionMode promotion_mode() {
   return promotion;
 }
 
-const char* to_string(TensorPromotionMode value) {
-  switch (value) {
-    case TensorPromotionMode::Disabled:
-      return "disabled";
-    case TensorPromotionMode::Warn:
-      return "warn";
-    case TensorPromotionMode::Silent:
-      return "silent";
-  }
-  return "";
+const char* to_string(TensorPromotionMode mode) {
+  return kPromotionModes.word(mode);
 }
 
 TensorPromotionMode parse_promotion_mode(const std::string& name) {
-  for (auto value :
-       {TensorPromotionMode::Disabled,
-        TensorPromotionMode::Warn,
-        TensorPromotionMode::Silent}) {
-    if (name == to_string(value)) {
-      return value;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "promotion mode: expected 'disabled', 'warn' or 'silent', got '",
-      name,
-      "'");
+  return kPromotionModes.parse(name);
 }
 
 void check_promotion(const at::Tensor& tensor, const char* op) {

@@ -4,9 +4,21 @@
 
 #include <c10/util/Exception.h>
 
+#include "shardtensor/layout/enum_words.h"
+
 namespace shardtensor {
 
 namespace {
+
+constexpr detail::EnumWords<Boundary, 5> kBoundaries{
+    "boundary",
+    {{
+        {Boundary::None, "none"},
+        {Boundary::Zeros, "zeros"},
+        {Boundary::Periodic, "periodic"},
+        {Boundary::Reflect, "reflect"},
+        {Boundary::Replicate, "replicate"},
+    }}};
 
 // Rounded towards minus infinity; b > 0.
 int64_t floor_div(int64_t a, int64_t b) {
@@ -276,38 +288,11 @@ StencilPlan plan_stencil(const Stencil& stencil, const Partition& input) {
 }
 
 const char* to_string(Boundary boundary) {
-  switch (boundary) {
-    case Boundary::None:
-      return "none";
-    case Boundary::Zeros:
-      return "zeros";
-    case Boundary::Periodic:
-      return "periodic";
-    case Boundary::Reflect:
-      return "reflect";
-    case Boundary::Replicate:
-      return "replicate";
-  }
-  TORCH_INTERNAL_ASSERT(false);
+  return kBoundaries.word(boundary);
 }
 
 Boundary parse_boundary(const std::string& name) {
-  for (const auto boundary :
-       {Boundary::None,
-        Boundary::Zeros,
-        Boundary::Periodic,
-        Boundary::Reflect,
-        Boundary::Replicate}) {
-    if (name == to_string(boundary)) {
-      return boundary;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "expected a boundary of 'none', 'zeros', 'periodic', 'reflect' or "
-      "'replicate', got '",
-      name,
-      "'");
+  return kBoundaries.parse(name);
 }
 
 int64_t boundary_row(int64_t row, int64_t extent, Boundary boundary) {

@@ -1,50 +1,33 @@
 #include "shardtensor/layout/placement.h"
 
-#include <array>
 #include <sstream>
 
 #include <c10/util/Exception.h>
+
+#include "shardtensor/layout/enum_words.h"
 
 namespace shardtensor {
 
 namespace {
 
-constexpr std::array kReduces{
-    Reduce::Sum,
-    Reduce::Avg,
-    Reduce::Prod,
-    Reduce::Max,
-    Reduce::Min};
+constexpr detail::EnumWords<Reduce, 5> kReduces{
+    "reduction",
+    {{
+        {Reduce::Sum, "sum"},
+        {Reduce::Avg, "avg"},
+        {Reduce::Prod, "product"},
+        {Reduce::Max, "max"},
+        {Reduce::Min, "min"},
+    }}};
 
 } // namespace
 
 const char* to_string(Reduce reduce) {
-  switch (reduce) {
-    case Reduce::Sum:
-      return "sum";
-    case Reduce::Avg:
-      return "avg";
-    case Reduce::Prod:
-      return "product";
-    case Reduce::Max:
-      return "max";
-    case Reduce::Min:
-      return "min";
-  }
-  TORCH_INTERNAL_ASSERT(false, "not a Reduce: ", static_cast<int>(reduce));
+  return kReduces.word(reduce);
 }
 
 Reduce parse_reduce(const std::string& name) {
-  for (Reduce reduce : kReduces) {
-    if (name == to_string(reduce)) {
-      return reduce;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "Partial: reduction '",
-      name,
-      "', expected sum, avg, product, max or min");
+  return kReduces.parse(name);
 }
 
 std::vector<int64_t> detail::axes_of(

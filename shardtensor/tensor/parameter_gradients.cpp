@@ -10,6 +10,7 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/sum_in_place.h"
+#include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/gradient_buckets.h"
 #include "shardtensor/tensor/gradient_readers.h"
@@ -28,6 +29,14 @@ using torch::autograd::variable_list;
 // Of the process: backward runs on other threads.
 std::atomic<GradientPolicy> policy{GradientPolicy::Coalesced};
 std::atomic<int64_t> bucket_bytes{int64_t{25} << 20}; // as DDP's
+
+constexpr EnumWords<GradientPolicy, 3> kGradientPolicies{
+    "gradient policy",
+    {{
+        {GradientPolicy::Immediate, "immediate"},
+        {GradientPolicy::Coalesced, "coalesced"},
+        {GradientPolicy::Deferred, "deferred"},
+    }}};
 
 /// The sum over `axes` of flat tensors, one behind the other.
 at::Tensor sum_flat(
@@ -235,32 +244,12 @@ int64_t gradient_bucket_bytes() {
   return bucket_bytes;
 }
 
-const char* to_string(GradientPolicy value) {
-  switch (value) {
-    case GradientPolicy::Immediate:
-      return "immediate";
-    case GradientPolicy::Coalesced:
-      return "coalesced";
-    case GradientPolicy::Deferred:
-      return "deferred";
-  }
-  return "unknown";
+const char* to_string(GradientPolicy policy) {
+  return kGradientPolicies.word(policy);
 }
 
 GradientPolicy parse_gradient_policy(const std::string& name) {
-  for (auto value :
-       {GradientPolicy::Immediate,
-        GradientPolicy::Coalesced,
-        GradientPolicy::Deferred}) {
-    if (name == to_string(value)) {
-      return value;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "gradient policy: expected 'immediate', 'coalesced' or 'deferred', got '",
-      name,
-      "'");
+  return kGradientPolicies.parse(name);
 }
 
 std::vector<at::Tensor> shared_weights(

@@ -4,12 +4,20 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/create.h"
 
 namespace shardtensor {
 namespace {
 
 std::atomic<RandomPolicy> policy_of_process{RandomPolicy::OneDevice};
+
+constexpr detail::EnumWords<RandomPolicy, 2> kRandomPolicies{
+    "random policy",
+    {{
+        {RandomPolicy::OneDevice, "one_device"},
+        {RandomPolicy::Counter, "counter"},
+    }}};
 
 } // namespace
 
@@ -22,26 +30,11 @@ void set_random_policy(RandomPolicy policy) {
 }
 
 const char* to_string(RandomPolicy policy) {
-  switch (policy) {
-    case RandomPolicy::OneDevice:
-      return "one_device";
-    case RandomPolicy::Counter:
-      return "counter";
-  }
-  return "unknown";
+  return kRandomPolicies.word(policy);
 }
 
 RandomPolicy parse_random_policy(const std::string& name) {
-  for (auto policy : {RandomPolicy::OneDevice, RandomPolicy::Counter}) {
-    if (name == to_string(policy)) {
-      return policy;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "random policy: expected 'one_device' or 'counter', got '",
-      name,
-      "'");
+  return kRandomPolicies.parse(name);
 }
 
 at::Tensor rand(const SpecPtr& spec, const at::TensorOptions& options) {

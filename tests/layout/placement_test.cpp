@@ -22,7 +22,7 @@ TEST(Reduce, HasPyTorchsNames) {
   }
   expect_error<c10::ValueError>(
       [] { parse_reduce("mean"); },
-      "Partial: reduction 'mean', expected sum, avg, product, max or min");
+      "reduction: expected 'sum', 'avg', 'product', 'max' or 'min', got 'mean'");
 }
 
 TEST(Placement, Prints) {

@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include <c10/util/Exception.h>
+#include "shardtensor/layout/enum_words.h"
 
 namespace shardtensor {
 namespace {
@@ -10,13 +10,15 @@ namespace {
 // Of the process: backward and compiled functions run on other threads.
 std::atomic<AttentionTransport> current{AttentionTransport::Auto};
 
-constexpr AttentionTransport kAll[] = {
-    AttentionTransport::Auto,
-    AttentionTransport::Ring,
-    AttentionTransport::AllGather,
-    AttentionTransport::AllToAll,
-    AttentionTransport::Grid,
-};
+constexpr detail::EnumWords<AttentionTransport, 5> kTransports{
+    "attention_transport",
+    {{
+        {AttentionTransport::Auto, "auto"},
+        {AttentionTransport::Ring, "ring"},
+        {AttentionTransport::AllGather, "all_gather"},
+        {AttentionTransport::AllToAll, "all_to_all"},
+        {AttentionTransport::Grid, "grid"},
+    }}};
 
 } // namespace
 
@@ -29,33 +31,11 @@ AttentionTransport attention_transport() {
 }
 
 const char* to_string(AttentionTransport transport) {
-  switch (transport) {
-    case AttentionTransport::Auto:
-      return "auto";
-    case AttentionTransport::Ring:
-      return "ring";
-    case AttentionTransport::AllGather:
-      return "all_gather";
-    case AttentionTransport::AllToAll:
-      return "all_to_all";
-    case AttentionTransport::Grid:
-      return "grid";
-  }
-  return "";
+  return kTransports.word(transport);
 }
 
 AttentionTransport parse_attention_transport(const std::string& name) {
-  for (const auto transport : kAll) {
-    if (name == to_string(transport)) {
-      return transport;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "attention_transport: expected 'auto', 'ring', 'all_gather', 'all_to_all' "
-      "or 'grid', got '",
-      name,
-      "'");
+  return kTransports.parse(name);
 }
 
 } // namespace shardtensor

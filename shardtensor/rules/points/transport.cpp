@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include <c10/util/Exception.h>
+#include "shardtensor/layout/enum_words.h"
 
 namespace shardtensor {
 namespace {
@@ -10,11 +10,13 @@ namespace {
 // Of the process, as the other settings.
 std::atomic<PointTransport> current_point_transport{PointTransport::Auto};
 
-constexpr PointTransport kPointTransports[] = {
-    PointTransport::Auto,
-    PointTransport::Ring,
-    PointTransport::Boxes,
-};
+constexpr detail::EnumWords<PointTransport, 3> kPointTransports{
+    "point_transport",
+    {{
+        {PointTransport::Auto, "auto"},
+        {PointTransport::Ring, "ring"},
+        {PointTransport::Boxes, "boxes"},
+    }}};
 
 } // namespace
 
@@ -27,28 +29,11 @@ PointTransport point_transport() {
 }
 
 const char* to_string(PointTransport transport) {
-  switch (transport) {
-    case PointTransport::Auto:
-      return "auto";
-    case PointTransport::Ring:
-      return "ring";
-    case PointTransport::Boxes:
-      return "boxes";
-  }
-  return "";
+  return kPointTransports.word(transport);
 }
 
 PointTransport parse_point_transport(const std::string& name) {
-  for (const auto transport : kPointTransports) {
-    if (name == to_string(transport)) {
-      return transport;
-    }
-  }
-  TORCH_CHECK_VALUE(
-      false,
-      "point_transport: expected 'auto', 'ring' or 'boxes', got '",
-      name,
-      "'");
+  return kPointTransports.parse(name);
 }
 
 } // namespace shardtensor
