@@ -22,7 +22,7 @@ ShapesAlongAxes = Mapping[int, Sequence[Sequence[int]]]
 
 
 @contextlib.contextmanager
-def errors_on_all_ranks(mesh: DeviceMesh, sharding_shapes: object):
+def errors_while_asking(mesh: DeviceMesh, sharding_shapes: object):
     """What Python finds wrong in a call whose ranks ask each other for their pieces,
     which they do unless they are told: an error on all ranks of the mesh."""
     try:
@@ -55,7 +55,7 @@ def infer_layout(
         alike = "" if wanted is None else f", global_shape {wanted}"
         core = _C.infer_spec(local, *where, alike)
     else:
-        with errors_on_all_ranks(mesh, sharding_shapes):
+        with errors_while_asking(mesh, sharding_shapes):
             raise ValueError(
                 f"{op}: sharding_shapes: expected 'infer', 'chunk' or a dict "
                 f"{{mesh dim: shapes}}, got {sharding_shapes!r}"

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of
-from shardtensor.infer import errors_on_all_ranks, infer_layout
+from shardtensor.infer import errors_while_asking, infer_layout
 from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partitions
 
@@ -89,7 +89,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
             return traced.from_local(
                 local_tensor, mesh, placements, sharding_shapes, global_shape
             )
-        with errors_on_all_ranks(mesh, sharding_shapes):
+        with errors_while_asking(mesh, sharding_shapes):
             local_tensor = _on_device_of(mesh, local_tensor)
             placements = check_placements(placements, mesh.ndim)
             if global_shape is not None:

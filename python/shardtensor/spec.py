@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
 from shardtensor.device_mesh import core_mesh, device_mesh, find_mesh
-from shardtensor.infer import ShapesAlongAxes, errors_on_all_ranks, infer_layout
+from shardtensor.infer import ShapesAlongAxes, errors_while_asking, infer_layout
 from shardtensor.placements import check_placements, from_core, to_core
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class OpenSpec:
 
     def of(self, local: torch.Tensor) -> ShardTensorSpec:
         """With this rank's piece. Communication: one small gather."""
-        with errors_on_all_ranks(self.mesh, "infer"):
+        with errors_while_asking(self.mesh, "infer"):
             if not isinstance(local, torch.Tensor):
                 raise TypeError(f"ShardTensor: expected a tensor, got {local!r}")
             if self._local_shape not in (None, local.shape):
