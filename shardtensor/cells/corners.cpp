@@ -3,7 +3,6 @@
 #include <limits>
 #include <numeric>
 #include <string>
-#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_unique2.h>

@@ -1,7 +1,6 @@
 #include "shardtensor/dispatch/joined_operands.h"
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "shardtensor/dispatch/tensor_arguments.h"

@@ -1,6 +1,5 @@
 #include "shardtensor/layout/transfer.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <utility>

@@ -1,7 +1,5 @@
 #include "shardtensor/mpi/session.h"
 
-#include <cstdlib>
-
 #include <c10/util/Exception.h>
 
 namespace shardtensor::detail {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/ExpandUtils.h>

@@ -1,6 +1,5 @@
 #include "shardtensor/rules/index/rules.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "shardtensor/dispatch/labels.h"

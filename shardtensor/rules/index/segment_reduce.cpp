@@ -1,6 +1,5 @@
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,3 @@
-#include <vector>
-
 #include <ATen/WrapDimUtils.h>
 #include <c10/util/Exception.h>
 

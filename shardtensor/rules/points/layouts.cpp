@@ -1,7 +1,5 @@
 #include "shardtensor/rules/points/layouts.h"
 
-#include <utility>
-
 #include "shardtensor/layout/mesh_axes.h"
 
 namespace shardtensor::detail {

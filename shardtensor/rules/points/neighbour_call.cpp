@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>

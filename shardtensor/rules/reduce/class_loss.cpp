@@ -8,7 +8,6 @@
 #include <ATen/ops/nll_loss_ops.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/autocast.h"

@@ -5,7 +5,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/stft.h>
-#include <ATen/ops/unfold_backward.h>
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
