@@ -65,5 +65,6 @@ set(public_headers
   shardtensor/tensor/scatter.h
   shardtensor/tensor/shard_tensor.h
   shardtensor/tensor/shard_tensor_impl.h
+  shardtensor/tensor/transformed.h
 )
 list(TRANSFORM public_headers PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -13,6 +13,12 @@ TORCH_LIBRARY(shardtensor, m) {
       "all_reduce(Tensor x, str reduce, str group) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 
+  // What the functions of these names call inside of torch.func's transforms,
+  // with the place of a spec: see tensor/transformed.h.
+  m.def("_to_local(Tensor x, int spec) -> Tensor");
+  m.def("_from_local(Tensor local, int spec) -> Tensor");
+  m.def("_redistribute(Tensor x, int spec) -> Tensor");
+
   // For graphs: see Note [Indices out of bounds].
   m.def(
       "check_bounds(Tensor extremes, int lowest, int extent, int dim, str op, "

@@ -17,6 +17,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -141,7 +142,7 @@ void check_centered_values(
 /// Those that are cut are checked on any device, as cells are.
 Tensor named_rows(const Tensor& rows, const Tensor& numbers) {
   const auto flat = numbers.flatten();
-  if (is_shard_tensor(flat) && spec(flat)->is_sharded()) {
+  if (layout_of(flat) && layout_of(flat)->is_sharded()) {
     check_planned_index(
         kCentered, flat, 0, rows.size(0), /*may_be_negative=*/true);
   }

@@ -14,12 +14,14 @@
 
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/rules/points/unique_rows.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -138,21 +140,23 @@ Partition corners_of(const Partition& cells, int64_t each) {
 
 } // namespace
 
-std::tuple<Tensor, Tensor> merge_corners(const Tensor& given) {
+std::tuple<Tensor, Tensor> merge_corners(const Tensor& all) {
   const CommScope scope("shardtensor::merge_corners");
-  check_corners(given);
+  check_corners(all);
+  const OutsideTransforms of_all_levels;
+  const auto given = value_inside(all);
   const auto each = given.size(1);
   const auto dims = given.size(2);
   const auto rows_of = [&](const Tensor& corners) {
     return corners.reshape({-1, dims});
   };
-  if (!is_shard_tensor(given)) {
+  if (!layout_of(given)) {
     const auto merged = merge_alone(rows_of(given.detach()));
     return {merged.points, merged.cells.view({-1, each})};
   }
   auto corners = cut_rows(given.detach());
-  corners = redistribute(corners, without_partial(spec(corners)));
-  const auto layout = spec(corners);
+  corners = redistribute(corners, without_partial(spec_inside(corners)));
+  const auto layout = spec_inside(corners);
   const auto& mesh = layout->mesh();
   const auto rows = rows_of(to_local(corners));
   const bool is_cut = layout->is_sharded();

@@ -12,9 +12,11 @@
 #include "shardtensor/cells/vectors.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -44,7 +46,7 @@ std::string first_cell(
   }
   const auto corners = cells.select(0, number);
   const auto named =
-      host_numbers(is_shard_tensor(corners) ? full_tensor(corners) : corners);
+      host_numbers(layout_of(corners) ? full_tensor(corners) : corners);
   return c10::str(kind, " ", number, " of the points ", at::IntArrayRef(named));
 }
 
@@ -53,10 +55,12 @@ std::string first_cell(
 void check_named_points(
     const char* op,
     int64_t points,
-    const Tensor& cells,
+    const Tensor& given,
     const std::string& kind,
     bool waits) {
-  const bool is_cut = is_shard_tensor(cells) && spec(cells)->is_sharded();
+  const OutsideTransforms of_all_levels;
+  const auto cells = values_inside(given);
+  const bool is_cut = layout_of(cells) && spec_inside(cells)->is_sharded();
   if ((waits || is_cut || cells.is_cpu()) &&
       find_outside(op, cells, 0, points)) {
     const auto is_bad = cells.lt(0).logical_or(cells.ge(points)).any(1);
@@ -113,9 +117,10 @@ const CellKind& check_arguments(
 /// cells so that what it plans is kept for them.
 Tensor corner_rows(const Tensor& cells) {
   const bool has_cut_cells =
-      is_shard_tensor(cells) && spec(cells)->is_sharded(1);
-  return (has_cut_cells ? redistribute(cells, without_shard(spec(cells), 1))
-                        : cells)
+      layout_of(cells) && spec_inside(cells)->is_sharded(1);
+  return (has_cut_cells
+              ? redistribute(cells, without_shard(spec_inside(cells), 1))
+              : cells)
       .flatten();
 }
 
@@ -298,12 +303,14 @@ Tensor openings(const CellKind& kind, const Tensor& corners) {
 
 void check_cells(
     const Tensor& points,
-    const Tensor& cells,
+    const Tensor& given,
     const std::string& kind) {
   const CommScope scope("shardtensor::check_cells");
   const auto& of =
-      check_arguments("check_cells", points, cells, kind, /*waits=*/true);
-  const auto corners = at_corners(points.detach(), cells);
+      check_arguments("check_cells", points, given, kind, /*waits=*/true);
+  const OutsideTransforms of_all_levels;
+  const auto cells = value_inside(given);
+  const auto corners = at_corners(value_inside(points).detach(), cells);
   const auto sorted = std::get<0>(cells.sort(1));
   const auto next = sorted.narrow(1, 1, of.corners - 1);
   const auto repeats = next.eq(sorted.narrow(1, 0, of.corners - 1)).any(1);

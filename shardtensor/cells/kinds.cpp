@@ -6,6 +6,9 @@
 
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include "shardtensor/comm/transforms.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -139,7 +142,10 @@ Quadrature of_cube(const CellKind& kind) {
   return result;
 }
 
+/// For all callers, in whatever mode the first one is.
 std::map<std::string, Quadrature> all_quadratures() {
+  const OutsideTransforms of_all_levels;
+  const c10::InferenceMode no_inference(false);
   std::map<std::string, Quadrature> all;
   for (const auto& kind : kinds()) {
     all.emplace(kind.name, kind.is_simplex ? of_simplex(kind) : of_cube(kind));

@@ -19,6 +19,7 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/index_bounds.h"
@@ -26,6 +27,7 @@
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -77,9 +79,13 @@ void check_block(
 /// Blocks are cut by all axes if any is cut.
 OwnCells own_cells(
     const char* op,
-    const Blocks& cells,
+    const Blocks& given,
     const Kinds& kinds,
     int64_t points) {
+  Blocks cells;
+  for (const auto& block : given) {
+    cells.push_back(value_inside(block));
+  }
   TORCH_CHECK_VALUE(
       !cells.empty() && cells.size() == kinds.size(),
       op,
@@ -90,9 +96,9 @@ OwnCells own_cells(
       " kinds");
   OwnCells own;
   for (const auto& block : cells) {
-    own.is_cut |= is_shard_tensor(block) && spec(block)->is_sharded();
+    own.is_cut |= layout_of(block) && spec_inside(block)->is_sharded();
   }
-  if (std::any_of(cells.begin(), cells.end(), is_shard_tensor)) {
+  if (std::any_of(cells.begin(), cells.end(), layout_of)) {
     own.mesh = common_mesh(op, cells);
   }
   int64_t first = 0;
@@ -105,8 +111,9 @@ OwnCells own_cells(
       block = promote_operand(block, own.mesh, op);
       block = redistribute(
           block,
-          own.is_cut ? cut_by_all(spec(block), 0) : replicated(spec(block)));
-      begin = spec(block)->interval(0).begin;
+          own.is_cut ? cut_by_all(spec_inside(block), 0)
+                     : replicated(spec_inside(block)));
+      begin = spec_inside(block)->interval(0).begin;
       block = to_local(block);
     }
     own.blocks.push_back({kind, block, first + begin});
@@ -228,6 +235,7 @@ void check_sides(const OwnCells& cells, int64_t own_most) {
 
 Tensor cell_edges(const Blocks& cells, const Kinds& kinds, int64_t points) {
   const CommScope scope("shardtensor::cell_edges");
+  const OutsideTransforms of_all_levels;
   const auto own = own_cells("cell_edges", cells, kinds, points);
   std::vector<Tensor> keys;
   for (const auto& block : own.blocks) {
@@ -249,6 +257,7 @@ std::tuple<Tensor, Tensor> cell_faces(
     const Kinds& kinds,
     int64_t points) {
   const CommScope scope("shardtensor::cell_faces");
+  const OutsideTransforms of_all_levels;
   const auto own = own_cells("cell_faces", cells, kinds, points);
   for (const auto& block : own.blocks) {
     TORCH_CHECK_VALUE(

@@ -6,6 +6,7 @@
 
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor::detail {
 
@@ -76,9 +77,9 @@ Tensor solved(const Tensor& matrices, const Tensor& rights) {
 }
 
 Tensor constant_beside(const Tensor& x, const Tensor& constant) {
-  const auto& local = is_shard_tensor(x) ? to_local(x.detach()) : x;
+  const auto& local = layout_of(x) ? to_local(x.detach()) : x;
   const auto here = constant.to(local.options());
-  return is_shard_tensor(x) ? promote(here, spec(x)->mesh()) : here;
+  return layout_of(x) ? promote(here, spec_inside(x)->mesh()) : here;
 }
 
 } // namespace shardtensor::detail

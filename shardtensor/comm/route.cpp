@@ -11,6 +11,7 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
+#include "shardtensor/comm/transforms.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -45,7 +46,8 @@ Tensor rows_by_owner(const Tensor& owners, const Numbers& counts) {
 Route::Route(const Tensor& owners, std::string group)
     : group_(std::move(group)) {
   const auto ranks = Group(group_).ranks();
-  const auto on_host = owners.cpu().contiguous();
+  const OutsideTransforms of_all_levels;
+  const auto on_host = value_inside(owners).cpu().contiguous();
   sent_ = count(on_host, ranks);
   order_ = rows_by_owner(on_host, sent_).to(owners.device());
   const Numbers one(ranks, 1);
@@ -63,7 +65,9 @@ Tensor Route::answer(const Tensor& answers) const {
   return at::empty_like(come).index_copy_(0, order_, come);
 }
 
-Tensor pieces_of(const Tensor& rows, const Partition& partition) {
+Tensor pieces_of(const Tensor& given, const Partition& partition) {
+  const OutsideTransforms of_all_levels;
+  const auto rows = value_inside(given);
   const auto ends = at::tensor(partition.offsets(), rows.options()).slice(0, 1);
   return at::searchsorted(ends, rows, /*out_int32=*/false, /*right=*/true);
 }

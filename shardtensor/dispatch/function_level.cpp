@@ -151,17 +151,18 @@ void run_below_function_level(
 MeshPtr common_mesh(const char* op, at::ArrayRef<at::Tensor> tensors) {
   MeshPtr mesh;
   for (const auto& tensor : tensors) {
-    if (!is_shard_tensor(tensor)) {
+    const auto layout = layout_of(tensor);
+    if (!layout) {
       continue;
     }
     TORCH_CHECK_VALUE(
-        !mesh || mesh == spec(tensor)->mesh(),
+        !mesh || mesh == layout->mesh(),
         op,
         ": expected all ShardTensors on one mesh, got ",
         *mesh,
         " and ",
-        *spec(tensor)->mesh());
-    mesh = spec(tensor)->mesh();
+        *layout->mesh());
+    mesh = layout->mesh();
   }
   TORCH_CHECK_TYPE(mesh, op, ": expected at least one ShardTensor");
   return mesh;

@@ -10,6 +10,7 @@
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -68,12 +69,6 @@ struct BelowFunctionLevel {
     run_below_function_level(op, keys, stack);
   }
 };
-
-/// Whether this is a tensor of a torch.func transform, which calls the operator
-/// again on what is inside: nothing for a function-level rule.
-inline bool is_transformed(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has_any(kTransformKeys);
-}
 
 inline at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor ? *tensor : at::Tensor();

@@ -15,8 +15,10 @@
 #include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/own_operator.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/tensor/shown_elements.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -164,6 +166,10 @@ std::optional<int64_t> find_outside(
     const at::Tensor& index,
     int64_t lowest,
     int64_t extent) {
+  if (is_transformed(index)) {
+    const OutsideTransforms of_all_levels;
+    return find_outside(op, values_inside(index), lowest, extent);
+  }
   if (!has_values(index)) {
     return std::nullopt;
   }

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "shardtensor/layout/enum_words.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 namespace {
@@ -69,7 +70,7 @@ at::Tensor promote_operand(
     const at::Tensor& tensor,
     const MeshPtr& mesh,
     const char* op) {
-  if (is_shard_tensor(tensor)) {
+  if (detail::layout_of(tensor)) {
     return tensor;
   }
   check_promotion(tensor, op);

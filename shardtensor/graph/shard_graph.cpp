@@ -15,11 +15,13 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -182,9 +184,7 @@ Tensor tensor_of_rows(
     const SpecPtr& rows) {
   agree_on_call(Group(rows->mesh()->group()), local, [&]() -> Collective {
     TORCH_CHECK_TYPE(
-        !is_shard_tensor(local),
-        op,
-        ": expected a plain tensor, got a ShardTensor");
+        !layout_of(local), op, ": expected a plain tensor, got a ShardTensor");
     const auto own = rows->interval(0).extent();
     TORCH_CHECK_VALUE(
         local.dim() > 0 && local.size(0) == own,
@@ -233,6 +233,7 @@ ShardGraph::ShardGraph(
     const Tensor& targets,
     const Tensor& sources) {
   const CommScope scope("shardtensor::ShardGraph");
+  const OutsideTransforms of_all_levels;
   check_nodes(targets, "targets");
   check_nodes(sources, "sources");
   targets_ = spec(targets);
@@ -284,15 +285,15 @@ ShardGraph::ShardGraph(
 }
 
 Tensor ShardGraph::own_rows(const Tensor& x) const {
-  TORCH_CHECK_TYPE(
-      is_shard_tensor(x), "ShardGraph.halo: expected a ShardTensor");
+  const auto layout = layout_of(x);
+  TORCH_CHECK_TYPE(layout, "ShardGraph.halo: expected a ShardTensor");
   TORCH_CHECK_VALUE(
       x.dim() > 0 && x.size(0) == sources_->size(0) &&
-          spec(x)->mesh() == sources_->mesh(),
+          layout->mesh() == sources_->mesh(),
       "ShardGraph.halo: expected a row for each of ",
       sources_->size(0),
       " sources, on their mesh, got ",
-      to_string(*spec(x)));
+      to_string(*layout));
   return to_local(redistribute(x, beside(sources_, x)));
 }
 
@@ -316,6 +317,10 @@ Tensor ShardGraph::halo(
     c10::function_ref<void(const Tensor&)> meanwhile) const {
   const CommScope scope("shardtensor::ShardGraph.halo");
   auto own = own_rows(x);
+  if (is_transformed(own)) { // its levels record operators
+    meanwhile(own);
+    return at::cat({own, exchange_->others(own, 0)});
+  }
   NodePtr node; // null where nothing is recorded
   if (needs_node(own)) {
     keep_backward_in_one_thread(own);

@@ -8,8 +8,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 
 #include "shardtensor/comm/check_mode.h"
+#include "shardtensor/comm/own_operator.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/equal_on_ranks.h"
@@ -17,6 +20,7 @@
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -70,7 +74,7 @@ struct ToLocalBackward : Node {
     }
     // A recomputation may have kept sharded what was gathered before.
     const auto grad = redistribute(
-        is_shard_tensor(grads[0]) ? grads[0] : from_local(grads[0], grad_spec_),
+        layout_of(grads[0]) ? grads[0] : from_local(grads[0], grad_spec_),
         spec_);
     return {terms_ == 1 ? grad : grad * terms_};
   }
@@ -85,8 +89,8 @@ struct FromLocalBackward : Node {
     return "ShardTensorFromLocalBackward";
   }
   variable_list apply(variable_list&& grads) override {
-    if (!is_gradient_of_all(grads[0])) {
-      return {grads[0]};
+    if (!grads[0].defined()) {
+      return {at::Tensor()};
     }
     const auto& placements = spec_->placements();
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -109,7 +113,7 @@ struct RedistributeBackward : Node {
     return "ShardTensorRedistributeBackward";
   }
   variable_list apply(variable_list&& grads) override {
-    if (!is_shard_tensor(grads[0])) {
+    if (!grads[0].defined() || !layout_of(grads[0])) {
       return {grads[0]};
     }
     return {redistribute(grads[0], spec_)};
@@ -180,6 +184,121 @@ std::vector<int64_t> order_in_memory(const at::Tensor& tensor) {
       : at::infer_dense_strides(tensor.sizes(), tensor.strides());
 }
 
+// ---- inside of transforms ---------------------------------------------------
+
+// See Note [Transforms]. An operator's kernel for autograd meets what a level
+// wraps, and records it there; the one above autograd a ShardTensor.
+
+using OfTransform = at::Tensor(const at::Tensor&, int64_t);
+
+const auto& to_local_operator() {
+  static const auto op =
+      find_own_operator<OfTransform>("shardtensor::_to_local");
+  return op;
+}
+const auto& from_local_operator() {
+  static const auto op =
+      find_own_operator<OfTransform>("shardtensor::_from_local");
+  return op;
+}
+const auto& redistribute_operator() {
+  static const auto op =
+      find_own_operator<OfTransform>("shardtensor::_redistribute");
+  return op;
+}
+
+using OperatorOfTransform = c10::TypedOperatorHandle<OfTransform>;
+
+at::Tensor call_in_transform(
+    const OperatorOfTransform& op,
+    const at::Tensor& tensor,
+    const SpecPtr& spec) {
+  const SpecOfCall of_call(spec);
+  return op.call(tensor, of_call.place());
+}
+
+at::Tensor call_inside(
+    const OperatorOfTransform& op,
+    c10::DispatchKeySet keys,
+    const at::Tensor& tensor,
+    int64_t place) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.redispatch(keys & c10::after_autograd_keyset, tensor, place);
+}
+
+at::Tensor to_local_inside(const at::Tensor& tensor, int64_t place) {
+  return to_local(tensor, spec_of_call(place));
+}
+at::Tensor from_local_inside(const at::Tensor& local, int64_t place) {
+  return from_local(local, spec_of_call(place));
+}
+at::Tensor redistribute_inside(const at::Tensor& tensor, int64_t place) {
+  return redistribute(tensor, spec_of_call(place));
+}
+
+at::Tensor to_local_of_level(
+    c10::DispatchKeySet keys,
+    const at::Tensor& tensor,
+    int64_t place) {
+  const auto layout = layout_of(tensor);
+  if (!is_transformed(tensor) || !layout) {
+    return to_local_inside(tensor, place);
+  }
+  const auto result = call_inside(to_local_operator(), keys, tensor, place);
+  connect<ToLocalBackward>(result, tensor, spec_of_call(place), layout);
+  carry_tangent(result, tensor, [&](const auto& t) {
+    return to_local(tangent_as(t, layout));
+  });
+  return result;
+}
+
+at::Tensor from_local_of_level(
+    c10::DispatchKeySet keys,
+    const at::Tensor& local,
+    int64_t place) {
+  if (!is_transformed(local)) {
+    return from_local_inside(local, place);
+  }
+  const auto spec = spec_of_call(place);
+  const auto result = call_inside(from_local_operator(), keys, local, place);
+  connect<FromLocalBackward>(result, local, spec);
+  carry_tangent(
+      result, local, [&](const auto& t) { return from_local(t, spec); });
+  return result;
+}
+
+at::Tensor redistribute_of_level(
+    c10::DispatchKeySet keys,
+    const at::Tensor& tensor,
+    int64_t place) {
+  const auto from = layout_of(tensor);
+  if (!is_transformed(tensor) || !from) {
+    return redistribute_inside(tensor, place);
+  }
+  const auto to = spec_of_call(place);
+  const auto result = call_inside(redistribute_operator(), keys, tensor, place);
+  connect<RedistributeBackward>(result, tensor, without_partial(from));
+  carry_tangent(result, tensor, [&](const auto& t) {
+    return redistribute(tangent_as(t, from), to);
+  });
+  return result;
+}
+
+TORCH_LIBRARY_IMPL(shardtensor, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl("_to_local", to_local_inside);
+  m.impl("_redistribute", redistribute_inside);
+}
+TORCH_LIBRARY_IMPL(shardtensor, Autograd, m) {
+  m.impl("_to_local", to_local_of_level);
+  m.impl("_from_local", from_local_of_level);
+  m.impl("_redistribute", redistribute_of_level);
+}
+TORCH_LIBRARY_IMPL(shardtensor, CompositeExplicitAutograd, m) {
+  m.impl("_to_local", to_local_inside);
+  m.impl("_from_local", from_local_inside);
+  m.impl("_redistribute", redistribute_inside);
+}
+
 } // namespace
 
 at::Tensor tangent_as(const at::Tensor& tangent, const SpecPtr& spec) {
@@ -207,6 +326,10 @@ at::Tensor detail::from_local_strided(
       !is_shard_tensor(local),
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
+  if (is_transformed(local)) {
+    return call_in_transform(from_local_operator(), local, spec);
+  }
+  const OutsideTransforms of_all_levels;
   auto result = wrap(local.detach(), spec, strides);
   share_version_counter(local, result);
   connect<FromLocalBackward>(result, local, spec);
@@ -217,6 +340,10 @@ at::Tensor detail::from_local_strided(
 }
 
 at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
+  if (is_transformed(tensor) && layout_of(tensor)) {
+    return call_in_transform(to_local_operator(), tensor, grad_spec);
+  }
+  const OutsideTransforms of_all_levels;
   auto* impl = impl_of(tensor);
   if (impl->constant_view()) {
     impl->separate_elements(); // whoever holds it may write
@@ -234,6 +361,12 @@ at::Tensor to_local(const at::Tensor& tensor, const SpecPtr& grad_spec) {
 
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
   TORCH_CHECK_VALUE(to, "redistribute: no spec, expected one");
+  if (is_transformed(tensor) && layout_of(tensor)) {
+    return layout_of(tensor) == to
+        ? tensor
+        : call_in_transform(redistribute_operator(), tensor, to);
+  }
+  const OutsideTransforms of_all_levels;
   const auto* impl = impl_of(tensor);
   const auto from = impl->spec();
   if (from == to) {
@@ -265,7 +398,7 @@ at::Tensor redistribute(
     const std::vector<Placement>& placements,
     const ShardSpec::Partitions& partitions) {
   return redistribute(
-      tensor, with_placements(spec(tensor), placements, partitions));
+      tensor, with_placements(spec_inside(tensor), placements, partitions));
 }
 
 void keep_gradient_layout(const at::Tensor& tensor) {
@@ -288,7 +421,7 @@ void keep_gradient_layout(const at::Tensor& tensor) {
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, const SpecPtr& grad_spec) {
-  const auto whole = replicated(spec(tensor));
+  const auto whole = replicated(spec_inside(tensor));
   // A deferred term of a plain gradient is made complete by averaging.
   const bool averages = gradient_policy() == GradientPolicy::Deferred;
   const auto average = averages
@@ -315,10 +448,14 @@ void check_equal_on_all_ranks(const at::Tensor& tensor, const Mesh& mesh) {
 }
 
 at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
-  if (is_shard_tensor(tensor)) {
+  if (layout_of(tensor)) {
     return tensor;
   }
   TORCH_CHECK_VALUE(mesh, "promote: no mesh, expected one");
+  if (is_transformed(tensor)) {
+    return from_local(tensor, make_replicated(mesh, tensor.sizes().vec()));
+  }
+  const OutsideTransforms of_all_levels;
   if (is_dtensor(tensor)) {
     const auto readable = with_plain_layout(tensor);
     return is_dtensor(readable) ? from_dtensor(readable, mesh)

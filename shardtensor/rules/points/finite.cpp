@@ -4,6 +4,7 @@
 #include <ATen/ops/isfinite.h>
 
 #include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
@@ -21,12 +22,14 @@ void check_none_failed(const char* op, const Tensor& failed) {
 
 } // namespace
 
-void check_finite(const char* op, const Tensor& points) {
+void check_finite(const char* op, const Tensor& given) {
+  const OutsideTransforms of_all_levels;
+  const auto points = values_inside(given).detach();
   const bool is_cut = is_shard_tensor(points);
-  if (is_traced(is_cut ? to_local(points.detach()) : points)) {
+  if (is_traced(is_cut ? to_local(points) : points)) {
     return;
   }
-  const auto finite = at::isfinite(points.detach()).all();
+  const auto finite = at::isfinite(points).all();
   check_none_failed(
       op, (is_cut ? full_tensor(finite) : finite).logical_not().to(at::kInt));
 }

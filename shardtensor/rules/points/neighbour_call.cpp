@@ -10,11 +10,13 @@
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/points/finite.h"
 #include "shardtensor/rules/points/nearest_op.h"
 #include "shardtensor/rules/points/rows_of_cloud.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -117,7 +119,7 @@ NeighbourCall::NeighbourCall(
     : batched_(points.dim() == 3) {
   local_.op = op;
   check_operands(op, points, queries);
-  if (is_shard_tensor(points) || is_shard_tensor(queries)) {
+  if (layout_of(points) || layout_of(queries)) {
     lay_out(points, queries, whole_queries);
   } else {
     local_.points = points;
@@ -137,13 +139,14 @@ void NeighbourCall::lay_out(
   local_.mesh = common_mesh(local_.op, {points, queries});
   const auto cloud = promote_operand(points, local_.mesh, local_.op);
   const auto from = promote_operand(queries, local_.mesh, local_.op);
-  const auto layouts = plan_points(spec(cloud), spec(from), whole_queries);
+  const auto layouts =
+      plan_points(spec_inside(cloud), spec_inside(from), whole_queries);
   local_.points =
       to_local(redistribute(cloud, layouts.points), layouts.point_terms);
   local_.queries = to_local(redistribute(from, layouts.queries));
   local_.cloud = layouts.cloud;
   layout_ = layouts.queries;
-  given_ = without_partial(spec(from));
+  given_ = without_partial(spec_inside(from));
   points_ = layouts.points;
   point_terms_ = layouts.point_terms;
 }
@@ -157,7 +160,7 @@ Tensor NeighbourCall::beside_points(const Tensor& values) const {
         with_tail(point_terms_, values));
   } else {
     TORCH_CHECK_VALUE(
-        !is_shard_tensor(values),
+        !layout_of(values),
         local_.op,
         ": expected points or queries to be ShardTensors where values are");
   }
@@ -186,6 +189,16 @@ void check_same_number(const LocalCall& call, const char* name, double number) {
 
 Neighbours search(const LocalCall& call, const Wanted& wanted) {
   const at::NoGradGuard no_grad;
+  if (is_transformed(call.points) || is_transformed(call.queries)) {
+    if (wanted.most) {
+      return {run_nearest(call, *wanted.most, wanted.radius), {}};
+    }
+    auto values = call;
+    values.points = value_inside(call.points);
+    values.queries = value_inside(call.queries);
+    const OutsideTransforms of_all_levels;
+    return search(values, wanted);
+  }
   if (is_traced(call.points) || is_traced(call.queries)) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         wanted.most,

@@ -14,12 +14,14 @@
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/route.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/points/curve.h"
 #include "shardtensor/rules/points/bisection.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -75,35 +77,42 @@ void check_arguments(
 class Partitioner {
  public:
   explicit Partitioner(const Tensor& points)
-      : mesh_(spec(points)->mesh()),
-        layout_(cut_by_all(spec(points), 0)),
+      : mesh_(spec_inside(points)->mesh()),
+        layout_(cut_by_all(spec_inside(points), 0)),
         points_(to_local(redistribute(points, layout_))),
-        rows_(
+        rows_(value_inside(
             at::arange(points_.size(0), at::kLong)
-                .add(layout_->interval(0).begin)) {}
+                .add(layout_->interval(0).begin))) {}
 
   std::tuple<Tensor, Tensor> run(
       const std::string& method,
       const OptionalTensor& weights,
       const OptionalTensor& owners) {
-    const auto weight = weights_of(weights);
-    const bool is_given = method == "given";
-    const auto given = is_given ? beside(*owners) : Tensor();
-    check_values(weight, given);
-    const auto codes = is_given ? rows_ : hilbert_codes_of_all();
-    return send(is_given ? given : owners_by(method, codes, weight), codes);
+    Tensor codes;
+    Tensor given;
+    {
+      const OutsideTransforms of_all_levels;
+      const auto weight = weights_of(weights);
+      const bool is_given = method == "given";
+      given = is_given ? beside(*owners) : Tensor();
+      check_values(weight, given);
+      codes = is_given ? rows_ : hilbert_codes_of_all();
+      given = is_given ? given : owners_by(method, codes, weight);
+    }
+    return send(given, codes);
   }
 
  private:
   Tensor beside(const Tensor& x) const {
     const auto layout =
         cut_by_all(mesh_, {layout_->size(0)}, 0, layout_->partition(0));
-    const auto whole = promote_operand(x.detach(), mesh_, kPartitionOp);
+    const auto whole =
+        promote_operand(value_inside(x).detach(), mesh_, kPartitionOp);
     return to_local(redistribute(whole, layout)).cpu().contiguous();
   }
 
   Tensor points_on_host() const {
-    return points_.detach().cpu().to(at::kDouble).contiguous();
+    return value_inside(points_).detach().cpu().to(at::kDouble).contiguous();
   }
 
   Tensor weights_of(const OptionalTensor& weights) const {
@@ -113,7 +122,8 @@ class Partitioner {
 
   /// Raises on every rank if it must on one.
   void check_values(const Tensor& weights, const Tensor& owners) const {
-    const auto finite = at::isfinite(points_.detach()).all().cpu();
+    const auto finite =
+        at::isfinite(value_inside(points_).detach()).all().cpu();
     const auto weighs = at::isfinite(weights).logical_and(weights.ge(0)).all();
     const auto on_mesh = owners.defined()
         ? owners.ge(0).logical_and(owners.lt(mesh_->ranks())).all()

@@ -13,6 +13,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/rules/points/neighbour_call.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -101,6 +102,7 @@ SpecPtr list_layout(const NeighbourCall& operands, int64_t count) {
   if (!operands.layout()) {
     return nullptr;
   }
+  const OutsideTransforms of_all_levels;
   const auto& queries = operands.layout();
   const auto axes = queries->sharded_axes();
   const auto mesh = queries->mesh();

@@ -8,6 +8,7 @@
 
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/host_numbers.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -15,6 +16,12 @@ namespace {
 
 using at::Tensor;
 using Numbers = std::vector<int64_t>;
+
+/// The same for all levels of a transform.
+Tensor constant(const Numbers& numbers, const at::TensorOptions& options) {
+  const OutsideTransforms of_all_levels;
+  return at::tensor(numbers, options);
+}
 
 /// Rows of (B, n, ...) by entry * n + row, zeros where that is -1.
 Tensor rows_at(const Tensor& piece, const Tensor& places) {
@@ -50,13 +57,12 @@ Tensor places_of(
     firsts.push_back(piece.begin);
     extents.push_back(piece.extent());
   }
-  const auto first = at::tensor(firsts, rows.options());
+  const auto first = constant(firsts, rows.options());
   // Of several pieces that begin at a row, the last has it.
   const auto owner =
       at::searchsorted(first, rows, false, /*right=*/true).sub(1).clamp_min(0);
   const auto begin = first.index_select(0, owner);
-  const auto extent =
-      at::tensor(extents, rows.options()).index_select(0, owner);
+  const auto extent = constant(extents, rows.options()).index_select(0, owner);
   const auto places =
       begin.mul(batch).add(entries.mul(extent)).add(rows).sub(begin);
   return places.masked_fill(rows.lt(0), -1);
@@ -69,7 +75,7 @@ Tensor fetch(
     const Tensor& places,
     const Numbers& begins,
     const CloudPieces& cloud) {
-  const auto bounds = at::tensor(begins, places.options());
+  const auto bounds = constant(begins, places.options());
   const auto cuts = host_numbers(at::searchsorted(places, bounds));
   Numbers wanted;
   for (size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
@@ -77,7 +83,7 @@ Tensor fetch(
   }
   const Numbers one(wanted.size(), 1);
   const auto asked = host_numbers(all_to_all_rows(
-      at::tensor(wanted, places.options()), 0, one, one, cloud.group));
+      constant(wanted, places.options()), 0, one, one, cloud.group));
   const auto asked_places =
       all_to_all_rows(places, 0, wanted, asked, cloud.group);
   const auto given =
@@ -85,8 +91,8 @@ Tensor fetch(
   return all_to_all_rows(given, 0, asked, wanted, cloud.group);
 }
 
-/// Which rows ranks ask each other for is nothing that a compiler knows: it
-/// gets them all.
+/// Which rows ranks ask each other for is nothing that a compiler knows, nor
+/// one thing for all samples of a vmap: they get them all.
 Tensor rows_of_whole(
     const Tensor& piece,
     const Tensor& entries,
@@ -108,7 +114,9 @@ Tensor rows_of_cloud(
     const Tensor& entries,
     const Tensor& rows,
     const CloudPieces& cloud) {
-  if (is_traced(piece) && !cloud.group.empty()) {
+  const bool has_numbers =
+      !is_traced(piece) && values_inside(rows).is_same(without_levels(rows));
+  if (!has_numbers && !cloud.group.empty()) {
     return rows_of_whole(piece, entries, rows, cloud);
   }
   const int64_t batch = piece.size(0);

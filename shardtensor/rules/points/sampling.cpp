@@ -15,6 +15,7 @@
 
 #include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/rules/points/neighbour_call.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -229,7 +230,9 @@ Tensor farthest_point_sampling(
     int64_t start) {
   const CommScope scope("shardtensor::farthest_point_sampling");
   const at::NoGradGuard no_grad;
-  const NeighbourCall call(kSamplingOp, points, points);
+  const OutsideTransforms of_all_levels;
+  const auto cloud = value_inside(points);
+  const NeighbourCall call(kSamplingOp, cloud, cloud);
   check_samples(points, count, start);
   check_same_number(call.local(), "count", static_cast<double>(count));
   check_same_number(call.local(), "start", static_cast<double>(start));
@@ -244,7 +247,9 @@ std::tuple<Tensor, Tensor> ball_query(
     int64_t max_points) {
   const CommScope scope("shardtensor::ball_query");
   const at::NoGradGuard no_grad;
-  const NeighbourCall call(kBallOp, points, queries);
+  const OutsideTransforms of_all_levels;
+  const NeighbourCall call(
+      kBallOp, value_inside(points), value_inside(queries));
   check_radius(kBallOp, radius);
   check_max_points(kBallOp, max_points);
   const auto rows = search(call.local(), {max_points, radius}).nearest.rows;

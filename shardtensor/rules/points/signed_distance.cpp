@@ -11,11 +11,13 @@
 
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/points/surface.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -104,7 +106,7 @@ Tensor whole_surface(
     const MeshPtr& mesh,
     const ShardSpec& points) {
   const auto tensor = promote_operand(given, mesh, kSurfaceOp);
-  const auto layout = replicated(spec(tensor));
+  const auto layout = replicated(spec_inside(tensor));
   auto terms = layout->placements();
   for (const int64_t axis : points.sharded_axes()) {
     terms[axis] = Placement::partial();
@@ -117,11 +119,11 @@ SurfaceCall surface_call(
     const Tensor& faces,
     const Tensor& points) {
   SurfaceCall call{vertices, faces, points, nullptr, nullptr};
-  if (is_shard_tensor(vertices) || is_shard_tensor(faces) ||
-      is_shard_tensor(points)) {
+  if (layout_of(vertices) || layout_of(faces) || layout_of(points)) {
     call.mesh = common_mesh(kSurfaceOp, {vertices, faces, points});
     const auto given = promote_operand(points, call.mesh, kSurfaceOp);
-    call.layout = without_shard(without_partial(spec(given)), points.dim() - 1);
+    call.layout =
+        without_shard(without_partial(spec_inside(given)), points.dim() - 1);
     call.points = to_local(redistribute(given, call.layout));
     call.vertices = whole_surface(vertices, call.mesh, *call.layout);
     call.faces = whole_surface(faces, call.mesh, *call.layout);
@@ -131,8 +133,20 @@ SurfaceCall surface_call(
   return call;
 }
 
+/// What is searched, which has no derivative.
+SurfaceCall values_of(const SurfaceCall& call) {
+  const OutsideTransforms of_all_levels;
+  return {
+      value_inside(call.vertices).detach(),
+      value_inside(call.faces),
+      value_inside(call.points).detach(),
+      call.mesh,
+      call.layout};
+}
+
 /// The same on all ranks: all have the surface, and they agree on the points.
 void check_surface(const SurfaceCall& call) {
+  const OutsideTransforms of_all_levels;
   const auto vertices = call.vertices.size(0);
   const auto outside = call.faces.lt(0).logical_or(call.faces.ge(vertices));
   TORCH_CHECK_INDEX(
@@ -164,7 +178,7 @@ void check_surface(const SurfaceCall& call) {
 // ---- from the nearest part to results ---------------------------------------
 
 Tensor doubles(const Tensor& x) {
-  return x.detach().cpu().to(at::kDouble).contiguous();
+  return x.cpu().to(at::kDouble).contiguous();
 }
 
 /// On the host, where the tree is; what is found is where the points are.
@@ -172,7 +186,7 @@ NearestFaces search_surface(
     const SurfaceCall& call,
     double max_dist,
     SurfaceSign sign) {
-  const at::NoGradGuard no_grad;
+  const OutsideTransforms of_all_levels;
   const auto found = Surface(doubles(call.vertices), call.faces.cpu())
                          .nearest(doubles(call.points), max_dist, sign);
   const auto device = call.points.device();
@@ -259,9 +273,10 @@ std::tuple<Tensor, Tensor, Tensor> signed_distance_field(
   check_surface_shapes(mesh_vertices, mesh_indices, input_points);
   check_surface_kinds(mesh_vertices, mesh_indices, input_points, max_dist);
   const auto call = surface_call(mesh_vertices, mesh_indices, input_points);
-  check_surface(call);
+  const auto values = values_of(call);
+  check_surface(values);
   const auto found = search_surface(
-      call,
+      values,
       max_dist,
       use_sign_winding_number ? SurfaceSign::Winding : SurfaceSign::Normal);
   if (call.faces.size(0) == 0) {

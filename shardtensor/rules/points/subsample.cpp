@@ -11,12 +11,14 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/points/finite.h"
 #include "shardtensor/rules/points/unique_rows.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -70,12 +72,12 @@ Tensor by_points(const Tensor& x) {
 
 /// Whole, on each rank.
 Tensor on_all_ranks(const Tensor& x) {
-  return is_shard_tensor(x) ? full_tensor(x) : x;
+  return layout_of(x) ? full_tensor(x) : x;
 }
 
 /// On the mesh of `other`, if it has one.
 Tensor beside(const Tensor& x, const Tensor& other) {
-  return is_shard_tensor(other) ? promote(x, spec(other)->mesh()) : x;
+  return layout_of(other) ? promote(x, spec_inside(other)->mesh()) : x;
 }
 
 struct Keys {
@@ -85,7 +87,9 @@ struct Keys {
 
 /// Each point's cube: those of an entry follow those of the entry before,
 /// row-major among those between its outermost points.
-Keys cube_keys(const Tensor& points, double size) {
+Keys cube_keys(const Tensor& given, double size) {
+  const OutsideTransforms of_all_levels;
+  const auto points = value_inside(given).detach();
   constexpr double kMostCubes = 4611686018427387904.0; // 2^62
   const auto low = on_all_ranks(at::amin(points, 0)).to(at::kDouble);
   const auto high = on_all_ranks(at::amax(points, 0)).to(at::kDouble);
@@ -120,8 +124,8 @@ Tensor sum_by_cube(const Tensor& rows, const UniqueRows& cubes) {
   return zero_rows(
              cubes.keys,
              rows.sizes().slice(1),
-             is_shard_tensor(rows) ? to_local(rows.detach()).options()
-                                   : rows.options())
+             layout_of(rows) ? to_local(rows.detach()).options()
+                             : rows.options())
       .index_add(0, cubes.inverse, rows);
 }
 
@@ -135,14 +139,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> grid_subsample(
   check_subsample(points, size, values);
   auto cloud = points;
   auto given = values ? *values : points.detach().narrow(-1, 0, 0);
-  if (is_shard_tensor(points) || is_shard_tensor(given)) {
+  if (layout_of(points) || layout_of(given)) {
     const auto mesh = common_mesh(kSubsampleOp, {points, given});
     cloud = promote_operand(points, mesh, kSubsampleOp);
     given = promote_operand(given, mesh, kSubsampleOp);
   }
   cloud = by_points(cloud);
   check_finite(kSubsampleOp, cloud);
-  const auto keys = cube_keys(cloud.detach(), size);
+  const auto keys = cube_keys(cloud, size);
   const auto cubes = unique_rows(keys.all.flatten());
   const auto ones = at::ones_like(cubes.inverse).unsqueeze(1);
   const auto counts = sum_by_cube(ones, cubes);

@@ -17,6 +17,7 @@
 #include "shardtensor/rules/points/finite.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -142,7 +143,7 @@ void check_values(
 std::pair<Tensor, Tensor> cut_alike(
     const Tensor& points,
     const Tensor& values) {
-  if (!is_shard_tensor(points) && !is_shard_tensor(values)) {
+  if (!layout_of(points) && !layout_of(values)) {
     return {points, values};
   }
   const auto mesh = common_mesh(kVoxelizeOp, {points, values});
@@ -150,7 +151,7 @@ std::pair<Tensor, Tensor> cut_alike(
   const auto given = promote_operand(values, mesh, kVoxelizeOp);
   const int64_t last = points.dim() - 1;
   const auto rows = [&](const Tensor& x) {
-    return without_shard(without_partial(spec(x)), last);
+    return without_shard(without_partial(spec_inside(x)), last);
   };
   const auto from = rows(cloud)->is_sharded() ? rows(cloud) : rows(given);
   const auto like = [&](const Tensor& x) {
@@ -167,10 +168,10 @@ Tensor empty_voxels(const Tensor& values, at::IntArrayRef shape) {
   const int64_t rows = values.dim() - 2;
   auto sizes = values.sizes().vec();
   sizes[rows] = voxels_of(shape);
-  if (!is_shard_tensor(values)) {
+  if (!layout_of(values)) {
     return at::zeros(sizes, values.options());
   }
-  const auto& given = spec(values);
+  const auto given = spec_inside(values);
   const bool is_cut = given->is_sharded(rows);
   ShardSpec::Partitions partitions(values.dim());
   if (is_cut) {
@@ -259,10 +260,10 @@ Corners corners_of(const std::vector<Reads>& dims, at::IntArrayRef shape) {
 
 /// Cut in batch and first dim of space only, so that voxels are rows.
 Tensor voxels_as_rows(const Tensor& voxels, int64_t channels) {
-  if (!is_shard_tensor(voxels)) {
+  if (!layout_of(voxels)) {
     return voxels;
   }
-  auto layout = without_partial(spec(voxels));
+  auto layout = without_partial(spec_inside(voxels));
   for (int64_t dim = channels; dim < voxels.dim(); ++dim) {
     if (dim != channels + 1) {
       layout = without_shard(layout, dim);
@@ -276,12 +277,12 @@ Tensor table_rows(const Tensor& table, const Tensor& index) {
   auto sizes = index.sizes().vec();
   sizes.back() = table.size(-1);
   const auto found = table.gather(-2, index.expand(sizes));
-  if (!is_shard_tensor(index)) {
+  if (!layout_of(index)) {
     return found;
   }
   std::vector<int64_t> from(sizes.size());
   std::iota(from.begin(), from.end(), 0);
-  return redistribute(found, with_dims(spec(index), sizes, from));
+  return redistribute(found, with_dims(spec_inside(index), sizes, from));
 }
 
 void check_voxels(

@@ -1,0 +1,39 @@
+#include "shardtensor/comm/transforms.h"
+
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/TensorWrapper.h>
+#include <c10/util/Exception.h>
+
+#include "shardtensor/comm/scope.h"
+
+namespace shardtensor::detail {
+
+using at::functorch::maybeGetBatchedImpl;
+using at::functorch::maybeGetTensorWrapper;
+
+at::Tensor without_levels(at::Tensor tensor) {
+  while (const auto* wrapper = maybeGetTensorWrapper(tensor)) {
+    tensor = at::Tensor(wrapper->value());
+  }
+  return tensor;
+}
+
+at::Tensor values_inside(at::Tensor tensor) {
+  tensor = without_levels(std::move(tensor));
+  while (const auto* batched = maybeGetBatchedImpl(tensor)) {
+    tensor = without_levels(batched->value());
+  }
+  return tensor;
+}
+
+at::Tensor value_inside(const at::Tensor& tensor) {
+  auto value = without_levels(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      maybeGetBatchedImpl(value) == nullptr,
+      current_comm_scope(),
+      ": torch.func.vmap gives each sample values of its own where the host "
+      "must read one; call it for each sample");
+  return value;
+}
+
+} // namespace shardtensor::detail
