@@ -1,8 +1,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include <ATen/ops/_embedding_bag_backward_ops.h>
+#include <ATen/ops/embedding_sparse_backward.h>
+#include <ATen/ops/embedding_sparse_backward_ops.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
@@ -75,6 +79,71 @@ Decision embedding_backward_rule(Call& call) {
   return rule_by_labels(call, {{grad, indices}, {table}}, Linearity::None);
 }
 
+at::Tensor rows_on_all_ranks(const at::Tensor& x) {
+  return is_shard_tensor(x) ? full_tensor(x) : x;
+}
+
+/// The rows of all ranks, as a plain tensor: a sparse one has no pieces.
+at::Tensor embedding_sparse_backward_function(
+    const at::Tensor& grad,
+    const at::Tensor& indices,
+    int64_t rows,
+    int64_t padding_idx,
+    bool scale_grad_by_freq) {
+  return at::embedding_sparse_backward(
+      rows_on_all_ranks(grad),
+      rows_on_all_ranks(indices),
+      rows,
+      padding_idx,
+      scale_grad_by_freq);
+}
+
+at::Tensor embedding_bag_backward_function(
+    c10::DispatchKeySet keys,
+    const at::Tensor& grad,
+    const at::Tensor& indices,
+    const at::Tensor& offsets,
+    const at::Tensor& offset2bag,
+    const at::Tensor& bag_size,
+    const at::Tensor& maximum_indices,
+    int64_t rows,
+    bool scale_grad_by_freq,
+    int64_t mode,
+    bool sparse,
+    const std::optional<at::Tensor>& weights,
+    int64_t padding_idx) {
+  using Op = at::_ops::_embedding_bag_backward;
+  if (!sparse) {
+    return without_rule<Op>(
+        keys,
+        grad,
+        indices,
+        offsets,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        rows,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        weights,
+        padding_idx);
+  }
+  return Op::call(
+      rows_on_all_ranks(grad),
+      rows_on_all_ranks(indices),
+      rows_on_all_ranks(offsets),
+      rows_on_all_ranks(offset2bag),
+      rows_on_all_ranks(bag_size),
+      rows_on_all_ranks(maximum_indices),
+      rows,
+      scale_grad_by_freq,
+      mode,
+      sparse,
+      weights ? std::optional(rows_on_all_ranks(*weights)) : weights,
+      padding_idx);
+}
+
 const RegisterRules embeddings{
     {"aten::embedding_dense_backward", embedding_backward_rule},
 };
@@ -83,6 +152,18 @@ const RegisterRules embeddings{
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("embedding", embedding_kernel);
+}
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "embedding_sparse_backward",
+      function_rule<
+          at::_ops::embedding_sparse_backward,
+          embedding_sparse_backward_function>);
+  m.impl(
+      "_embedding_bag_backward",
+      function_rule<
+          at::_ops::_embedding_bag_backward,
+          embedding_bag_backward_function>);
 }
 
 } // namespace shardtensor::detail
