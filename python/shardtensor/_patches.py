@@ -35,6 +35,7 @@ def install() -> None:
     _serve_sync_batch_norm()
     _serve_transformer_encoder()
     _refuse_flex_attention()
+    _keep_pieces_on_cpu()
 
 
 def _note_what_ddp_reads():
@@ -93,3 +94,28 @@ def _refuse_flex_attention():
 
     level = torch._C._dispatch_key_parse("DeferredInit")
     torch.ops.higher_order.flex_attention.py_impl(level)(refuse)
+
+
+def _keep_pieces_on_cpu():
+    """save_on_cpu with pinned memory copies what is saved into a plain tensor, which
+    would take the whole value: of a ShardTensor it gets the piece."""
+    original = torch.autograd.graph.save_on_cpu.__init__
+
+    @functools.wraps(original)
+    def begin(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        pack, unpack = self.pack_hook, self.unpack_hook
+
+        def pack_piece(tensor):
+            if not isinstance(tensor, ShardTensor):
+                return None, pack(tensor)
+            return tensor._spec, pack(tensor.to_local())
+
+        def unpack_piece(packed):
+            layout, held = packed
+            local = unpack(held)
+            return local if layout is None else ShardTensor.from_spec(local, layout)
+
+        self.pack_hook, self.unpack_hook = pack_piece, unpack_piece
+
+    torch.autograd.graph.save_on_cpu.__init__ = begin

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from perceptrons import assert_same_gradients, data, network, pair, rows_on
-from ranks import assert_close, ranks, shard
+from ranks import assert_close, partitions, ranks, shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
@@ -345,3 +345,23 @@ def test_accumulation_never_writes_into_a_gradient_somebody_holds(mesh):
         kept += [other.grad, x.grad]
     for got, want in zip(kept[:2], kept[2:], strict=True):
         torch.testing.assert_close(got.full_tensor(), want)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_saved_on_the_cpu_stays_in_pieces(mesh, pin_memory):
+    x = torch.randn(2, 7, dtype=torch.float64)
+    w = torch.randn(7, 3, dtype=torch.float64)
+    st.set_fallback_mode("error")
+
+    def gradients(x):
+        leaves = x.detach().requires_grad_(), w.clone().requires_grad_()
+        with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
+            y = (leaves[0] @ leaves[1]).sin().square().sum()
+        return torch.autograd.grad(y, leaves)
+
+    for sizes in partitions(7, mesh.size()):
+        for dim in (0, 1):
+            cut = shard(x, mesh, [Shard(dim)], {1: sizes} if dim else None)
+            for found, expected in zip(gradients(cut), gradients(x), strict=True):
+                assert_close(found, expected)
