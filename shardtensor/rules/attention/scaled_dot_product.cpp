@@ -102,7 +102,7 @@ bool takes_dropout(double probability) {
        random_policy() == RandomPolicy::Counter);
 }
 
-/// The mask is of PyTorch's types and doesn't make the scores larger.
+/// The mask is of PyTorch's types and dims and doesn't make the scores larger.
 bool takes_mask(const AttentionOperands& operands, bool causal) {
   const auto& [query, key, value, mask] = operands;
   if (!mask.defined()) {
@@ -111,7 +111,7 @@ bool takes_mask(const AttentionOperands& operands, bool causal) {
   const auto type = mask.scalar_type();
   const bool fits_type =
       type == at::kBool || type == at::kFloat || type == query.scalar_type();
-  if (causal || !fits_type || mask.dim() > query.dim() ||
+  if (causal || !fits_type || mask.dim() < 2 || mask.dim() > query.dim() ||
       mask.device() != query.device()) {
     return false;
   }

@@ -222,6 +222,10 @@ Tensor pad_with_rows(
 
 template <class Op, Boundary boundary>
 Tensor pad_function(const Tensor& x, IntArrayRef pad) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      boundary == Boundary::Periodic || x.scalar_type() != at::kBool,
+      Op::name,
+      " not implemented for 'Bool'");
   return pad_with_rows(Op::name, boundary, Op::call, x, pad);
 }
 

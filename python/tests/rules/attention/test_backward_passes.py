@@ -74,3 +74,13 @@ def test_keys_at_minus_infinity_have_no_weight(mesh, transport, causal):
                 assert_close(found, expected)
                 (actual,) = torch.autograd.grad((found * weight).sum(), values)
                 assert_close(actual, slope)
+
+
+@ranks(2)
+def test_masks_of_too_few_dims(mesh):
+    q = torch.randn(2, 3, 8, 5)
+    cut = shard(q, mesh, [Shard(2)])
+    for mask in torch.tensor(True), torch.ones(8, dtype=torch.bool), torch.zeros(8):
+        for given in q, cut:
+            with pytest.raises(IndexError, match="^Dimension"):
+                F.scaled_dot_product_attention(given, given, given, mask)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import check_op, partitions, ranks, shard, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 
@@ -83,3 +83,16 @@ def test_wrong_arguments_raise_clear_errors(mesh):
         torch.constant_pad_nd(x, [1] * 8)
     with pytest.raises(RuntimeError, match="a pair of numbers for at most 3"):
         torch.constant_pad_nd(x, [1])
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_booleans(mesh, mode):
+    x = torch.ones(2, 3, 8, dtype=torch.bool)
+    cut = shard(x, mesh, [Shard(2)])
+    if mode == "circular":
+        assert_close(F.pad(cut, (1, 1), mode), F.pad(x, (1, 1), mode))
+        return
+    for given in x, cut:
+        with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+            F.pad(given, (1, 1), mode)
