@@ -323,8 +323,10 @@ Tensor voxelize(
   auto result =
       sum_in_voxels(at::where(inside, given, 0), places.voxels, shape);
   if (reduce == "mean") {
-    const auto counts =
-        sum_in_voxels(inside.to(given.scalar_type()), places.voxels, shape);
+    const auto counts = sum_in_voxels(
+        inside.to(c10::toRealValueType(given.scalar_type())),
+        places.voxels,
+        shape);
     result = result.div(counts.clamp_min(1));
   }
   return result.unflatten(-2, shape).movedim(-1, points.dim() - 2);

@@ -265,3 +265,15 @@ def test_the_last_number_of_a_box_is_inside(dtype):
         ones = torch.ones_like(points)
         sums = voxelize(points, ones, [low], [high.item()], [3], "sum")
         assert sums.tolist() == [[0, 0, 1]]
+
+
+@ranks(2, 3)
+def test_means_of_complex_values(mesh):
+    points = torch.rand(9, 2)
+    values = torch.randn(9, 2, dtype=torch.complex64)
+    parts = [shard(x, mesh, placements_of(mesh, 0)) for x in (points, values)]
+    for reduce in "mean", "sum":
+        box = (0, 0), (1, 1), (4, 3), reduce
+        assert_close(voxelize(*parts, *box), voxelize(points, values, *box))
+    means = voxelize(points, values, (0, 0), (1, 1), (1, 1))
+    torch.testing.assert_close(means.flatten(), values.mean(0))
