@@ -141,10 +141,17 @@ def unhalo_padding(
     tensor: torch.Tensor, mesh: DeviceMesh, halo_config: HaloConfig
 ) -> torch.Tensor:
     """A padded local tensor without what halo_padding added. Differentiable, no
-    communication."""
+    communication. Raises unless it has as many rows."""
     axis, dim = halo_config.mesh_dim, halo_config.tensor_dim
+    check_axis(mesh, axis)
+    check_local(tensor)
     rank, ranks = mesh.get_local_rank(axis), mesh.size(axis)
     width, edge = halo_config.halo_size, halo_config.edge_padding_size
     before = width if rank > 0 else edge
     after = width if rank < ranks - 1 else edge
+    if tensor.shape[dim] < before + after:
+        raise ValueError(
+            f"unhalo_padding: expected at least {before} + {after} rows of padding in "
+            f"dim {dim}, got a tensor of sizes {[*tensor.shape]}"
+        )
     return tensor.narrow(dim, before, tensor.shape[dim] - before - after)

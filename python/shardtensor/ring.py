@@ -118,6 +118,7 @@ def ring_tour(
     into a piece, which may be on its way."""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_tour", group):
+        _check_function(visit)
         sizes = _sizes(block, mesh, mesh_dim, shapes)
 
     def visit_it(owner, piece):
@@ -146,6 +147,7 @@ def ring_sum(
         forces = ring_sum(attraction, own, own, mesh=mesh)"""
     group = group_along(mesh, mesh_dim)
     with errors_on_all_ranks("ring_sum", group):
+        _check_function(fn)
         sizes = _sizes(block, mesh, mesh_dim, shapes)
         for tensor in own:
             check_local(tensor)
@@ -154,6 +156,11 @@ def ring_sum(
 
 
 # ---- arguments --------------------------------------------------------------
+
+
+def _check_function(function):
+    if not callable(function):
+        raise TypeError(f"expected a function of a piece, got {function!r}")
 
 
 def _step(mesh, ring_config):

@@ -233,6 +233,14 @@ Tensor weighted(
       volumes.size(0),
       " cells, got ",
       coefficients->sizes());
+  TORCH_CHECK_TYPE(
+      c10::promoteTypes(volumes.scalar_type(), coefficients->scalar_type()) ==
+          volumes.scalar_type(),
+      op,
+      ": expected coefficients that the points' dtype, ",
+      volumes.scalar_type(),
+      ", holds, got ",
+      coefficients->scalar_type());
   return volumes.mul(coefficients->unsqueeze(1));
 }
 

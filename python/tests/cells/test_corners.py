@@ -74,3 +74,19 @@ def test_all_nan_are_one(mesh):
     for corners in (line, shard(line, mesh, [Shard(0)])):
         points, cells = cm.merge_corners(corners)
         assert_close(cells, torch.tensor([[0, 0], [1, 0]]))
+
+
+@ranks(2)
+def test_coefficients_of_other_dtypes(mesh):
+    points = torch.tensor([[0.0, 0], [1, 0], [0, 1], [1.5, 1]]).double()
+    cells = torch.tensor([[0, 1, 2], [2, 1, 3]])
+    coefficients = torch.tensor([3.0, 4.0])
+    values = torch.randn(4).double()
+    kind = "triangle"
+    expected = cm.apply_mass(points, cells, kind, values, coefficients.double())
+    cut = shard(cells, mesh, [Shard(0)])
+    for given in coefficients, coefficients.long():
+        assert_close(cm.apply_mass(points, cut, kind, values, given), expected)
+    for apply in cm.apply_mass, cm.apply_stiffness:
+        with pytest.raises(TypeError, match="expected coefficients that the .* Float"):
+            apply(points.float(), cut, kind, values.float(), coefficients.double())

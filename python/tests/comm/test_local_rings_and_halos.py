@@ -356,3 +356,17 @@ def test_rings_halos_and_guards_trace_whole(mesh):
         assert_close(actual, expected)
         gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (expected, actual)]
         assert_close(*gradients)
+
+
+@ranks(2)
+def test_arguments_of_another_kind(mesh):
+    block = torch.ones(3)
+    with pytest.raises(TypeError, match="ring_sum: expected a function of a"):
+        ring_sum(None, block, mesh=mesh)
+    with pytest.raises(TypeError, match="ring_tour: expected a function of a piece"):
+        ring_tour(block, block, mesh)
+    config = HaloConfig(mesh_dim=0, tensor_dim=0, halo_size=2, edge_padding_size=2)
+    with pytest.raises(ValueError, match=r"expected at least 2 \+ 2 rows of padding"):
+        unhalo_padding(block, mesh, config)
+    with pytest.raises(TypeError, match="expected a tensor, got None"):
+        unhalo_padding(None, mesh, config)
