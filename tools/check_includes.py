@@ -44,6 +44,7 @@ FOR_PYTHON = {
     "shardtensor/distributed/leaving.h",
     "shardtensor/layout/mesh_axes.h",
     "shardtensor/tensor/dtensor.h",
+    "shardtensor/threads/setting.h",
 }
 FOLDERS = ["shardtensor", "python", "tests", "benchmarks", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')

@@ -1,4 +1,6 @@
-"""Process-wide settings and counters. The same on every rank."""
+"""Settings and counters, the same on every rank. A setter is for the process, a
+with-block for the thread that enters it, as those of PyTorch are: another thread, which
+may run another model meanwhile, keeps what it had."""
 
 import contextlib
 import enum
@@ -24,7 +26,7 @@ def set_fallback_mode(mode: str) -> None:
 @contextlib.contextmanager
 def fallback_mode(mode: str):
     """set_fallback_mode within a with-block."""
-    with _restored(_C.fallback_mode, _C.set_fallback_mode, mode):
+    with _held("fallback_mode", _C.set_fallback_mode, mode):
         yield
 
 
@@ -61,7 +63,7 @@ def set_promotion_mode(mode: TensorPromotionMode | str) -> None:
 @contextlib.contextmanager
 def promotion_mode(mode: TensorPromotionMode | str):
     """set_promotion_mode within a with-block."""
-    with _restored(get_promotion_mode, set_promotion_mode, mode):
+    with _held("promotion_mode", set_promotion_mode, mode):
         yield
 
 
@@ -83,7 +85,7 @@ def set_gradient_policy(policy: str) -> None:
 def gradient_policy(policy: str):
     """set_gradient_policy within a with-block around forward, whose backward goes
     by the same policy wherever it runs."""
-    with _restored(_C.gradient_policy, _C.set_gradient_policy, policy):
+    with _held("gradient_policy", _C.set_gradient_policy, policy):
         yield
 
 
@@ -103,7 +105,7 @@ def gradient_bucket_bytes(bytes: int):
     """set_gradient_bucket_bytes within a with-block around backward. Communication
     of a backward: an all-reduce per bucket; larger ones are fewer, smaller ones start
     earlier."""
-    with _restored(_C.gradient_bucket_bytes, _C.set_gradient_bucket_bytes, bytes):
+    with _held("gradient_bucket_bytes", _C.set_gradient_bucket_bytes, bytes):
         yield
 
 
@@ -126,7 +128,7 @@ def attention_transport(transport: str):
     "all_to_all" cuts heads in the place of the sequence, "grid" does so along
     the last of two mesh axes and passes blocks along the other ("ring" where three
     cut the sequence); "auto" chooses by sizes and mesh."""
-    with _restored(_C.attention_transport, _C.set_attention_transport, transport):
+    with _held("attention_transport", _C.set_attention_transport, transport):
         yield
 
 
@@ -146,7 +148,7 @@ def point_transport(transport: str):
     """set_point_transport within a with-block: "ring" passes pieces of points
     around while ranks search, "boxes" sends queries to the ranks whose points are
     near them; "auto" chooses by the boxes of the ranks' pieces."""
-    with _restored(_C.point_transport, _C.set_point_transport, transport):
+    with _held("point_transport", _C.set_point_transport, transport):
         yield
 
 
@@ -166,7 +168,7 @@ def set_conv_overlap_bytes(bytes: int | None) -> None:
 def conv_overlap_bytes(bytes: int | None):
     """set_conv_overlap_bytes within a with-block. A convolution of a smaller input
     joins its neighbours' rows to its own, which takes fewer calls and a copy."""
-    with _restored(_C.conv_overlap_bytes, _C.set_conv_overlap_bytes, bytes):
+    with _held("conv_overlap_bytes", _C.set_conv_overlap_bytes, bytes):
         yield
 
 
@@ -188,7 +190,7 @@ def set_random_policy(policy: str) -> None:
 def random_policy(policy: str):
     """set_random_policy within a with-block; around backward, too, where that
     draws again."""
-    with _restored(_C.random_policy, _C.set_random_policy, policy):
+    with _held("random_policy", _C.set_random_policy, policy):
         yield
 
 
@@ -206,7 +208,7 @@ def set_check_mode(on: bool) -> None:
 @contextlib.contextmanager
 def check_mode(on: bool = True):
     """set_check_mode within a with-block."""
-    with _restored(_C.check_mode, _C.set_check_mode, on):
+    with _held("check_mode", _C.set_check_mode, on):
         yield
 
 
@@ -225,10 +227,11 @@ def set_communication_timeout(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _restored(get, put, value):
-    before = get()
-    put(value)
+def _held(name, put, value):
+    """This thread's own value of a setting."""
+    before = _C.hold_setting(name)
     try:
+        put(value)
         yield
     finally:
-        put(before)
+        _C.release_setting(name, before)

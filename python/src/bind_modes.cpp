@@ -9,10 +9,15 @@
 #include "shardtensor/tensor/gradient_readers.h"
 #include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor::python {
 
 void bind_modes(py::module_& module) {
+  module.def("hold_setting", &hold_setting, py::arg("name"));
+  module.def(
+      "release_setting", &release_setting, py::arg("name"), py::arg("before"));
+
   module.def("promotion_mode", [] { return to_string(promotion_mode()); });
   module.def(
       "set_promotion_mode",

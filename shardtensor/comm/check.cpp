@@ -1,6 +1,5 @@
 #include "shardtensor/comm/check.h"
 
-#include <atomic>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +11,7 @@
 #include "shardtensor/comm/known_error.h"
 #include "shardtensor/comm/plain_tensors.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 
@@ -19,7 +19,7 @@ using namespace detail;
 
 namespace {
 
-std::atomic<bool> checking{false};
+Setting<bool> checking{"check_mode", false};
 
 std::string full_text(const Collective& call) {
   const auto& scope = current_comm_scope();

@@ -1,6 +1,5 @@
 #include "shardtensor/dispatch/fallback.h"
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
@@ -9,13 +8,14 @@
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/redistribute.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 
 using namespace detail;
 namespace {
 
-std::atomic<FallbackMode> mode{FallbackMode::Warn};
+Setting<FallbackMode> mode{"fallback_mode", FallbackMode::Warn};
 
 constexpr EnumWords<FallbackMode, 3> kFallbackModes{
     "fallback mode",

@@ -1,13 +1,14 @@
 #include "shardtensor/dispatch/promotion.h"
 
-#include <atomic>
-
 #include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/transformed.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 namespace {
-std::atomic<TensorPromotionMode> promotion{TensorPromotionMode::Silent};
+Setting<TensorPromotionMode> promotion{
+    "promotion_mode",
+    TensorPromotionMode::Silent};
 
 constexpr detail::EnumWords<TensorPromotionMode, 3> kPromotionModes{
     "promotion mode",

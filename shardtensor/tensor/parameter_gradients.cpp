@@ -16,6 +16,7 @@
 #include "shardtensor/tensor/gradient_readers.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/tangent.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 
@@ -26,9 +27,10 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Of the process: backward runs on other threads.
-std::atomic<GradientPolicy> policy{GradientPolicy::Coalesced};
-std::atomic<int64_t> bucket_bytes{int64_t{25} << 20}; // as DDP's
+Setting<GradientPolicy> policy{"gradient_policy", GradientPolicy::Coalesced};
+Setting<int64_t> bucket_bytes{
+    "gradient_bucket_bytes",
+    int64_t{25} << 20}; // as DDP's
 
 constexpr EnumWords<GradientPolicy, 3> kGradientPolicies{
     "gradient policy",

@@ -1,16 +1,15 @@
 #include "shardtensor/tensor/random.h"
 
-#include <atomic>
-
 #include <ATen/core/grad_mode.h>
 
 #include "shardtensor/layout/enum_words.h"
 #include "shardtensor/tensor/create.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 namespace {
 
-std::atomic<RandomPolicy> policy_of_process{RandomPolicy::OneDevice};
+Setting<RandomPolicy> policy_of_calls{"random_policy", RandomPolicy::OneDevice};
 
 constexpr detail::EnumWords<RandomPolicy, 2> kRandomPolicies{
     "random policy",
@@ -22,11 +21,11 @@ constexpr detail::EnumWords<RandomPolicy, 2> kRandomPolicies{
 } // namespace
 
 RandomPolicy random_policy() {
-  return policy_of_process;
+  return policy_of_calls;
 }
 
 void set_random_policy(RandomPolicy policy) {
-  policy_of_process = policy;
+  policy_of_calls = policy;
 }
 
 const char* to_string(RandomPolicy policy) {

@@ -1,14 +1,14 @@
 #include "shardtensor/rules/attention/transport.h"
 
-#include <atomic>
-
 #include "shardtensor/layout/enum_words.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 namespace {
 
-// Of the process: backward and compiled functions run on other threads.
-std::atomic<AttentionTransport> current{AttentionTransport::Auto};
+Setting<AttentionTransport> current{
+    "attention_transport",
+    AttentionTransport::Auto};
 
 constexpr detail::EnumWords<AttentionTransport, 5> kTransports{
     "attention_transport",

@@ -1,14 +1,14 @@
 #include "shardtensor/rules/points/transport.h"
 
-#include <atomic>
-
 #include "shardtensor/layout/enum_words.h"
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 namespace {
 
-// Of the process, as the other settings.
-std::atomic<PointTransport> current_point_transport{PointTransport::Auto};
+Setting<PointTransport> current_point_transport{
+    "point_transport",
+    PointTransport::Auto};
 
 constexpr detail::EnumWords<PointTransport, 3> kPointTransports{
     "point_transport",

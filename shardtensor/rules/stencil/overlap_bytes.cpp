@@ -1,15 +1,14 @@
 #include "shardtensor/rules/stencil/overlap_bytes.h"
 
-#include <atomic>
-
 #include <c10/util/Exception.h>
+
+#include "shardtensor/threads/setting.h"
 
 namespace shardtensor {
 namespace {
 
-// Of the process: backward and compiled functions run on other threads.
 constexpr int64_t kByDevice = -1;
-std::atomic<int64_t> current{kByDevice};
+Setting<int64_t> current{"conv_overlap_bytes", kByDevice};
 
 } // namespace
 
