@@ -7,6 +7,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/debug.h>
 
 namespace shardtensor::detail {
 namespace {
@@ -15,6 +16,14 @@ constexpr int64_t kSmallBytes = 4096;
 constexpr int kFewRanks = 8;
 // With more peers than this share of a group, a collective is as good.
 constexpr int64_t kRanksPerPeer = 4;
+
+// Note [Messages in PyTorch's debug level]
+// Under TORCH_DISTRIBUTED_DEBUG=DETAIL PyTorch compares before each collective
+// how many calls each rank has made of the group, messages among them. All
+// ranks make the same collectives, but have their own number of peers.
+bool counts_messages() {
+  return c10d::debug_level() == c10d::DebugLevel::Detail;
+}
 
 /// gloo's collectives take CUDA tensors by way of the host, its messages do
 /// not.
@@ -84,6 +93,9 @@ bool prefers_messages(
     c10d::ProcessGroup& group,
     const at::Tensor& x,
     Traffic traffic) {
+  if (counts_messages()) {
+    return false;
+  }
   const int64_t ranks = group.getSize();
   if (sends_over_gloo(group, x)) {
     const auto size = static_cast<int64_t>(x.element_size());
@@ -98,7 +110,7 @@ bool prefers_messages(
 }
 
 bool prefers_messages_of_all(c10d::ProcessGroup& group, const at::Tensor& x) {
-  return sends_over_gloo(group, x) &&
+  return !counts_messages() && sends_over_gloo(group, x) &&
       static_cast<int64_t>(x.nbytes()) <= kSmallBytes &&
       group.getSize() <= kFewRanks;
 }
