@@ -82,12 +82,37 @@ def core_mesh(mesh: DeviceMesh) -> _C.Mesh:
     """The core's Mesh of this DeviceMesh. Communication: see whole_group."""
     _forget_an_earlier_job()
     found = _core_meshes.get(mesh)
+    if found is not None and _took_its_place(mesh, _device_meshes[found]):
+        del _core_meshes[mesh]
+        found = None
     if found is None:
         with _disable_current_modes():  # its numbers are numbers, also in a trace
             found = _make_core_mesh(mesh)
         _core_meshes[mesh] = found
         _device_meshes.setdefault(found, mesh)
     return found
+
+
+def _took_its_place(mesh, known):
+    """Whether an equal DeviceMesh has other groups because those of the known one were
+    destroyed. That one then lets go of them, for gloo's threads to end."""
+    if mesh is known or _group_names(mesh) == _group_names(known) or _has_groups(known):
+        return False
+    registry = getattr(known, "_pg_registry", {})
+    for name in [name for name, group in registry.items() if not _alive(group)]:
+        del registry[name]
+    return True
+
+
+def _group_names(mesh):
+    return getattr(mesh, "_dim_group_names", None)
+
+
+def _has_groups(mesh):
+    try:
+        return all(_alive(mesh.get_group(axis)) for axis in range(mesh.ndim))
+    except (KeyError, RuntimeError, ValueError):
+        return False
 
 
 def device_mesh(mesh: _C.Mesh) -> DeviceMesh:
@@ -104,7 +129,7 @@ def find_mesh(
     (which all ranks then make together)."""
     for mesh in _core_meshes:
         known = mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names
-        if known == (device_type, ranks, names):
+        if known == (device_type, ranks, names) and _has_groups(mesh):
             return mesh
     return DeviceMesh(
         device_type, torch.tensor(ranks, device="cpu"), mesh_dim_names=names

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from jobs import free_port, values
 from ranks import run_isolated
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 from shardtensor import ShardTensor, distribute_tensor
@@ -117,6 +117,41 @@ def leave_and_join_again(folder):
 def test_a_job_that_is_joined_again_has_groups_of_its_own(tmp_path):
     outcomes = run_isolated(4, leave_and_join_again, tmp_path, timeout=60)
     assert values(outcomes) == [[6.0] * 9] * 4
+
+
+def make_groups_again(shape):
+    """Equal meshes, each of groups of its own."""
+    names = ("a", "b")[: len(shape)]
+    everyone = list(range(dist.get_world_size()))
+    threads, old = [], []
+    for _ in range(4):
+        groups = [dist.new_group(everyone)]
+        if len(shape) == 1:
+            mesh = DeviceMesh.from_group(groups[0], rig.DEVICE, mesh_dim_names=names)
+        else:
+            mesh = init_device_mesh(rig.DEVICE, shape, mesh_dim_names=names)
+            groups += [mesh.get_group(name) for name in names]
+        x = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)] * mesh.ndim)
+        weight = torch.ones(5, requires_grad=True)
+        (x * weight).sum().backward()
+        assert weight.grad.tolist() == [0, 1, 2, 3, 4]
+        assert x.sum().item() == 10 and x.device_mesh is mesh
+        for group in groups:
+            dist.destroy_process_group(group)
+        old.append(x)
+        threads.append(len(gloo_threads()))
+        del group, groups, mesh
+    if len(shape) == 1:  # of two axes all ranks have the default group
+        with pytest.raises(ValueError, match="there is no process group named"):
+            old[0].redistribute(placements=[Replicate()])
+    assert "Shard" in repr(old[0]) and "Shard" in repr(old[-1])
+    assert threads[1:] == threads[1:2] * 3
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
+def test_groups_that_take_the_place_of_destroyed_ones(shape):
+    count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    values(run_isolated(count, make_groups_again, shape, timeout=60))
 
 
 def import_what_keeps_groups(port):
