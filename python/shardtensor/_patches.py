@@ -29,8 +29,9 @@ from shardtensor.nn.transformer_encoder import encode
 from shardtensor.shard_tensor import ShardTensor
 
 
+@functools.cache
 def install() -> None:
-    """Once."""
+    """Once, also where the package is reloaded."""
     _note_what_ddp_reads()
     _serve_sync_batch_norm()
     _serve_transformer_encoder()
@@ -93,7 +94,9 @@ def _refuse_flex_attention():
         )
 
     level = torch._C._dispatch_key_parse("DeferredInit")
-    torch.ops.higher_order.flex_attention.py_impl(level)(refuse)
+    operator = torch.ops.higher_order.flex_attention
+    operator.py_kernels.pop(level, None)  # of a package that was imported before
+    operator.py_impl(level)(refuse)
 
 
 def _keep_pieces_on_cpu():

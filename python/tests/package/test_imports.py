@@ -59,6 +59,37 @@ def test_importing_is_quick_and_silent_and_starts_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+RELOAD = """
+import importlib, sys, torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+import shardtensor
+importlib.reload(shardtensor)
+if len(sys.argv) > 1:
+    for name in [name for name in sys.modules if name.startswith("shardtensor")]:
+        del sys.modules[name]
+    import shardtensor
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = shardtensor.init_device_mesh("cpu", (1,))
+x = shardtensor.distribute_tensor(torch.arange(3.0), mesh, [Shard(0)])
+x.requires_grad_()
+y = torch.nn.Linear(3, 2)(x).sum()
+y.backward()
+assert type(y) is type(x.grad) is shardtensor.ShardTensor
+"""
+
+
+@pytest.mark.parametrize("again", [(), ("again",)])
+def test_the_package_may_be_reloaded(again):
+    done = subprocess.run(
+        [sys.executable, "-c", RELOAD, *again],
+        cwd=ROOT / "python",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # ---- no operator imports the compiler ---------------------------------------
 # Many of PyTorch's Meta kernels do, which are written in Python.
 
