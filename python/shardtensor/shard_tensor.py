@@ -346,9 +346,9 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     __str__ = __repr__
 
     def __format__(self, format_spec):
-        if self.dim() == 0 and format_spec:
+        if self.dim() == 0 and format_spec and not self.is_meta:
             return format(self.item(), format_spec)
-        return format(repr(self), format_spec)
+        return object.__format__(self, format_spec)  # PyTorch's TypeError of others
 
     def __deepcopy__(self, memo):
         if id(self) in memo:

@@ -246,6 +246,11 @@ def test_scalars_answer_like_any_tensor(mesh):
         assert scalar.item() == value and float(scalar) == value
         assert int(scalar) == int(value) and bool(scalar) == bool(value)
         assert scalar.tolist() == value
+    assert f"{x.sum():.2f}" == f"{x.sum().item():.2f}"
+    assert f"{x}" == str(x)
+    for other in (x, x.sum().to("meta")):
+        with pytest.raises(TypeError, match="unsupported format string"):
+            f"{other:.2f}"
     term = from_spec(torch.tensor(7.0), x.sum()._spec)
     assert term.item() == 7.0
     assert shard(torch.tensor([5.0]), mesh, [Shard(0)]).item() == 5.0
