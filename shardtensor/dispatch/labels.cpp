@@ -7,6 +7,8 @@
 
 #include <ATen/ExpandUtils.h>
 
+#include "shardtensor/dispatch/nominal_strides.h"
+
 namespace shardtensor {
 namespace {
 
@@ -496,7 +498,7 @@ Labels broadcast_labels(Call& call) {
 
 Decision elementwise_rule(Call& call, Linearity linearity) {
   auto decision = rule_by_labels(call, broadcast_labels(call), linearity);
-  decision.keeps_order = true;
+  decision.strides_of = detail::strides_of_elements;
   return decision;
 }
 

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
-#include <unordered_set>
 
-#include <ATen/WrapDimUtils.h>
 #include <c10/core/MemoryFormat.h>
 
 #include "shardtensor/tensor/shard_tensor_impl.h"
@@ -26,92 +23,6 @@ at::MemoryFormat asked_format(const Call& call) {
       call.argument(arguments.size() - 1).toInt());
 }
 
-/// Their results are row-major, however their operands lie.
-bool is_row_major(const std::string& op) {
-  static const std::unordered_set<std::string> names{
-      "aten::cummax",
-      "aten::cummin",
-      "aten::cumprod",
-      "aten::cumsum",
-      "aten::gather",
-      "aten::grid_sampler_2d",
-      "aten::grid_sampler_3d",
-      "aten::index_add",
-      "aten::index_reduce",
-      "aten::index_select",
-      "aten::logcumsumexp",
-      "aten::renorm",
-      "aten::repeat",
-      "aten::scatter",
-      "aten::scatter_add",
-      "aten::scatter_reduce",
-      "aten::topk",
-      "aten::tril",
-      "aten::triu"};
-  return names.count(op) > 0;
-}
-
-/// Their results lie as the first operand does.
-bool keeps_first_order(const std::string& op) {
-  return op == "aten::addr" || op == "aten::glu" || op == "aten::index_fill" ||
-      op == "aten::sort";
-}
-
-/// Their first operand, in whatever order, is copied into row-major memory.
-bool copies_first(const Call& call) {
-  const auto& op = call.op().operator_name().name;
-  return op == "aten::masked_fill" || op == "aten::mvlgamma" ||
-      (op == "aten::angle" && call.operand(0).tensor.is_complex());
-}
-
-/// What cat makes: the operands' format where all have the same.
-at::MemoryFormat common_format(const Call& call) {
-  const auto format = call.operand(0).tensor.suggest_memory_format();
-  const bool common =
-      std::ranges::all_of(call.operands(), [&](const auto& own) {
-        return own.written || own.tensor.suggest_memory_format() == format;
-      });
-  return common ? format : at::MemoryFormat::Contiguous;
-}
-
-/// As of a cat along the dim, seen with one more: what ATen's stack does.
-Dims stacked_strides(const Call& call, const Dims& sizes) {
-  const auto dim = at::maybe_wrap_dim(
-      call.argument("dim").toInt(), static_cast<int64_t>(sizes.size()));
-  auto joined = sizes;
-  joined.erase(joined.begin() + dim);
-  if (dim == static_cast<int64_t>(joined.size())) {
-    return {};
-  }
-  joined[dim] *= sizes[dim];
-  auto strides = strides_of_format(common_format(call), joined);
-  if (!strides.empty()) {
-    strides.insert(strides.begin() + dim, strides[dim] * sizes[dim + 1]);
-  }
-  return strides;
-}
-
-/// Of unique rows of a dim, which PyTorch finds with that dim outermost; none
-/// for what is said about them.
-Dims unique_strides(const Call& call, const Dims& sizes) {
-  const auto dims = call.operand(0).dim();
-  if (call.argument("dim").isNone() ||
-      static_cast<int64_t>(sizes.size()) != dims) {
-    return {};
-  }
-  Dims order(dims);
-  std::iota(order.rbegin(), order.rend(), 0);
-  const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
-  order.erase(order.end() - 1 - dim);
-  order.push_back(dim);
-  return dense_strides(order, sizes);
-}
-
-bool finds_unique_rows(const std::string& op) {
-  return op == "aten::unique_consecutive" || op == "aten::unique_dim" ||
-      op == "aten::unique_dim_consecutive";
-}
-
 /// Channels-last if a ShardTensor among the operands is.
 at::MemoryFormat operands_format(const Call& call) {
   for (const auto& operand : call.operands()) {
@@ -119,9 +30,7 @@ at::MemoryFormat operands_format(const Call& call) {
       for (const auto format :
            {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
         if (operand.tensor.is_contiguous(format)) {
-          return is_row_major(call.op().operator_name().name)
-              ? at::MemoryFormat::Contiguous
-              : format;
+          return format;
         }
       }
     }
@@ -234,34 +143,34 @@ Dims elementwise_strides(at::ArrayRef<at::Tensor> operands, const Dims& sizes) {
   return dense_strides(memory_order(strides, sizes), sizes);
 }
 
-Dims nominal_strides(const Call& call, bool keeps_order, const Dims& sizes) {
+Dims nominal_strides(
+    const Call& call,
+    StridesOf strides_of,
+    const Dims& sizes) {
   const auto asked = asked_format(call);
   if (asked != at::MemoryFormat::Preserve) {
     return strides_of_format(asked, sizes);
   }
-  if (call.op().operator_name().name == "aten::stack") {
-    return stacked_strides(call, sizes);
-  }
-  if (call.op().operator_name().name == "aten::cat") {
-    return strides_of_format(common_format(call), sizes);
-  }
-  if (!keeps_order && finds_unique_rows(call.op().operator_name().name)) {
-    return unique_strides(call, sizes);
-  }
-  if (!keeps_order && keeps_first_order(call.op().operator_name().name)) {
-    return elementwise_strides(call.operand(0).tensor, sizes);
-  }
-  if (!keeps_order) {
-    return strides_of_format(operands_format(call), sizes);
-  }
+  return strides_of ? strides_of(call, sizes)
+                    : strides_of_format(operands_format(call), sizes);
+}
+
+Dims strides_of_elements(const Call& call, const Dims& sizes) {
   c10::SmallVector<at::Tensor, 4> read;
   for (const auto& operand : call.operands()) {
     if (!operand.written) {
       read.push_back(operand.tensor);
     }
   }
-  auto strides = elementwise_strides(read, sizes);
-  return !strides.empty() && copies_first(call) ? Dims() : strides;
+  return elementwise_strides(read, sizes);
+}
+
+Dims strides_of_first(const Call& call, const Dims& sizes) {
+  return elementwise_strides(call.operand(0).tensor, sizes);
+}
+
+Dims row_major_strides(const Call&, const Dims&) {
+  return {};
 }
 
 } // namespace shardtensor::detail

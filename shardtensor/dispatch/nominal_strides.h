@@ -3,17 +3,35 @@
 #include <cstdint>
 #include <vector>
 
-#include "shardtensor/dispatch/call.h"
+#include "shardtensor/dispatch/rule.h"
 
 namespace shardtensor::detail {
 
-/// The strides of a new tensor of `sizes` that `call` makes, none for a
-/// contiguous one: see Note [Nominal strides]. `keeps_order` says that the
-/// operator goes over its operands element by element, see Decision.
+/// The format that the call's last argument asks for; else what `strides_of`
+/// says, see Decision.
 std::vector<int64_t> nominal_strides(
     const Call& call,
-    bool keeps_order,
+    StridesOf strides_of,
     const std::vector<int64_t>& sizes);
+
+// ---- what a rule may say, see Decision::strides_of --------------------------
+
+/// Of an operator that goes over what it reads element by element.
+std::vector<int64_t> strides_of_elements(
+    const Call& call,
+    const std::vector<int64_t>& sizes);
+
+/// As the first operand lies.
+std::vector<int64_t> strides_of_first(
+    const Call& call,
+    const std::vector<int64_t>& sizes);
+
+/// However the operands lie.
+std::vector<int64_t> row_major_strides(
+    const Call& call,
+    const std::vector<int64_t>& sizes);
+
+// -----------------------------------------------------------------------------
 
 /// What TensorIterator gives a tensor of `sizes` made of these operands, which
 /// may be broadcast: dims in memory in the order that the first operand that

@@ -17,6 +17,12 @@ namespace shardtensor {
 // a pure function, its answer is cached. ATen's own derivative formulas run
 // above it, so rules have no backward of their own.
 
+/// The strides of a new tensor of `sizes` that `call` makes, none for a
+/// contiguous one: see Note [Nominal strides].
+using StridesOf = std::vector<int64_t> (*)(
+    const Call& call,
+    const std::vector<int64_t>& sizes);
+
 /// What a rule decides.
 struct Decision {
   /// One per operand: the layout the local call needs it in; null leaves it as
@@ -27,12 +33,11 @@ struct Decision {
   std::vector<SpecPtr> outputs;
   /// Arguments to replace in the local call: global sizes made local, say.
   std::vector<std::pair<size_t, c10::IValue>> arguments;
-  /// One per output tensor, where no other member tells: see Note [Nominal
-  /// strides].
+  /// One per output tensor, or none at all: strides_of tells.
   std::vector<std::vector<int64_t>> strides = {};
-  /// The outputs lie in memory in the operands' order of dims, as those of
-  /// TensorIterator do: see Note [Nominal strides].
-  bool keeps_order = false;
+  /// How outputs lie in memory (dispatch/nominal_strides.h). Null: channels
+  /// last if a ShardTensor among the operands does.
+  StridesOf strides_of = nullptr;
   /// What the outputs are, and what a derivative makes of them, depends on
   /// whether an input is contiguous: local matrices lie in memory as it shows.
   bool reads_order = false;

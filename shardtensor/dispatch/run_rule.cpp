@@ -250,7 +250,7 @@ class Outputs {
           spec,
           index < decision_.strides.size()
               ? decision_.strides[index]
-              : nominal_strides(call_, decision_.keeps_order, spec->sizes()));
+              : nominal_strides(call_, decision_.strides_of, spec->sizes()));
     }
     const auto& tensor = locals_.viewed->tensor;
     const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())

@@ -16,6 +16,7 @@
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/rules/index/element_rows.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/row_terms.h"
@@ -27,6 +28,18 @@
 
 namespace shardtensor::detail {
 namespace {
+
+Decision rows_rule(Call& call) {
+  auto decision = along_dim_rule(call);
+  decision.strides_of = row_major_strides;
+  return decision;
+}
+
+Decision filled_rows_rule(Call& call) {
+  auto decision = along_dim_rule(call);
+  decision.strides_of = strides_of_first;
+  return decision;
+}
 
 /// PyTorch's own check sees the sizes of one rank.
 Decision added_rows_rule(Call& call) {
@@ -46,7 +59,7 @@ Decision added_rows_rule(Call& call) {
       self.sizes(),
       ", source of sizes ",
       source.sizes());
-  return along_dim_rule(call);
+  return rows_rule(call);
 }
 
 // ---- the call ---------------------------------------------------------------
@@ -367,7 +380,7 @@ void gather_kernel(
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
   check_element_index(ByIndex(op, stack));
-  run_rule(op, along_dim_rule, stack);
+  run_rule(op, rows_rule, stack);
 }
 
 void gather_rows_kernel(
@@ -378,7 +391,7 @@ void gather_rows_kernel(
   if (!runs_by_rows(call)) {
     begin_write_of(call);
     check_element_index(call);
-    run_rule(op, along_dim_rule, stack);
+    run_rule(op, rows_rule, stack);
   }
 }
 
@@ -405,12 +418,14 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
     m.impl(
         op, torch::CppFunction::makeFromBoxedFunction<&gather_rows_kernel>());
   }
-  for (const char* op :
-       {"index_select", "index_fill.int_Scalar", "index_fill_.int_Scalar"}) {
+  m.impl(
+      "index_select",
+      torch::CppFunction::makeFromBoxedFunction<&by_rows_kernel<rows_rule>>());
+  for (const char* op : {"index_fill.int_Scalar", "index_fill_.int_Scalar"}) {
     m.impl(
         op,
         torch::CppFunction::makeFromBoxedFunction<
-            &by_rows_kernel<along_dim_rule>>());
+            &by_rows_kernel<filled_rows_rule>>());
   }
   for (const char* op : {"index_copy", "index_copy_"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&copy_rows_kernel>());

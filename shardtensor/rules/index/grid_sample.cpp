@@ -3,6 +3,7 @@
 #include <ATen/native/GridSamplerUtils.h>
 
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 
 // grid_sample reads each sample's image anywhere: the image is whole in its
 // spatial dims, the points of the grid may be cut.
@@ -57,8 +58,10 @@ Decision grid_sampler_rule(Call& call) {
   sizes.pop_back();
   sizes.insert(sizes.begin() + 1, image.size(1));
   call.set_output_sizes({std::move(sizes)});
-  return rule_by_labels(
+  auto decision = rule_by_labels(
       call, {{labels.image, labels.grid}, {labels.output}}, Linearity::None);
+  decision.strides_of = row_major_strides;
+  return decision;
 }
 
 /// The image's gradient sums over the points of the grid, the grid's over the

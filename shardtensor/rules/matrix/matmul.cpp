@@ -11,6 +11,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/rules/matrix/whole_factor.h"
 
 namespace shardtensor::detail {
@@ -119,6 +120,12 @@ Decision add_product_rule(Call& call) {
   return decision;
 }
 
+Decision addr_rule(Call& call) {
+  auto decision = add_product_rule<kOuter>(call);
+  decision.strides_of = strides_of_first;
+  return decision;
+}
+
 /// Of three tensors, which get dims of size 1 (`expand`) to be multiplied, then
 /// summed over `sumdim`.
 Decision trilinear_rule(Call& call) {
@@ -167,7 +174,7 @@ const RegisterRules products{
     {"aten::vdot", product_rule<kDot>},
     {"aten::addmm", add_product_rule<kMm>},
     {"aten::baddbmm", add_product_rule<kBmm>},
-    {"aten::addr", add_product_rule<kOuter>},
+    {"aten::addr", addr_rule},
 };
 
 /// Where a rank's matrix is empty, PyTorch gives the addend as it came.

@@ -18,7 +18,7 @@ Decision like_rule(Call& call) {
   Decision decision;
   decision.inputs = {call.operand(0).spec};
   decision.outputs = {without_partial(call.operand(0).spec)};
-  decision.keeps_order = true;
+  decision.strides_of = strides_of_elements;
   return decision;
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/WrapDimUtils.h>
 
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 
 // glu multiplies one half of a dim with a gate made of the other: output row i
 // takes the input rows i and i + half. A rank has both where the dim is cut
@@ -78,7 +79,9 @@ Decision glu_rule(Call& call) {
       sizes[dim]);
   sizes[dim] /= 2;
   call.set_output_sizes({std::move(sizes)});
-  return halves_rule(call, "self", true);
+  auto decision = halves_rule(call, "self", true);
+  decision.strides_of = strides_of_first;
+  return decision;
 }
 
 Decision glu_backward_rule(Call& call) {

@@ -17,6 +17,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/registry.h"
 #include "shardtensor/tensor/tangent.h"
 
@@ -83,7 +84,7 @@ Decision overwrite_rule(Call& call) {
                                                  : nullptr);
   }
   decision.outputs = {layout};
-  decision.keeps_order = true;
+  decision.strides_of = strides_of_elements;
   return decision;
 }
 
@@ -112,7 +113,7 @@ Decision log_sigmoid_backward_rule(Call& call) {
   }
   labels.operands.emplace_back(buffer.dim(), kPrivate);
   auto decision = rule_by_labels(call, labels, Linearity::None);
-  decision.keeps_order = true;
+  decision.strides_of = strides_of_elements;
   return decision;
 }
 
@@ -163,8 +164,6 @@ const std::vector<RuleEntry>& linear_rules() {
 constexpr const char* kUntagged[] = {
     "aten::copy_",
     "aten::where.self",
-    "aten::masked_fill.Scalar",
-    "aten::masked_fill.Tensor",
     "aten::isnan",
     "aten::floor_divide",
     "aten::floor_divide_.Tensor",
@@ -254,6 +253,31 @@ std::optional<std::string> functional_name(const c10::OperatorName& form) {
   return c10::toString(c10::OperatorName(name, overload));
 }
 
+/// The first operand, in whatever order, is copied into row-major memory.
+Decision copied_rule(Call& call) {
+  auto decision = pointwise_rule(call);
+  decision.strides_of = row_major_strides;
+  return decision;
+}
+
+Decision angle_rule(Call& call) {
+  auto decision = pointwise_rule(call);
+  decision.strides_of = [](const Call& made,
+                           const std::vector<int64_t>& sizes) {
+    return made.operand(0).tensor.is_complex()
+        ? row_major_strides(made, sizes)
+        : strides_of_elements(made, sizes);
+  };
+  return decision;
+}
+
+constexpr RuleEntry kInAnotherOrder[] = {
+    {"aten::angle", angle_rule},
+    {"aten::masked_fill.Scalar", copied_rule},
+    {"aten::masked_fill.Tensor", copied_rule},
+    {"aten::mvlgamma", copied_rule},
+};
+
 Rule pointwise_rule_of(const std::string& op) {
   return divides_integers(op) ? division_rule : pointwise_rule;
 }
@@ -267,6 +291,9 @@ const bool registered = [] {
     }
   };
   for (const auto& entry : linear_rules()) {
+    add(entry.op, entry.rule);
+  }
+  for (const auto& entry : kInAnotherOrder) {
     add(entry.op, entry.rule);
   }
   for (const char* op : kUntagged) {

@@ -3,6 +3,7 @@
 #include <ATen/WrapDimUtils.h>
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 
 // Operators that work along one dim, with all others as batch. That dim is made
 // whole (its mesh axes move to another dim where there is one), the others keep
@@ -20,6 +21,24 @@ Decision same_sizes_rule(Call& call) {
   return along_dim_rule(call);
 }
 
+Decision scan_rule(Call& call) {
+  auto decision = same_sizes_rule(call);
+  decision.strides_of = row_major_strides;
+  return decision;
+}
+
+Decision sort_rule(Call& call) {
+  auto decision = same_sizes_rule(call);
+  decision.strides_of = strides_of_first;
+  return decision;
+}
+
+Decision topk_rule(Call& call) {
+  auto decision = along_dim_rule(call);
+  decision.strides_of = row_major_strides;
+  return decision;
+}
+
 /// renorm scales each row of `dim` by its norm over all other dims.
 Decision renorm_rule(Call& call) {
   const auto dims = call.operand(0).dim();
@@ -27,7 +46,9 @@ Decision renorm_rule(Call& call) {
   std::vector<int64_t> own(dims, kPrivate);
   own.at(at::maybe_wrap_dim(dim, dims)) = 0;
   call.set_output_sizes({call.operand(0).spec->sizes()});
-  return rule_by_labels(call, {{own}, {own}}, Linearity::None);
+  auto decision = rule_by_labels(call, {{own}, {own}}, Linearity::None);
+  decision.strides_of = row_major_strides;
+  return decision;
 }
 
 // ---- looking values up ------------------------------------------------------
@@ -78,8 +99,14 @@ Decision lookup_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
-const RegisterRules scans_and_sorts{
-    same_sizes_rule,
+const RegisterRules sorts{
+    sort_rule,
+    {
+        "aten::sort",
+        "aten::sort.stable",
+    }};
+const RegisterRules scans{
+    scan_rule,
     {
         "aten::cumsum",
         "aten::cumsum_",
@@ -89,19 +116,17 @@ const RegisterRules scans_and_sorts{
         "aten::logcumsumexp",
         "aten::cummax",
         "aten::cummin",
-        "aten::sort",
-        "aten::sort.stable",
     }};
 const RegisterRules along_one_dim{
     along_dim_rule,
     {
-        "aten::topk",
         "aten::kthvalue",
         "aten::mode",
         "aten::median.dim",
         "aten::nanmedian.dim",
         "aten::linalg_cross",
     }};
+const RegisterRules largest{{"aten::topk", topk_rule}};
 const RegisterRules renorms{
     renorm_rule,
     {

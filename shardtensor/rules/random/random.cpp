@@ -258,7 +258,8 @@ class RandomKernel : public c10::OperatorKernel {
     // bernoulli.p alone gives a contiguous result, whatever self is.
     const auto strides = random_.kind == Kind::Bernoulli
         ? std::vector<int64_t>()
-        : nominal_strides(Call(op, *stack), true, target->sizes());
+        : nominal_strides(
+              Call(op, *stack), strides_of_elements, target->sizes());
     const auto key = draw_key(local, arguments.generator());
     auto own = counter_numbers(
         target->local_sizes(), dtype, key, drawn, global_index(*target));
