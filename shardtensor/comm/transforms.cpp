@@ -18,10 +18,16 @@ at::Tensor without_levels(at::Tensor tensor) {
   return tensor;
 }
 
+std::optional<Samples> samples_of(const at::Tensor& tensor) {
+  const auto* batched = maybeGetBatchedImpl(tensor);
+  return batched ? std::optional<Samples>({batched->value(), batched->bdim()})
+                 : std::nullopt;
+}
+
 at::Tensor values_inside(at::Tensor tensor) {
   tensor = without_levels(std::move(tensor));
-  while (const auto* batched = maybeGetBatchedImpl(tensor)) {
-    tensor = without_levels(batched->value());
+  while (const auto samples = samples_of(tensor)) {
+    tensor = without_levels(samples->values);
   }
   return tensor;
 }
@@ -29,7 +35,7 @@ at::Tensor values_inside(at::Tensor tensor) {
 at::Tensor value_inside(const at::Tensor& tensor) {
   auto value = without_levels(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      maybeGetBatchedImpl(value) == nullptr,
+      !samples_of(value),
       current_comm_scope(),
       ": torch.func.vmap gives each sample values of its own where the host "
       "must read one; call it for each sample");

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -23,6 +26,14 @@ struct OutsideTransforms {
 
 /// Without the levels that differentiate around it.
 at::Tensor without_levels(at::Tensor tensor);
+
+/// All samples of a vmap, and the dim along which they stand.
+struct Samples {
+  at::Tensor values;
+  int64_t dim;
+};
+/// None of another tensor.
+std::optional<Samples> samples_of(const at::Tensor& tensor);
 
 /// Without any level, and so with the dims of vmap's: what holds of all
 /// samples.

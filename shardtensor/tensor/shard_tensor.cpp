@@ -209,6 +209,12 @@ const auto& redistribute_operator() {
 
 using OperatorOfTransform = c10::TypedOperatorHandle<OfTransform>;
 
+/// Not of autograd's batched gradients, whose older vmap has no rule for these.
+bool is_of_level(const at::Tensor& tensor) {
+  return is_transformed(tensor) &&
+      !tensor.key_set().has(c10::DispatchKey::Batched);
+}
+
 at::Tensor call_in_transform(
     const OperatorOfTransform& op,
     const at::Tensor& tensor,
@@ -326,7 +332,7 @@ at::Tensor detail::from_local_strided(
       !is_shard_tensor(local),
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
-  if (is_transformed(local)) {
+  if (is_of_level(local)) {
     return call_in_transform(from_local_operator(), local, spec);
   }
   const OutsideTransforms of_all_levels;
@@ -452,7 +458,7 @@ at::Tensor promote(const at::Tensor& tensor, const MeshPtr& mesh) {
     return tensor;
   }
   TORCH_CHECK_VALUE(mesh, "promote: no mesh, expected one");
-  if (is_transformed(tensor)) {
+  if (is_of_level(tensor)) {
     return from_local(tensor, make_replicated(mesh, tensor.sizes().vec()));
   }
   const OutsideTransforms of_all_levels;

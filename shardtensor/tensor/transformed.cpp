@@ -1,9 +1,8 @@
 #include "shardtensor/tensor/transformed.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
-
-#include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -11,11 +10,11 @@
 namespace shardtensor::detail {
 namespace {
 
-SpecPtr without_dim(const SpecPtr& spec, int64_t dim) {
+SpecPtr without_dims(const SpecPtr& spec, const std::vector<int64_t>& dims) {
   std::vector<int64_t> sizes;
   std::vector<int64_t> from;
   for (int64_t kept = 0; kept < spec->dim(); ++kept) {
-    if (kept != dim) {
+    if (std::ranges::find(dims, kept) == dims.end()) {
       sizes.push_back(spec->size(kept));
       from.push_back(kept);
     }
@@ -38,9 +37,9 @@ SpecPtr layout_of(const at::Tensor& tensor) {
     return nullptr;
   }
   const auto value = without_levels(tensor);
-  if (const auto* batched = at::functorch::maybeGetBatchedImpl(value)) {
-    const auto all = layout_of(batched->value());
-    return all ? without_dim(all, batched->bdim()) : nullptr;
+  if (const auto samples = samples_of(value)) {
+    const auto all = layout_of(samples->values);
+    return all ? without_dims(all, {samples->dim}) : nullptr;
   }
   return value.is_same(tensor) ? nullptr : layout_of(value);
 }

@@ -259,3 +259,10 @@ def test_constants_of_a_level(mesh):
             lambda scale: (x * scale).sin().sum() + x.sum() * scale, (scale,)
         )
         assert_close(way(function, (scale,))[0], expected[0])
+
+
+@ranks(2)
+def test_batched_gradients_are_refused(mesh):
+    x = shard(waves(6, 4), mesh, placements_of(mesh, 0)).requires_grad_()
+    with pytest.raises(RuntimeError, match="rule not implemented for aten::detach"):
+        torch.autograd.grad(x.sum(0), x, torch.eye(4).double(), is_grads_batched=True)
