@@ -31,6 +31,14 @@ std::vector<int64_t> row_major_strides(
     const Call& call,
     const std::vector<int64_t>& sizes);
 
+/// The rule, saying so.
+template <Decision (*rule)(Call&), StridesOf strides_of>
+Decision rule_with_strides(Call& call) {
+  auto decision = rule(call);
+  decision.strides_of = strides_of;
+  return decision;
+}
+
 // -----------------------------------------------------------------------------
 
 /// What TensorIterator gives a tensor of `sizes` made of these operands, which

@@ -29,17 +29,10 @@
 namespace shardtensor::detail {
 namespace {
 
-Decision rows_rule(Call& call) {
-  auto decision = along_dim_rule(call);
-  decision.strides_of = row_major_strides;
-  return decision;
-}
-
-Decision filled_rows_rule(Call& call) {
-  auto decision = along_dim_rule(call);
-  decision.strides_of = strides_of_first;
-  return decision;
-}
+constexpr auto& rows_rule =
+    rule_with_strides<along_dim_rule, row_major_strides>;
+constexpr auto& filled_rows_rule =
+    rule_with_strides<along_dim_rule, strides_of_first>;
 
 /// PyTorch's own check sees the sizes of one rank.
 Decision added_rows_rule(Call& call) {

@@ -120,11 +120,8 @@ Decision add_product_rule(Call& call) {
   return decision;
 }
 
-Decision addr_rule(Call& call) {
-  auto decision = add_product_rule<kOuter>(call);
-  decision.strides_of = strides_of_first;
-  return decision;
-}
+constexpr auto& addr_rule =
+    rule_with_strides<add_product_rule<kOuter>, strides_of_first>;
 
 /// Of three tensors, which get dims of size 1 (`expand`) to be multiplied, then
 /// summed over `sumdim`.

@@ -254,11 +254,8 @@ std::optional<std::string> functional_name(const c10::OperatorName& form) {
 }
 
 /// The first operand, in whatever order, is copied into row-major memory.
-Decision copied_rule(Call& call) {
-  auto decision = pointwise_rule(call);
-  decision.strides_of = row_major_strides;
-  return decision;
-}
+constexpr auto& copied_rule =
+    rule_with_strides<pointwise_rule, row_major_strides>;
 
 Decision angle_rule(Call& call) {
   auto decision = pointwise_rule(call);

@@ -21,23 +21,12 @@ Decision same_sizes_rule(Call& call) {
   return along_dim_rule(call);
 }
 
-Decision scan_rule(Call& call) {
-  auto decision = same_sizes_rule(call);
-  decision.strides_of = row_major_strides;
-  return decision;
-}
-
-Decision sort_rule(Call& call) {
-  auto decision = same_sizes_rule(call);
-  decision.strides_of = strides_of_first;
-  return decision;
-}
-
-Decision topk_rule(Call& call) {
-  auto decision = along_dim_rule(call);
-  decision.strides_of = row_major_strides;
-  return decision;
-}
+constexpr auto& scan_rule =
+    rule_with_strides<same_sizes_rule, row_major_strides>;
+constexpr auto& sort_rule =
+    rule_with_strides<same_sizes_rule, strides_of_first>;
+constexpr auto& topk_rule =
+    rule_with_strides<along_dim_rule, row_major_strides>;
 
 /// renorm scales each row of `dim` by its norm over all other dims.
 Decision renorm_rule(Call& call) {
