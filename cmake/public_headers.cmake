@@ -40,6 +40,7 @@ set(public_headers
   shardtensor/layout/partition.h
   shardtensor/layout/placement.h
   shardtensor/layout/shard_spec.h
+  shardtensor/layout/row_source.h
   shardtensor/layout/transfer.h
   shardtensor/rules/neighborhood/neighborhood.h
   shardtensor/rules/attention/transport.h

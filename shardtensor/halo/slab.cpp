@@ -23,8 +23,7 @@ RowSource slab_rows(
     const Interval& owned,
     int64_t extent) {
   auto rows = boundary_rows(rows_before(piece, owned), extent);
-  const auto after = boundary_rows(rows_after(piece, owned), extent);
-  rows.insert(rows.end(), after.begin(), after.end());
+  rows.append(boundary_rows(rows_after(piece, owned), extent));
   return rows;
 }
 

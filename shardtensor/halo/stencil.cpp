@@ -1,6 +1,7 @@
 #include "shardtensor/halo/stencil.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <c10/util/Exception.h>
 
@@ -319,14 +320,37 @@ int64_t boundary_row(int64_t row, int64_t extent, Boundary boundary) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+namespace {
+
+/// How many rows from `row` on, which stands for `at`, follow each other in the
+/// input, or are all zero.
+int64_t rows_in_order(
+    int64_t row,
+    int64_t at,
+    int64_t extent,
+    Boundary boundary) {
+  if (at < 0) {
+    return row < 0 ? -row : std::numeric_limits<int64_t>::max();
+  }
+  const bool follow = at == row || boundary == Boundary::Periodic;
+  return follow ? extent - at : 1;
+}
+
+} // namespace
+
 RowSource boundary_rows(
     const Interval& rows,
     int64_t extent,
     Boundary boundary) {
   RowSource source;
-  source.reserve(rows.extent());
-  for (int64_t row = rows.begin; row < rows.end; ++row) {
-    source.push_back(boundary_row(row, extent, boundary));
+  for (int64_t row = rows.begin, count = 0; row < rows.end; row += count) {
+    const int64_t at = boundary_row(row, extent, boundary);
+    count = std::min(rows.end - row, rows_in_order(row, at, extent, boundary));
+    if (at < 0) {
+      source.append_zeros(count);
+    } else {
+      source.append(Interval{at, at + count});
+    }
   }
   return source;
 }

@@ -128,15 +128,16 @@ RowLocation locate(const ShardSpec& spec, int64_t dim, int64_t row) {
 }
 
 void check_rows(const RowSource& rows, const ShardSpec& spec, int64_t dim) {
-  for (int64_t row : rows) {
+  const int64_t size = spec.size(dim);
+  for (const auto& [begin, extent] : rows.runs()) {
     TORCH_CHECK_INDEX(
-        row >= -1 && row < spec.size(dim),
+        begin == RowSource::kZeros || (begin >= 0 && begin + extent <= size),
         "plan_gather_rows: row ",
-        row,
+        begin < 0 ? begin : std::max(begin, size),
         " of dim ",
         dim,
         ", expected -1 (zero) or 0 <= row < ",
-        spec.size(dim));
+        size);
   }
 }
 
@@ -146,19 +147,20 @@ void append_gathered(
     int64_t target_piece,
     const RowSource& rows,
     std::vector<Link>& links) {
-  const int64_t count = static_cast<int64_t>(rows.size());
-  for (int64_t begin = 0, end = 0; begin < count; begin = end) {
-    end = begin + 1;
-    if (rows[begin] < 0) {
-      continue;
+  int64_t target = 0;
+  for (const auto& [begin, extent] : rows.runs()) {
+    const int64_t end = target + extent;
+    for (int64_t row = begin; begin >= 0 && target < end;) {
+      const RowLocation at = locate(spec, dim, row);
+      const int64_t count = std::min(at.left, end - target);
+      links.push_back(
+          {at.piece,
+           target_piece,
+           {{at.local, at.local + count}, {target, target + count}}});
+      row += count;
+      target += count;
     }
-    const RowLocation at = locate(spec, dim, rows[begin]);
-    while (end < count && rows[end] == rows[end - 1] + 1 &&
-           end - begin < at.left) {
-      ++end;
-    }
-    const Interval source{at.local, at.local + end - begin};
-    links.push_back({at.piece, target_piece, {source, {begin, end}}});
+    target = end;
   }
 }
 

@@ -300,7 +300,7 @@ ExchangePlan plan_gather_rows(
   std::vector<int64_t> source_sizes = spec->local_sizes(position);
   std::vector<int64_t> target_sizes = source_sizes;
   for (int64_t dim : dims) {
-    target_sizes[dim] = static_cast<int64_t>(rows(dim, position).size());
+    target_sizes[dim] = rows(dim, position).extent();
   }
   return make_plan(
       link_rows(*spec, dims, rows),

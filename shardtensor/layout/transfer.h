@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "shardtensor/layout/interval.h"
+#include "shardtensor/layout/row_source.h"
 #include "shardtensor/layout/shard_spec.h"
 
 namespace shardtensor {
@@ -74,16 +75,12 @@ void check_same_tensor(const ShardSpec& from, const ShardSpec& to);
 /// costs nothing. Never raises for a combination of placements.
 int64_t moved_elements(const SpecPtr& from, const SpecPtr& to);
 
-/// What this rank needs of one dim for a stencil, and from where: row i of the
-/// new local tensor is row `rows[i]` of the global one, or zero when rows[i]
-/// is -1. Consecutive rows travel as one box.
-using RowSource = std::vector<int64_t>;
-
 /// Gives every position, along each of `dims`, the global rows that
 /// `rows(dim, position)` names, from a tensor laid out as `spec`. Halo
 /// exchange of any width, boundary and geometry is this; corners included, one
-/// message per pair. `rows` must be the same function on all ranks and depend
-/// on position only through its coordinates on the axes that shard `dim`.
+/// message per pair, and a run of rows that follow each other is one box.
+/// `rows` must be the same function on all ranks and depend on position only
+/// through its coordinates on the axes that shard `dim`.
 ExchangePlan plan_gather_rows(
     const SpecPtr& spec,
     const std::vector<int64_t>& dims,

@@ -33,8 +33,11 @@ INSTANTIATE_TEST_SUITE_P(
 // ---- many small boxes -------------------------------------------------------
 
 /// All rows, or each third one, last one first: a box for each.
-RowSource rows_backwards(int64_t position, bool all, int64_t extent = 90) {
-  RowSource rows;
+std::vector<int64_t> rows_backwards(
+    int64_t position,
+    bool all,
+    int64_t extent = 90) {
+  std::vector<int64_t> rows;
   for (int64_t row = extent - 1; row >= 0; --row) {
     if (all || row % 3 == position) {
       rows.push_back(row);
@@ -51,7 +54,7 @@ TEST_P(ExchangeBoxes, TakeOneKernelWhereTheyAreManyAndSmall) {
         sizes[dim] = 90;
         const auto spec = make_spec(mesh, sizes, {Placement::shard(dim)});
         const auto rows = [&](int64_t, int64_t position) {
-          return rows_backwards(position, all);
+          return RowSource(rows_backwards(position, all));
         };
         const auto plan = plan_gather_rows(spec, {dim}, rows, mesh->position());
         const auto encoded = encode(plan, *mesh);
@@ -81,7 +84,7 @@ TEST_P(ExchangeBoxes, HaveAnyDtype) {
       const auto plan = plan_gather_rows(
           spec,
           {0},
-          [](int64_t, int64_t p) { return rows_backwards(p, true); },
+          [](int64_t, int64_t p) { return RowSource(rows_backwards(p, true)); },
           mesh->position());
       const auto whole = index_filled({90, 2}, at::kFloat).to(dtype);
       const auto y = exchange(piece(whole, *spec), plan, *mesh);
@@ -100,7 +103,7 @@ TEST(ExchangeSchedule, KnowsWhichBoxesOneKernelTakes) {
           spec,
           {0},
           [&](int64_t, int64_t position) {
-            return rows_backwards(position, true, extent);
+            return RowSource(rows_backwards(position, true, extent));
           },
           mesh->position());
       return ExchangeSchedule(encode(plan, *mesh).code, 4, adds);

@@ -523,6 +523,23 @@ TEST(BoundaryRows, ContinueTheInputBeyondItsEnds) {
       (RowSource{0, 0, 0, 0, 1, 2, 3, 3, 3, 3}));
 }
 
+TEST(BoundaryRows, AreFewRunsOfAnyExtent) {
+  const int64_t extent = int64_t{1} << 42;
+  const Interval wide{-extent, 2 * extent};
+  EXPECT_EQ(
+      boundary_rows(wide, extent, Boundary::Zeros).runs(),
+      (std::vector<RowSource::Run>{{-1, extent}, {0, extent}, {-1, extent}}));
+  EXPECT_EQ(
+      boundary_rows(wide, extent, Boundary::Periodic).runs(),
+      (std::vector<RowSource::Run>{{0, extent}, {0, extent}, {0, extent}}));
+  EXPECT_EQ(
+      boundary_rows({-1, extent + 1}, extent, Boundary::Reflect).runs(),
+      (std::vector<RowSource::Run>{{1, 1}, {0, extent}, {extent - 2, 1}}));
+  EXPECT_EQ(
+      boundary_rows({2, 5}, 0, Boundary::Periodic).runs(),
+      (std::vector<RowSource::Run>{{-1, 3}}));
+}
+
 TEST(BoundaryRows, WrapMoreThanOnce) {
   EXPECT_EQ(boundary_row(-9, 4, Boundary::Periodic), 3);
   EXPECT_EQ(boundary_row(12, 4, Boundary::Periodic), 0);

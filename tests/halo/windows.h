@@ -45,8 +45,10 @@ inline at::Tensor signal(int64_t extent) {
 inline at::Tensor gather(const at::Tensor& x, const RowSource& rows) {
   const at::Tensor padded = at::cat({x, at::zeros({1, 1, 1}, x.options())}, 2);
   std::vector<int64_t> at;
-  for (const int64_t row : rows) {
-    at.push_back(row < 0 ? x.size(2) : row);
+  for (const auto& [begin, extent] : rows.runs()) {
+    for (int64_t i = 0; i < extent; ++i) {
+      at.push_back(begin < 0 ? x.size(2) : begin + i);
+    }
   }
   return padded.index_select(2, at::tensor(at, at::kLong));
 }

@@ -26,6 +26,16 @@ std::vector<ExchangePlan> gather_plans(
   });
 }
 
+std::vector<int64_t> listed(const RowSource& source) {
+  std::vector<int64_t> rows;
+  for (const auto& [begin, extent] : source.runs()) {
+    for (int64_t i = 0; i < extent; ++i) {
+      rows.push_back(begin < 0 ? -1 : begin + i);
+    }
+  }
+  return rows;
+}
+
 /// Every position holds the rows it named, and its own rows of other dims.
 void check_gather(
     const SpecPtr& spec,
@@ -41,7 +51,7 @@ void check_gather(
     auto wanted = rows_of(*spec, position);
     locals.push_back(take(global, wanted));
     for (int64_t dim : dims) {
-      wanted[dim] = rows(dim, position);
+      wanted[dim] = listed(rows(dim, position));
     }
     expected.push_back(take(global, wanted));
   }
@@ -230,6 +240,42 @@ TEST(PlanGatherRows, KeepsTheRowsOfOtherDims) {
       (std::vector<Transfer>{{1, 1, {{0, 2}, {0, 3}}, {{0, 2}, {0, 3}}}}));
   EXPECT_EQ(plan.largest_message, 0);
   EXPECT_TRUE(plan.covers);
+}
+
+TEST(PlanGatherRows, CostsAsManyNumbersAsThereAreRuns) {
+  const int64_t rows = int64_t{1} << 42;
+  const SpecPtr spec = make_spec(mesh_of({3}), {rows}, {Placement::shard(0)});
+  const Rows ring = [&](int64_t dim, int64_t position) {
+    const Interval own = spec->interval(dim, position);
+    RowSource source;
+    source.push_back((own.begin + rows - 1) % rows);
+    source.append(own);
+    source.push_back(own.end % rows);
+    return source;
+  };
+  const ExchangePlan plan = plan_gather_rows(spec, {0}, ring, 1);
+  EXPECT_EQ(plan.sends.size(), 3);
+  EXPECT_EQ(plan.receives.size(), 3);
+  EXPECT_EQ(
+      plan.target_sizes,
+      (std::vector<int64_t>{spec->interval(0, 1).extent() + 2}));
+  EXPECT_EQ(plan.largest_message, 1);
+}
+
+// ---- rows -------------------------------------------------------------------
+
+TEST(RowSource, JoinsWhatFollowsEachOther) {
+  using Runs = std::vector<RowSource::Run>;
+  RowSource source{5, 6, -1, -1};
+  EXPECT_EQ(source.runs(), (Runs{{5, 2}, {-1, 2}}));
+  source.append_zeros(3);
+  source.append(Interval{0, 4});
+  source.append(Interval{4, 4});
+  source.append(RowSource{4, 4});
+  EXPECT_EQ(source.runs(), (Runs{{5, 2}, {-1, 5}, {0, 5}, {4, 1}}));
+  EXPECT_EQ(source.extent(), 13);
+  EXPECT_EQ(source.shifted(2).runs(), (Runs{{7, 2}, {-1, 5}, {2, 5}, {6, 1}}));
+  EXPECT_EQ(source, RowSource(listed(source)));
 }
 
 // ---- refusals ---------------------------------------------------------------

@@ -238,13 +238,13 @@ SpecPtr with_features(const SpecPtr& spec, int64_t features) {
 }
 
 /// The keys that a position's windows name along dim `i` of the domain.
-std::vector<int64_t> rows_of_position(
+RowSource rows_of_position(
     const ShardSpec& spec,
     NeighborhoodDim dim,
     int64_t i,
     int64_t position) {
   dim.queries = spec.interval(i + 1, position);
-  return key_rows(dim);
+  return RowSource(key_rows(dim));
 }
 
 void plan_gather(NeighborhoodPlan& plan, const Dims& domain) {

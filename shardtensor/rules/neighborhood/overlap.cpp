@@ -55,7 +55,7 @@ OverlapPlan plan_neighborhood_overlap(
   const auto rows = [&](int64_t, int64_t position) {
     auto dim = dims[0];
     dim.queries = keys->interval(1, position);
-    return rows_of_others(dim);
+    return RowSource(rows_of_others(dim));
   };
   auto plan = std::make_shared<NeighborhoodOverlap>();
   plan->dims = dims;

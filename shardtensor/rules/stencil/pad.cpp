@@ -151,12 +151,8 @@ RowSource source_rows(
     ring.begin = std::max<int64_t>(0, -padding.before);
     ring.end = extent - std::max<int64_t>(0, -padding.after);
   }
-  RowSource source =
-      boundary_rows(rows.shifted(-ring.begin), ring.extent(), boundary);
-  for (int64_t& row : source) {
-    row += ring.begin;
-  }
-  return source;
+  return boundary_rows(rows.shifted(-ring.begin), ring.extent(), boundary)
+      .shifted(ring.begin);
 }
 
 PadPlan plan_pad(

@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
+#include "shardtensor/halo/stencil.h"
 #include "shardtensor/layout/plan_cache.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/tensor/known_zeros.h"
@@ -80,26 +81,23 @@ at::Tensor repeat_function(
 
 // ---- roll and flip ----------------------------------------------------------
 
-using RowOfRow = std::function<int64_t(int64_t dim, int64_t row)>;
+/// Where the rows come from that a piece has of a dim.
+using SourceOfRows =
+    std::function<RowSource(int64_t dim, const Interval& rows)>;
 
 EncodedExchange plan_rows(
     const SpecPtr& spec,
     const std::vector<int64_t>& dims,
-    const RowOfRow& source) {
+    const SourceOfRows& source) {
   const auto rows = [&](int64_t dim, int64_t position) {
-    const auto own = spec->interval(dim, position);
-    RowSource result;
-    for (int64_t row = own.begin; row < own.end; ++row) {
-      result.push_back(source(dim, row));
-    }
-    return result;
+    return source(dim, spec->interval(dim, position));
   };
   const auto& mesh = *spec->mesh();
   return encode(plan_gather_rows(spec, dims, rows, mesh.position()), mesh);
 }
 
-/// Every rank's rows along the sharded `dims`, taken from the rows that
-/// `source` names, in the layout of `spec` of a tensor that shows `format`.
+/// Every rank's rows along the sharded `dims`, taken from where `source` says,
+/// in the layout of `spec` of a tensor that shows `format`.
 /// Planned once for `op`, a literal, and `arguments`, which say what `source`
 /// does. Communication: one exchange.
 at::Tensor take_rows(
@@ -109,7 +107,7 @@ at::Tensor take_rows(
     const SpecPtr& spec,
     at::MemoryFormat format,
     const std::vector<int64_t>& dims,
-    const RowOfRow& source) {
+    const SourceOfRows& source) {
   if (dims.empty()) {
     return local;
   }
@@ -172,8 +170,9 @@ at::Tensor roll_kernel(
       local = local.roll(shift, dim);
     }
   }
-  const auto from = [&](int64_t dim, int64_t row) {
-    return (row - rolled.at(dim) + self.size(dim)) % self.size(dim);
+  const auto from = [&](int64_t dim, const Interval& rows) {
+    return boundary_rows(
+        rows.shifted(-rolled.at(dim)), self.size(dim), Boundary::Periodic);
   };
   local = take_rows(
       "roll", shifts_of_cut, local, layout, rolled_format(self), cut, from);
@@ -208,11 +207,11 @@ at::Tensor flip_kernel(const at::Tensor& self, at::IntArrayRef dims) {
       cut.push_back(dim);
     }
   }
-  const auto from_the_end = [&, &layout = layout](int64_t dim, int64_t row) {
-    const auto& partition = layout->partition(dim);
-    const auto& offsets = partition.offsets();
-    const auto piece = partition.owner(row);
-    return self.size(dim) - offsets[piece + 1] + (row - offsets[piece]);
+  const auto from_the_end = [&](int64_t dim, const Interval& rows) {
+    RowSource source;
+    source.append(
+        Interval{self.size(dim) - rows.end, self.size(dim) - rows.begin});
+    return source;
   };
   local = take_rows(
       "flip",
