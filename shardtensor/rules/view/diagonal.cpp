@@ -2,9 +2,13 @@
 #include <array>
 
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/diagonal_backward.h>
+#include <ATen/ops/fill_diagonal_ops.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/rules/view/kept_plans.h"
 
@@ -163,7 +167,52 @@ at::Tensor diagonal_backward_kernel(
       after);
 }
 
+/// The rows below a tall matrix's diagonal have further ones, each a row apart.
+at::Tensor is_on_wrapped_diagonal(const at::Tensor& self) {
+  const auto options = impl_of(self)->local().options().dtype(at::kLong);
+  const auto columns = at::arange(self.size(1), options);
+  const auto rows =
+      at::arange(self.size(0), options).remainder(self.size(1) + 1);
+  return at::zeros_like(self, options).add_(columns).eq_(rows.unsqueeze(1));
+}
+
+/// PyTorch's own writes into the memory by its strides.
+at::Tensor& fill_diagonal_function(
+    at::Tensor& self,
+    const at::Scalar& value,
+    bool wrap) {
+  TORCH_CHECK(
+      self.dim() >= 2,
+      "fill_diagonal_: expected at least 2 dims, got sizes ",
+      self.sizes());
+  const auto sizes = self.sizes();
+  TORCH_CHECK(
+      sizes.size() == 2 ||
+          std::all_of(
+              sizes.begin(),
+              sizes.end(),
+              [&](int64_t size) { return size == sizes[0]; }),
+      "fill_diagonal_: expected all dims to be of equal length, got sizes ",
+      sizes);
+  if (wrap && sizes.size() == 2 && sizes[0] > sizes[1] + 1) {
+    return self.masked_fill_(
+        is_on_wrapped_diagonal(self.detach()).to(at::kBool), value);
+  }
+  auto diagonal = self.diagonal();
+  while (diagonal.dim() > 1) {
+    diagonal = diagonal.diagonal(0, 0, -1);
+  }
+  diagonal.fill_(value);
+  return self;
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "fill_diagonal_",
+      function_rule<at::_ops::fill_diagonal_, fill_diagonal_function>);
+}
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   m.impl("diagonal", diagonal_kernel);
