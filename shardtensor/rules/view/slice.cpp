@@ -68,7 +68,7 @@ at::Tensor slice_kernel(
     std::optional<int64_t> start,
     std::optional<int64_t> end,
     int64_t step) {
-  TORCH_CHECK(
+  TORCH_CHECK_INDEX(
       self.dim() > 0, "slice: expected a tensor with dims, got a 0-d one");
   TORCH_CHECK_VALUE(
       step > 0, "slice: expected a step of at least 1, got ", step);
@@ -188,7 +188,7 @@ std::vector<at::Tensor> split_kernel(
 
 /// All rows of a sharded dim are needed by all ranks: one gather for all.
 std::vector<at::Tensor> unbind_kernel(const at::Tensor& self, int64_t dim) {
-  TORCH_CHECK(
+  TORCH_CHECK_INDEX(
       self.dim() > 0, "unbind: expected a tensor with dims, got a 0-d one");
   dim = at::maybe_wrap_dim(dim, self.dim());
   if (self.size(dim) == 0) {
