@@ -313,8 +313,11 @@ Decision cat_rule(Call& call) {
   if (auto sizes = cat_sizes(call)) {
     call.set_output_sizes({*std::move(sizes)});
   }
-  const auto dims = static_cast<int64_t>(call.output_sizes().at(0).size());
-  const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
+  const auto& joined = call.output_sizes().at(0);
+  const auto dim = joined == std::vector<int64_t>{0}
+      ? 0 // PyTorch takes any dim of tensors that it skips
+      : at::maybe_wrap_dim(
+            call.argument("dim").toInt(), static_cast<int64_t>(joined.size()));
   const bool all_skipped = std::all_of(
       call.operands().begin(), call.operands().end(), [&](const auto& operand) {
         return !operand.spec || is_out_argument(call, operand) ||

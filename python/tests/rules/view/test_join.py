@@ -214,6 +214,17 @@ def test_rolling_a_repeated_partition(mesh):
 
 
 @ranks(2)
+def test_tensors_that_a_cat_skips_have_any_dim(mesh):
+    none = torch.zeros(0)
+    for dim in (0, 1, -3):
+        for placement in (Shard(0), Replicate()):
+            part = shard(none, mesh, [placement])
+            assert_close(torch.cat([part, part], dim), torch.cat([none, none], dim))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.cat([shard(torch.zeros(3), mesh, [Shard(0)])] * 2, 1)
+
+
+@ranks(2)
 def test_wrong_rolls_raise(mesh):
     x = shard(torch.zeros(4, 3), mesh, [Replicate()])
     with pytest.raises(RuntimeError, match="as many shifts as dims"):
