@@ -120,10 +120,28 @@ at::Tensor diag_embed_kernel(
       .contiguous();
 }
 
+void check_channel_groups(const at::Tensor& self, int64_t groups) {
+  TORCH_CHECK(
+      self.dim() > 2,
+      "channel_shuffle: expected more than 2 dims, got sizes ",
+      self.sizes());
+  TORCH_CHECK(
+      groups > 0 && self.size(1) % groups == 0,
+      "channel_shuffle: expected groups of equal size, got ",
+      groups,
+      " groups of ",
+      self.size(1),
+      " channels");
+}
+
 /// PyTorch's composite one takes views, whatever the strides, and drops the
 /// memory format that its kernels keep.
 at::Tensor channel_shuffle_kernel(const at::Tensor& self, int64_t groups) {
   const auto format = self.suggest_memory_format();
+  if (self.numel() == 0) { // no -1 can be inferred from it
+    check_channel_groups(self, groups);
+    return self.clone();
+  }
   return at::native::math_channel_shuffle(self.contiguous(format), groups)
       .contiguous(format);
 }

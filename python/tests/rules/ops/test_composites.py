@@ -109,3 +109,18 @@ def test_diagonals_are_made_by_pieces(mesh):
     for dim in (0, 1):
         matrix = shard(torch.ones(n, n), mesh, [Shard(dim)])
         assert bytes_made(lambda m=matrix: m.trace()) < 1.5 * n * n
+
+
+@ranks(2)
+def test_no_rows_have_channels_to_shuffle(mesh):
+    for shape in ((0, 6, 4), (2, 6, 0, 3), (2, 0, 3)):
+        x = torch.zeros(shape)
+        for dim in range(len(shape)):
+            part = shard(x, mesh, [Shard(dim)])
+            for shuffle in (torch.channel_shuffle, torch.native_channel_shuffle):
+                assert_close(shuffle(part, 3), shuffle(x, 3))
+    none = shard(torch.zeros(0, 6, 4), mesh, [Shard(1)])
+    with pytest.raises(RuntimeError, match="got 4 groups of 6 channels"):
+        torch.channel_shuffle(none, 4)
+    with pytest.raises(RuntimeError, match="more than 2 dims, got sizes .0, 6."):
+        torch.channel_shuffle(none[..., 0], 3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import check_op, partitions, ranks, shard, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
 
 
@@ -39,6 +39,18 @@ def test_every_dim_can_be_sharded(mesh):
             sharded(leaf(2, 2, 8, 4, 6), placements),
             mesh=mesh,
         )
+
+
+@ranks(2)
+def test_nothing_is_shuffled_as_on_one_device(mesh):
+    for shape in ((0, 4, 6, 4), (2, 4, 0, 4)):
+        x = torch.zeros(shape)
+        for dim in (0, 2):
+            part = shard(x, mesh, [Shard(dim)])
+            for shuffle in (F.pixel_shuffle, F.pixel_unshuffle):
+                assert_close(shuffle(part, 2), shuffle(x, 2))
+            with pytest.raises(RuntimeError, match="divisible by downscale_factor"):
+                F.pixel_unshuffle(part, 3)
 
 
 @ranks(2)
