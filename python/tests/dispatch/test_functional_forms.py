@@ -192,3 +192,36 @@ def test_a_resized_out_is_said_as_on_one_device(mesh):
         torch.cumsum(part, 0, out=out)
     assert_close(out, x.cumsum(0))
     assert any("was resized" in str(w.message) for w in said)
+
+
+@ranks(2, 3)
+def test_values_tell_the_sizes_of_an_out(mesh):
+    """Which no Meta kernel knows."""
+    x = (values(5, 4) > 0).double()
+    for placement in (Shard(0), Shard(1), Replicate()):
+        part = shard(x, mesh, [placement])
+        for call, dtype in (
+            (torch.nonzero, torch.long),
+            (lambda x, **o: torch.masked_select(x, x > 0, **o), torch.double),
+        ):
+            for size in (0, 3):
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    out = shards_like(mesh, torch.zeros(size, dtype=dtype))
+                    assert call(part, out=out) is out
+                assert_close(out, call(x))
+                resized = any("was resized" in str(w.message) for w in said)
+                assert resized == (size > 0)
+            with pytest.raises(RuntimeError, match="expected an out of dtype"):
+                call(part, out=shards_like(mesh, torch.zeros(0, dtype=torch.int)))
+
+
+@ranks(2)
+def test_zeros_and_ones_are_drawn_into_any_dtype(mesh):
+    p = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    part = shard(p, mesh, [Shard(0)], {0: [3, 1]})
+    for dtype in (torch.bool, torch.int64, torch.float64):
+        for size in (4, 0):
+            out = shards_like(mesh, torch.zeros(size, dtype=dtype))
+            assert torch.bernoulli(part, out=out) is out
+            assert_close(out, p.to(dtype))
