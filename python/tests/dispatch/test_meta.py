@@ -1,8 +1,9 @@
 """ShardTensors on meta: sizes, strides and layouts without memory or messages."""
 
+import pytest
 import torch
 import torch.nn.functional as F
-from ranks import ranks, shard
+from ranks import assert_close, ranks, shard
 from torch.distributed.tensor import Shard
 
 import shardtensor
@@ -64,3 +65,29 @@ def test_meta_tensors_show_what_others_do(mesh):
             assert actual.is_meta, name
             assert shown(actual) == expected, (name, dim)
             assert shardtensor.comm_stats().messages == 0, (name, dim)
+
+
+@ranks(2)
+def test_only_the_device_of_a_tensor_is_asked_for_determinism(mesh):
+    """Meta kernels take it for CUDA, where some operators are refused."""
+    x = torch.randn(5, 3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for family in (torch.median, torch.mode, torch.kthvalue):
+            arguments = (2, 1) if family is torch.kthvalue else (1,)
+            expected = refused = None
+            try:
+                expected = family(x, *arguments)
+            except RuntimeError as error:
+                refused = str(error)
+            for dim in range(2):
+                part = shard(x, mesh, [Shard(dim)])
+                if refused:
+                    with pytest.raises(RuntimeError, match="deterministic"):
+                        family(part, *arguments)
+                else:
+                    for one, other in zip(family(part, *arguments), expected):
+                        assert_close(one, other)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
