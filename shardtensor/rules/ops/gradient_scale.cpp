@@ -1,4 +1,5 @@
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -41,7 +42,11 @@ void unscale_kernel(
         ? local_of(number, replicated(spec(number))).tensor
         : number;
   };
-  auto found = plain(found_inf);
+  std::optional<LocalToWrite> flag; // which may be cut, too
+  if (is_shard_tensor(found_inf)) {
+    flag.emplace(found_inf, replicated(spec(found_inf)));
+  }
+  auto found = flag ? flag->local() : found_inf;
   at::_amp_foreach_non_finite_check_and_unscale_(
       locals, found, plain(inverse_scale));
   for (const auto& tensor : written) {
@@ -51,6 +56,9 @@ void unscale_kernel(
     const auto& axes = cut[mesh];
     found.copy_(
         all_reduce(found, Reduce::Max, *mesh, {axes.begin(), axes.end()}));
+  }
+  if (flag) {
+    flag->finish();
   }
 }
 

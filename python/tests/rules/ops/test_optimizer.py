@@ -7,7 +7,7 @@ import rig
 import torch
 from layouts import ALL, sweep
 from ranks import assert_close, ranks, shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
 
@@ -144,3 +144,17 @@ def test_a_scaler_sees_what_any_rank_has(mesh):
                 states.append([*grads, *parameters, scaler.get_scale()])
             for one, other in zip(*states, strict=True):
                 assert_close(torch.as_tensor(other), torch.as_tensor(one))
+
+
+@ranks(2, 3)
+def test_a_scaler_writes_what_it_found_into_any_layout(mesh):
+    for place in (None, 0, 4):
+        gradient = torch.ones(5, 4)
+        if place is not None:
+            gradient[place, 1] = torch.inf
+        for placement in (Shard(0), Replicate()):
+            found = shard(torch.zeros(1), mesh, [placement])
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                [shard(gradient, mesh, [Shard(0)])], found, torch.tensor(0.5)
+            )
+            assert_close(found, torch.tensor([float(place is not None)]))
