@@ -21,6 +21,7 @@ bool may_write_twice(const c10::OperatorHandle& op) {
       "aten::index_put_",
       "aten::_index_put_impl_",
       "aten::conj_physical_",
+      "aten::threshold_",
       "aten::tril_",
       "aten::triu_"};
   return op.hasTag(at::Tag::inplace_view) ||

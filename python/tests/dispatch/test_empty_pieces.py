@@ -20,6 +20,7 @@ WRITES = {
 }
 REPEATED = {
     "fill_": lambda e: e.fill_(2),
+    "threshold_": lambda e: torch.threshold_(e, 0.5, 0.5),
     "zero_": lambda e: e.zero_(),
     "masked_fill_": lambda e: e.masked_fill_(torch.ones(2, 4, 6) > 0, 3),
 }
