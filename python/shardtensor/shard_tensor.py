@@ -400,8 +400,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         kwargs.setdefault("device", self.device)
         return torch.tensor(data, **kwargs)
 
-    def new(self, *args, device=None) -> torch.Tensor:
+    def new(self, *args, device=None, size=None) -> torch.Tensor:
         """new_empty of sizes, or new_tensor of numbers, as Tensor.new tells them."""
+        if size is not None:
+            return self.new_empty(size, device=device)
         numbers = (int, torch.SymInt, torch.Size)
         if len(args) == 1 and not isinstance(args[0], numbers):
             return self.new_tensor(args[0], device=device or self.device)

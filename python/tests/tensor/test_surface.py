@@ -287,7 +287,8 @@ def test_new_tensors_and_conversions(mesh):
     assert type(x.new_tensor([1, 2])) is torch.Tensor
     assert x.new_tensor([1, 2]).dtype == torch.float64
     assert x.new_tensor([1], dtype=torch.int32).dtype == torch.int32
-    for made in (x.new(4, 2), x.new(x.shape), x.new(x.shape, device=x.device)):
+    sized = x.new(size=(4, 2))
+    for made in (sized, x.new(4, 2), x.new(x.shape), x.new(x.shape, device=x.device)):
         assert type(made) is ShardTensor and made._spec == x._spec
         assert made.dtype == torch.float64
     assert x.new().shape == x.new(0).shape == (0,)
