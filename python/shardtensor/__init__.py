@@ -30,6 +30,7 @@ from shardtensor.create import (
     scatter_tensor,
     zeros,
 )
+from shardtensor.distribute_module import distribute_module
 from shardtensor.grad_ops import ContiguousGrad, GradReducer
 from shardtensor.graph import ShardGraph, partition_nodes
 from shardtensor.halo import (
@@ -120,6 +121,7 @@ __all__ = [
     "conv_overlap_bytes",
     "compute_sharding_shapes_from_chunking_global_shape",
     "cut_buffers",
+    "distribute_module",
     "distribute_tensor",
     "distributed",
     "einsum",

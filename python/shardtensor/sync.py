@@ -71,7 +71,7 @@ def _state(module):
 
 
 def _plain(state):
-    plain = {name: x for name, x in state.items() if not _is_distributed(x)}
+    plain = {name: x for name, x in state.items() if not is_distributed(x)}
     if state and not plain:
         raise RuntimeError(
             f"{TITLE}the module has {len(state)} tensors, but none of it is plain"
@@ -83,11 +83,11 @@ def _pieces(state):
     return {
         name: x.detach().to_local()
         for name, x in state.items()
-        if _is_distributed(x) and not isinstance(x, ShardTensor)
+        if is_distributed(x) and not isinstance(x, ShardTensor)
     }
 
 
-def _is_distributed(x):
+def is_distributed(x):
     if isinstance(x, ShardTensor):
         return True
     tensor = sys.modules.get("torch.distributed.tensor")
