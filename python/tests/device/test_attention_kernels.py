@@ -70,7 +70,7 @@ def check(mesh, kernel, inputs, mask=None, transport="ring", **options):
 
 def sizes_of(rows, pieces):
     """Uneven ones."""
-    first = rows // pieces - 1
+    first = max(1, rows // pieces - 1)
     return [first] * (pieces - 1) + [rows - first * (pieces - 1)]
 
 
@@ -101,6 +101,56 @@ def test_masks(mesh, kernel):
     for mask in (added, sees, of_keys, of_rows, hidden):
         calls = check(mesh, kernel, operands(), mask)
         assert calls == {kernel, f"{kernel}_backward"}
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_blocks_whose_scores_are_all_minus_infinity_weigh_nothing(mesh, kernel):
+    """Kernels say 0 or infinity of them, where other blocks have a score."""
+    for rows in (slice(0, 4), slice(4, 7), slice(7, 11)):
+        q, k, v = (x.detach() for x in operands(heads=2, key_heads=2))
+        q.abs_()
+        k[:, :, rows] = -3e38  # scores overflow
+        q[:, :, 5] = 0  # these don't
+        for transport in ("ring", "all_gather", "all_to_all"):
+            check_values(mesh, kernel, q, k, v, transport)
+        if rows.start > 0:  # else first rows see nothing
+            check_values(mesh, kernel, q, k, v, "ring", is_causal=True)
+    # Logarithms and outputs of 0 that are no such block's.
+    q, k, v = (x.detach() for x in operands())
+    v[:, :, 1:] = 0
+    for keys in (k, k[:, :, : mesh.size()]):
+        check_values(mesh, kernel, torch.zeros_like(q), keys, v[:, :, : keys.shape[2]])
+
+
+def check_values(mesh, kernel, query, key, value, transport="ring", **options):
+    """The output, and the gradient of the values: others are noise of large keys."""
+    from guarded import attention
+
+    value.requires_grad_()
+    q, k, v = (
+        shard(x, mesh, [Shard(2)], {2: sizes_of(x.shape[2], mesh.size())})
+        for x in (query, key, value)
+    )
+    with attention.taken(kernel), shardtensor.attention_transport(transport):
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        (grad,) = torch.autograd.grad(out.square().sum(), v)
+    expected = by_hand(query, key, value, **options)
+    assert_close(out, expected)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), value)
+    assert_close(grad, wanted)
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, float("-inf")])
+def test_blocks_of_padding_weigh_nothing(mesh, kernel, lowest):
+    padding = torch.zeros(11, 11)
+    padding[:, 4:] = lowest
+    both = {kernel, f"{kernel}_backward"}
+    assert check(mesh, kernel, operands(), padding) == both
+    padding[:, :4], padding[:, 4:] = lowest, 0
+    assert check(mesh, kernel, operands(), padding) == both
 
 
 @ranks(2)

@@ -233,10 +233,12 @@ AttentionGradients backward_by_scores(
 
 /// The options as kernels of devices take them.
 BlockOptions with_added_mask(const BlockOptions& options, const Tensor& query) {
-  return {
+  BlockOptions added{
       options.causal,
       options.scale,
       added_mask(options.mask, query.scalar_type())};
+  added.all_keys = options.all_keys;
+  return added;
 }
 
 // ---- rows that hide all keys ------------------------------------------------
@@ -277,7 +279,7 @@ Attended with_unseen_rows(
     const Tensor& query,
     const Keys& keys,
     const BlockOptions& options) {
-  if (has_no_values(result.log_sum) ||
+  if (options.all_keys || has_no_values(result.log_sum) ||
       !result.log_sum.eq(0).any().item<bool>()) {
     return result;
   }

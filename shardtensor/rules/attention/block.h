@@ -31,6 +31,9 @@ struct BlockOptions {
   std::optional<BlockDropout> dropout = std::nullopt;
   /// Those of the whole mask, see Note [Rows that hide all keys].
   HiddenRows hidden = {};
+  /// These are all keys: the log_sum is for backward alone, and may be any
+  /// where a query has no weights.
+  bool all_keys = false;
 };
 
 struct Keys {

@@ -1,7 +1,10 @@
 #include "shardtensor/rules/attention/device_kernels.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
@@ -11,6 +14,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
 #include "shardtensor/rules/attention/shared_heads.h"
 
@@ -206,6 +210,60 @@ AttentionGradients fused_cudnn_backward(
       {}};
 }
 
+// ---- queries without weights ------------------------------------------------
+
+// Note [Queries without weights]
+// A block may have no weight for a query: the mask hides all its keys, or their
+// scores overflow to -inf. Kernels say 0 as the output then, and as log_sum inf
+// (flash, of NaN, too), 0 (memory-efficient) or -inf (cuDNN, which promises no
+// output). Merged with other blocks each of them would be a weight. A mask's
+// part says which rows it hides; the others are found without asking the host.
+
+// Kernels multiply masks by log2(e), which makes lower ones -inf.
+constexpr double kLowestInKernels = -2e38;
+
+void hide(Attended& result, const Tensor& rows) {
+  result.log_sum = result.log_sum.masked_fill(rows, kUnseen);
+  result.output = result.output.masked_fill(rows.unsqueeze(-1), 0);
+}
+
+/// A number on the device: no score of these is -inf, but for the mask.
+Tensor has_finite_scores(const Tensor& query, const Tensor& key, double scale) {
+  constexpr double kLargest = 1e38;
+  const auto largest = [](const Tensor& x) {
+    return at::linalg_vector_norm(
+        x,
+        std::numeric_limits<double>::infinity(),
+        std::nullopt,
+        /*keepdim=*/false,
+        at::kFloat);
+  };
+  const auto terms = static_cast<double>(query.size(3));
+  return largest(query)
+      .mul_(largest(key))
+      .lt_(kLargest / (terms * std::max(std::abs(scale), 1.)));
+}
+
+void mark_unseen(
+    SDPBackend kernel,
+    Attended& result,
+    const Tensor& query,
+    const Keys& keys,
+    const BlockOptions& options) {
+  auto& [output, log_sum] = result;
+  if (kernel == SDPBackend::flash_attention) {
+    log_sum = log_sum.masked_fill(log_sum.isposinf(), kUnseen);
+  } else if (kernel == SDPBackend::cudnn_attention) {
+    hide(result, log_sum.isneginf());
+  } else {
+    const auto seen =
+        output.any(-1)
+            .logical_or_(log_sum.ne(0))
+            .logical_or_(has_finite_scores(query, keys.key, options.scale));
+    log_sum = log_sum.masked_fill(seen.logical_not(), kUnseen);
+  }
+}
+
 // ---- the choice -------------------------------------------------------------
 
 /// What PyTorch would take for these sizes.
@@ -267,9 +325,10 @@ Attended attend_with(
                                               : fused_efficient;
   auto result = attend_fused(query, keys, options);
   if (options.mask.defined()) {
-    const auto sees_nothing = options.mask.isneginf().all(-1);
-    result.log_sum = result.log_sum.masked_fill(sees_nothing, kUnseen);
-    result.output = result.output.masked_fill(sees_nothing.unsqueeze(-1), 0);
+    hide(result, options.mask.le(kLowestInKernels).all(-1));
+  }
+  if (!options.all_keys) {
+    mark_unseen(kernel, result, query, keys, options);
   }
   return result;
 }

@@ -31,6 +31,11 @@ BlockOptions options_of(
   return options;
 }
 
+/// Of those that a rank's queries see.
+bool has_all_keys(Meeting meeting) {
+  return meeting == Meeting::Here || meeting == Meeting::AllGather;
+}
+
 Tensor zeros_for_sum(const Tensor& like) {
   return at::zeros_like(
       like, like.options().dtype(at::toOpMathType(like.scalar_type())));
@@ -78,13 +83,16 @@ void Attention::meet(const Keys& keys, const Rows& rows) {
   if (query_.numel() == 0 || keys.key.numel() == 0) {
     return;
   }
-  for (const auto& product :
-       plan_products(work_.queries[work_.rank], rows, work_.causal)) {
+  const auto products =
+      plan_products(work_.queries[work_.rank], rows, work_.causal);
+  for (const auto& product : products) {
+    auto options = options_of(product, mask_, work_);
+    options.all_keys = products.size() == 1 && has_all_keys(work_.meeting);
     add(product,
         attend(
             rows_of(query_, product.queries),
             rows_of(keys, product.keys),
-            options_of(product, mask_, work_)));
+            options));
   }
 }
 

@@ -3,6 +3,7 @@ and dtypes they take, how their log-sum-exps lie. `taken(name)` chooses one of t
 as PyTorch does on a GPU; without it no fused kernel is chosen."""
 
 import contextlib
+import math
 
 import torch
 
@@ -48,29 +49,41 @@ def choice(
     return BACKENDS[_taken if takes[_taken] else "math"]
 
 
-def weights_of(q, k, bias, causal, scale, log_sum=None):
+def scores_of(q, k, bias, causal, scale):
     scores = q.float() @ k.float().mT * scale
     if bias is not None:
         scores = scores + bias
+        # Kernels count in powers of 2, where the lowest number overflows.
+        scores = scores * math.log2(math.e) / math.log2(math.e)
     if causal:
         sees = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~sees, float("-inf"))
-    if log_sum is None:
-        return scores.softmax(-1), scores.logsumexp(-1)
-    return (scores - log_sum.unsqueeze(-1)).exp(), log_sum
+    return scores
 
 
-def forward(q, k, v, bias, causal, scale):
-    """Without a key to see it gives no number, as some kernels do."""
-    weights, log_sum = weights_of(q, k, bias, causal, scale)
-    return (weights @ v.float()).to(q.dtype), log_sum
+# What kernels say of a query all of whose scores are -inf: its output and its
+# log-sum-exp. PyTorch 2.11: flash_fwd's normalize_softmax_lse, step 7 of the memory-
+# efficient kernel_forward.h. cuDNN promises a log-sum-exp alone.
+UNSEEN = {
+    "flash": (0.0, math.inf),
+    "efficient": (0.0, 0.0),
+    "cudnn": (math.nan, -math.inf),
+}
+
+
+def forward(kernel, q, k, v, bias, causal, scale):
+    scores = scores_of(q, k, bias, causal, scale)
+    log_sum = scores.logsumexp(-1)
+    unseen, (output, says) = log_sum.isneginf(), UNSEEN[kernel]
+    out = (scores.softmax(-1) @ v.float()).masked_fill(unseen.unsqueeze(-1), output)
+    return out.to(q.dtype), log_sum.masked_fill(unseen, says)
 
 
 def backward(grad, q, k, v, bias, out, log_sum, causal, scale):
     assert grad.dtype == out.dtype == q.dtype
     assert log_sum.dtype == torch.float32
     assert log_sum.isfinite().all()
-    weights, _ = weights_of(q, k, bias, causal, scale, log_sum)
+    weights = (scores_of(q, k, bias, causal, scale) - log_sum.unsqueeze(-1)).exp()
     grad, out = grad.float(), out.float()
     mean = (grad * out).sum(-1, keepdim=True)
     dscores = weights * (grad @ v.float().mT - mean)
@@ -114,7 +127,7 @@ def flash(
     _calls.append("flash")
     check_flash(is_causal, q, k, v)
     assert dropout_p == 0
-    out, log_sum = forward(q, *repeated(q, k, v), None, is_causal, scale)
+    out, log_sum = forward("flash", q, *repeated(q, k, v), None, is_causal, scale)
     none = empty(q, 0)
     return out, log_sum, none, none, q.shape[2], k.shape[2], none, none, none
 
@@ -168,7 +181,7 @@ def efficient(
     assert compute_log_sumexp
     assert q.shape[1] == k.shape[1] == v.shape[1]
     check_bias(bias, q, k)
-    out, log_sum = forward(q, k, v, bias, is_causal, scale)
+    out, log_sum = forward("efficient", q, k, v, bias, is_causal, scale)
     missing = -q.shape[2] % 32
     log_sum = torch.nn.functional.pad(log_sum, (0, missing), value=float("inf"))
     return out, log_sum, empty(q), empty(q)
@@ -223,7 +236,7 @@ def cudnn(
     _calls.append("cudnn")
     assert compute_log_sumexp
     assert q.shape[1] == k.shape[1] == v.shape[1]
-    out, log_sum = forward(q, k, v, bias, is_causal, scale)
+    out, log_sum = forward("cudnn", q, k, v, bias, is_causal, scale)
     none = empty(q, 0)
     sizes = q.shape[2], k.shape[2]
     return out, log_sum.unsqueeze(-1), none, none, *sizes, empty(q), empty(q), none
