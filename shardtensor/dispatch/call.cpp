@@ -107,7 +107,7 @@ FactorKind factor_kind(const at::Scalar& number) {
 FactorKind factor_kind(const Operand& operand) {
   const auto& tensor = operand.tensor;
   if (operand.spec || !tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
-      tensor.key_set().has(c10::DispatchKey::Python)) {
+      !tensor.is_cpu() || tensor.key_set().has(c10::DispatchKey::Python)) {
     return FactorKind::Unknown;
   }
   if (tensor._is_zerotensor()) { // of a tangent: it has no memory
