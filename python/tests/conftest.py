@@ -88,6 +88,7 @@ OF_THE_CPU = {
     "test_gradients_at_a_large_mean_are_closer_than_pytorchs",
     "test_indices_out_of_bounds",
     "test_masked_scatter_refuses_what_one_device_refuses",
+    "test_masks_of_too_few_dims",
     "test_narrow_types",
     "test_neighbours_of_partitioned_points_are_near",
     "test_ordered_points_hardly_travel",
@@ -134,6 +135,8 @@ LEFT_OUT = {
         "test_modules[2-lstm]",
         "test_one_sample_is_gathered_step_by_step",
         "test_steps_become_whole_and_samples_cut",
+        # no fused attention where none is asked for: scores overflow elsewhere,
+        "test_keys_at_minus_infinity_have_no_weight",
         # no flex attention, and its backend sends no lists of tensors.
         "test_flex_attention_names_our_function",
         "test_the_transforms_that_torch_harmonics_distributes_itself",
