@@ -204,6 +204,21 @@ def test_windows_are_copied_to_the_device_once(mesh):
             assert copies == {"to_host": 0, "to_device": 0}
 
 
+@ranks(1)
+def test_windows_are_copied_once(mesh):
+    """Products take the keys of windows as they lie."""
+    x = [torch.randn(2, 9, 7, 3, 4, requires_grad=True) for _ in range(3)]
+    with torch.profiler.profile(record_shapes=True) as profile:
+        out = neighborhood_attention(*x, 3)
+        torch.autograd.grad(out.square().sum(), x)
+    copied = [
+        math.prod(event.input_shapes[0])
+        for event in profile.events()
+        if event.name == "aten::clone"
+    ]
+    assert max(copied) < 9 * x[0].numel()
+
+
 # ---- NATTEN's ---------------------------------------------------------------
 
 

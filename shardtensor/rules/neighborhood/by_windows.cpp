@@ -126,19 +126,26 @@ int64_t window_size(const std::vector<NeighborhoodDim>& dims) {
   return size;
 }
 
-/// (batch, cells, heads, features), in the type of the arithmetic.
+/// (batch, heads, cells, features), in the type of the arithmetic: products of
+/// windows copy nothing then.
 Tensor with_cells(const Tensor& x) {
-  return x.to(at::toOpMathType(x.scalar_type())).flatten(1, -3);
+  return x.to(at::toOpMathType(x.scalar_type()))
+      .flatten(1, -3)
+      .transpose(1, 2)
+      .contiguous();
 }
 
-/// (batch, queries, heads, window, features).
+/// With the sizes and the type of x, perhaps other features.
+Tensor without_cells(const Tensor& cells, const Tensor& x) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = cells.size(-1);
+  return cells.transpose(1, 2).reshape(sizes).to(x.scalar_type());
+}
+
+/// (batch, heads, queries, window, features).
 Tensor in_windows(const Tensor& cells, const Windows& windows) {
-  auto sizes = cells.sizes().vec();
-  sizes[1] = windows.cells.size(0);
-  sizes.insert(sizes.begin() + 2, windows.cells.size(1));
-  return cells.index_select(1, windows.cells.flatten())
-      .view(sizes)
-      .transpose(2, 3);
+  return cells.index_select(2, windows.cells.flatten())
+      .unflatten(2, windows.cells.sizes());
 }
 
 /// The adjoint of in_windows: each copy is added to its cell.
@@ -148,12 +155,12 @@ Tensor from_windows(
     const Tensor& like) {
   return at::index_add(
       at::zeros(like.sizes(), like.options()),
-      1,
+      2,
       windows.cells.flatten(),
-      copies.transpose(2, 3).flatten(1, 2));
+      copies.flatten(2, 3));
 }
 
-/// (batch, queries, heads, window) of (batch, queries, heads, features).
+/// (batch, heads, queries, window) of (batch, heads, queries, features).
 Tensor scores_of(
     const Tensor& query,
     const Tensor& key_windows,
@@ -161,9 +168,8 @@ Tensor scores_of(
     double scale) {
   const auto scores =
       at::matmul(key_windows, query.unsqueeze(-1)).squeeze(-1) * scale;
-  return windows.unseen.defined()
-      ? scores.masked_fill(windows.unseen.unsqueeze(1), kUnseen)
-      : scores;
+  return windows.unseen.defined() ? scores.masked_fill(windows.unseen, kUnseen)
+                                  : scores;
 }
 
 Tensor weigh(const Tensor& weights, const Tensor& rows) {
@@ -180,7 +186,7 @@ void visit_queries(
     const Visit& visit) {
   const int64_t count = count_queries(dims);
   const int64_t width = window_size(dims);
-  const int64_t elements = query.size(0) * query.size(-2) * width *
+  const int64_t elements = query.size(0) * query.size(1) * width *
       std::max(query.size(-1), value.size(-1));
   const auto most = query.is_cpu() ? kElementsAtATime : kElementsOnDevice;
   const int64_t step = in_parts
@@ -210,7 +216,7 @@ NeighborhoodOutput attend_windows(
   std::vector<Tensor> log_sums;
   const auto visit = [&](const Windows& windows, Interval queries) {
     const auto scores = scores_of(
-        q.narrow(1, queries.begin, queries.extent()),
+        q.narrow(2, queries.begin, queries.extent()),
         in_windows(k, windows),
         windows,
         scale);
@@ -218,11 +224,10 @@ NeighborhoodOutput attend_windows(
     log_sums.push_back(at::logsumexp(scores, -1));
   };
   visit_queries(q, v, dims, in_parts, visit);
-  auto sizes = query.sizes().vec();
-  sizes.pop_back();
-  const auto log_sum = at::cat(log_sums, 1).view(sizes);
-  sizes.push_back(value.size(-1));
-  return {at::cat(outputs, 1).view(sizes).to(query.scalar_type()), log_sum};
+  const auto log_sum = at::cat(log_sums, 2).transpose(1, 2);
+  return {
+      without_cells(at::cat(outputs, 2), query),
+      log_sum.reshape(query.sizes().slice(0, query.dim() - 1))};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attend_windows_backward(
@@ -244,8 +249,8 @@ std::tuple<Tensor, Tensor, Tensor> attend_windows_backward(
     sum = sum.defined() ? sum + term : term;
   };
   const auto visit = [&](const Windows& windows, Interval queries) {
-    const auto q_part = q.narrow(1, queries.begin, queries.extent());
-    const auto g_part = g.narrow(1, queries.begin, queries.extent());
+    const auto q_part = q.narrow(2, queries.begin, queries.extent());
+    const auto g_part = g.narrow(2, queries.begin, queries.extent());
     const auto keys = in_windows(k, windows);
     const auto weights =
         at::softmax(scores_of(q_part, keys, windows, scale), -1);
@@ -261,11 +266,10 @@ std::tuple<Tensor, Tensor, Tensor> attend_windows_backward(
         from_windows(weights.unsqueeze(-1) * g_part.unsqueeze(-2), windows, v));
   };
   visit_queries(q, v, dims, in_parts, visit);
-  const auto type = query.scalar_type();
   return {
-      at::cat(of_queries, 1).view(query.sizes()).to(type),
-      of_keys.view(key.sizes()).to(type),
-      of_values.view(value.sizes()).to(type)};
+      without_cells(at::cat(of_queries, 2), query),
+      without_cells(of_keys, key),
+      without_cells(of_values, value)};
 }
 
 } // namespace shardtensor::detail
