@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 ROUNDS = 15
 BLOCK = 0.02  # seconds that one variant runs before the next takes its turn
+DRY = device.DEVICE == "guarded"  # nothing is measured: each variant runs once
 
 
 def compare(variants, rounds=ROUNDS, calls=None):
@@ -16,6 +17,8 @@ def compare(variants, rounds=ROUNDS, calls=None):
     each round]}. Variants take turns, so that a busy machine slows all alike;
     a round's time is that of the slowest rank. `calls` of a turn: by default as
     many as fill BLOCK; given, for long ones, one call warms up."""
+    if DRY:
+        return {name: slowest_rank([block(fn, 1)]) for name, fn in variants.items()}
     counts = {name: calls or calls_per_block(fn) for name, fn in variants.items()}
     for fn in variants.values() if calls else ():
         fn()
