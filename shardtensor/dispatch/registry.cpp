@@ -70,6 +70,7 @@ void dispatch_fallback(
     const OperatorHandle& op,
     DispatchKeySet,
     torch::jit::Stack* stack) {
+  register_late_operators(); // where the function level was left out ever since
   if (is_left_out(op)) {
     run_on_function_level(op, stack);
     return;

@@ -1,6 +1,9 @@
 """Function-level rules beside torch.func, whose tensors pass them by, and beside
 plain tensors that want a gradient."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,3 +136,30 @@ def test_a_plain_tensor_gets_a_plain_gradient(mesh, name):
     v = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     for dim in (0, 1):
         check_op(fn, sharded(x, [Shard(dim)]), v, mesh=mesh)
+
+
+FIRST_CALL = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.logging_tensor import LoggingTensor
+from shardtensor import Shard, ShardTensor
+
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+whole = torch.arange(12.0).view(4, 3)
+mesh = init_device_mesh("cpu", (1,))
+x = LoggingTensor(ShardTensor.from_local(whole, mesh, [Shard(0)]))
+for _ in range(2):  # the first call registers what the second finds
+    result = getattr(x, sys.argv[1])(0).elem
+assert isinstance(result, ShardTensor)
+assert torch.equal(result.to_local(), getattr(whole, sys.argv[1])(0))
+"""
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "cumsum"])
+def test_a_processs_first_call_may_leave_the_function_level_out(name):
+    command = [sys.executable, "-c", FIRST_CALL, name]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
