@@ -15,6 +15,7 @@
 
 #include "shardtensor/dispatch/constants.h"
 #include "shardtensor/dispatch/fallback.h"
+#include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
@@ -44,7 +45,7 @@ bool decomposes(const OperatorName& name) {
 /// dispatch level. An operator that only the function level knows is sent up
 /// there, and those that its rule is made of begin there, too.
 bool is_left_out(const OperatorHandle& op) {
-  return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey) &&
+  return function_level_is_left_out() &&
       op.hasKernelForDispatchKey(kFunctionKey);
 }
 

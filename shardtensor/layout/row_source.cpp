@@ -10,11 +10,8 @@ bool continues(const RowSource::Run& run, const RowSource::Run& next) {
 
 } // namespace
 
-RowSource::RowSource(std::initializer_list<int64_t> rows) {
-  for (const int64_t row : rows) {
-    push_back(row);
-  }
-}
+RowSource::RowSource(std::initializer_list<int64_t> rows)
+    : RowSource(std::vector<int64_t>(rows)) {}
 
 RowSource::RowSource(const std::vector<int64_t>& rows) {
   for (const int64_t row : rows) {

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Shard
+from torch.testing._internal.logging_tensor import LoggingTensor
 
 CASES = {
     "conv1d": ((3, 4, 3), lambda x, w: F.conv1d(x, w, padding=1)),
@@ -136,6 +137,24 @@ def test_a_plain_tensor_gets_a_plain_gradient(mesh, name):
     v = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     for dim in (0, 1):
         check_op(fn, sharded(x, [Shard(dim)]), v, mesh=mesh)
+
+
+@ranks(2, 3)
+def test_zeros_made_past_the_function_level_are_written_through_views(mesh):
+    sizes = {0: partitions(5, mesh.size())[-1]}
+    x = shard(torch.ones(5, 3), mesh, [Shard(0)], sizes)
+    seen = LoggingTensor(x)
+    for write in (
+        lambda zeros: zeros.diagonal().fill_(1),
+        lambda zeros: zeros[1].fill_(2),
+        lambda zeros: zeros[:, 1:].add_(3),
+        lambda zeros: zeros.view(-1)[2:].copy_(torch.arange(10.0)),
+    ):
+        expected = torch.zeros(4, 3)
+        write(expected)
+        zeros = seen.new_zeros(4, 3)
+        write(zeros)
+        assert_close(zeros.elem, expected)
 
 
 FIRST_CALL = """

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
@@ -54,7 +55,8 @@ Decision new_rule(Call& call) {
 }
 
 /// Other sizes: a constant, which takes the layout of what is written into it.
-/// A compiler keeps no such promise.
+/// A compiler keeps no such promise, nor do calls past the function level,
+/// which notes what is a view of a constant.
 void new_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -64,7 +66,8 @@ void new_kernel(
   const auto layout = spec(arguments[0].toTensor());
   const auto local = impl_of(arguments[0].toTensor())->local();
   auto sizes = arguments[1].toIntVector();
-  if (layout->sizes() == sizes || is_traced(local)) {
+  if (layout->sizes() == sizes || is_traced(local) ||
+      function_level_is_left_out()) {
     run_rule(op, new_rule, stack);
     return;
   }
