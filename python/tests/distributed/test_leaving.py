@@ -1,6 +1,7 @@
 """Leaving a job, and joining another: nothing of the first one is left."""
 
 import atexit
+import contextlib
 import gc
 import importlib
 import inspect
@@ -34,15 +35,25 @@ def outlive_the_job(port):
     assert x.full_tensor().tolist() == [2.0, 2.0]
     assert gloo_threads()
     DistributedManager.cleanup()
-    assert not gloo_threads()
+    assert_threads_end()
     with pytest.raises(ValueError, match="there is no process group named"):
         x.full_tensor()
 
 
 def gloo_threads():
-    tasks = Path("/proc/self/task").iterdir()
-    names = [(task / "comm").read_text().strip() for task in tasks]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread ended since it was listed
+            names.append((task / "comm").read_text().strip())
     return [name for name in names if "gloo" in name]
+
+
+def assert_threads_end(left=0):
+    """The kernel lists a thread for a moment after it was joined."""
+    waited = time.monotonic() + 5
+    while len(gloo_threads()) > left:
+        assert time.monotonic() < waited, gloo_threads()
+        time.sleep(0.001)
 
 
 def test_cleanup_ends_the_threads_of_a_job_whose_meshes_and_tensors_live_on():
@@ -84,7 +95,7 @@ def save_and_leave(port, folder):
     assert gloo_threads()
     DistributedManager.cleanup()
     gc.collect()  # DCP's futures are in cycles
-    assert not gloo_threads()
+    assert_threads_end()
 
 
 def test_cleanup_ends_the_threads_of_the_group_of_checkpoints(tmp_path):
@@ -123,8 +134,8 @@ def make_groups_again(shape):
     """Equal meshes, each of groups of its own."""
     names = ("a", "b")[: len(shape)]
     everyone = list(range(dist.get_world_size()))
-    threads, old = [], []
-    for _ in range(4):
+    left, old = None, []
+    for turn in range(4):
         groups = [dist.new_group(everyone)]
         if len(shape) == 1:
             mesh = DeviceMesh.from_group(groups[0], rig.DEVICE, mesh_dim_names=names)
@@ -139,13 +150,15 @@ def make_groups_again(shape):
         for group in groups:
             dist.destroy_process_group(group)
         old.append(x)
-        threads.append(len(gloo_threads()))
+        if turn < 2:
+            left = len(gloo_threads())
+        else:
+            assert_threads_end(left)
         del group, groups, mesh
     if len(shape) == 1:  # of two axes all ranks have the default group
         with pytest.raises(ValueError, match="there is no process group named"):
             old[0].redistribute(placements=[Replicate()])
     assert "Shard" in repr(old[0]) and "Shard" in repr(old[-1])
-    assert threads[1:] == threads[1:2] * 3
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)])
@@ -165,7 +178,7 @@ def import_what_keeps_groups(port):
         dist.ProcessGroup,
     )
     DistributedManager.cleanup()
-    assert not gloo_threads()
+    assert_threads_end()
 
 
 def test_cleanup_ends_the_threads_of_a_group_that_is_a_default_argument():
@@ -181,7 +194,7 @@ def outlive_plain_groups(port):
     manager.create_process_subgroup("pair", 2)
     assert gloo_threads()
     DistributedManager.cleanup()
-    assert not gloo_threads()
+    assert_threads_end()
     return len(meshes), manager.rank
 
 

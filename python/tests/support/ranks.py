@@ -526,11 +526,11 @@ def _restore_settings():
 def _let_ranks_go_first():
     """gloo's threads poll while a message is not yet awaited: on a machine with
     fewer cores than ranks they hold up the ranks that they wait for."""
-    with contextlib.suppress(OSError):  # where there are no such threads
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/comm") as name:
-                if name.read() == "gloo_tcp_loop\n":
-                    os.setpriority(os.PRIO_PROCESS, int(thread), 15)
+    tasks = Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with contextlib.suppress(OSError):  # the thread ended since it was listed
+            if (task / "comm").read_text() == "gloo_tcp_loop\n":
+                os.setpriority(os.PRIO_PROCESS, int(task.name), 15)
 
 
 def _format(error):
