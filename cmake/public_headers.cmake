@@ -5,16 +5,16 @@ set(public_headers
   shardtensor/cells/corners.h
   shardtensor/cells/elements.h
   shardtensor/cells/topology.h
+  shardtensor/collectives/collectives_v.h
+  shardtensor/collectives/fused_all_reduce.h
+  shardtensor/collectives/parallel_regions.h
+  shardtensor/collectives/ring.h
+  shardtensor/collectives/shared_parameters.h
   shardtensor/comm/all_reduce.h
   shardtensor/comm/check_mode.h
-  shardtensor/comm/collectives.h
-  shardtensor/comm/collectives_v.h
   shardtensor/comm/exchange.h
-  shardtensor/comm/fused_all_reduce.h
-  shardtensor/comm/parallel_regions.h
-  shardtensor/comm/ring.h
+  shardtensor/comm/primitives.h
   shardtensor/comm/scope.h
-  shardtensor/comm/shared_parameters.h
   shardtensor/comm/stats.h
   shardtensor/comm/wait.h
   shardtensor/dispatch/boxed_call.h
@@ -39,12 +39,12 @@ set(public_headers
   shardtensor/layout/mesh.h
   shardtensor/layout/partition.h
   shardtensor/layout/placement.h
-  shardtensor/layout/shard_spec.h
   shardtensor/layout/row_source.h
+  shardtensor/layout/shard_spec.h
   shardtensor/layout/transfer.h
-  shardtensor/rules/neighborhood/neighborhood.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
+  shardtensor/rules/neighborhood/neighborhood.h
   shardtensor/rules/points/interpolate.h
   shardtensor/rules/points/partition.h
   shardtensor/rules/points/points.h
@@ -57,10 +57,10 @@ set(public_headers
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
   shardtensor/tensor/create.h
+  shardtensor/tensor/gradient_readers.h
   shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h
-  shardtensor/tensor/gradient_readers.h
   shardtensor/tensor/parameter_gradients.h
   shardtensor/tensor/random.h
   shardtensor/tensor/scatter.h

@@ -24,7 +24,7 @@ TORCH_LIBRARY(shardtensor, m) {
       "check_bounds(Tensor extremes, int lowest, int extent, int dim, str op, "
       "str group) -> Tensor");
 
-  // Uneven collectives, in terms of exchange: see comm/collectives_v.h.
+  // Uneven collectives, in terms of exchange: see collectives/collectives_v.h.
   m.def("all_gather_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
   m.def(
       "reduce_scatter_v(Tensor x, int dim, int[] sizes, str group) -> Tensor");
@@ -39,12 +39,12 @@ TORCH_LIBRARY(shardtensor, m) {
       "indexed_all_to_all_v(Tensor x, int dim, Tensor[] indices, "
       "int[] out_splits, str group) -> Tensor");
   m.def("broadcast(Tensor x, int src, str group) -> Tensor");
-  // Many values in one message: see comm/fused_all_reduce.h.
+  // Many values in one message: see collectives/fused_all_reduce.h.
   m.def(
       "fused_all_reduce(Tensor[] tensors, str reduce, str group, *, "
       "ScalarType? buffer_dtype=None, Device? device=None) -> Tensor[]");
   m.def("reduce_loss(Tensor loss, int dst, bool mean, str group) -> Tensor");
-  // Regions in which ranks share work: see comm/parallel_regions.h.
+  // Regions in which ranks share work: see collectives/parallel_regions.h.
   m.def("copy_to_parallel_region(Tensor(a) x, str group) -> Tensor(a)");
   m.def("reduce_from_parallel_region(Tensor x, str group) -> Tensor");
   m.def(
@@ -53,8 +53,8 @@ TORCH_LIBRARY(shardtensor, m) {
   m.def(
       "gather_from_parallel_region(Tensor x, int dim, int[] sizes, str group) "
       "-> Tensor");
-  // The next rank's tensor, and the neighbours' rows: see comm/ring.h and
-  // halo/halo_padding.h.
+  // The next rank's tensor, and the neighbours' rows: see collectives/ring.h
+  // and halo/halo_padding.h.
   m.def(
       "ring_step(Tensor x, int step, int[] receive_sizes, str group) -> Tensor");
   m.def(

@@ -25,12 +25,12 @@
 #include "shardtensor/tensor/shard_tensor.h"
 
 // Communication on local tensors, differentiable.
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/collectives_v.h"
-#include "shardtensor/comm/fused_all_reduce.h"
-#include "shardtensor/comm/parallel_regions.h"
-#include "shardtensor/comm/ring.h"
-#include "shardtensor/comm/shared_parameters.h"
+#include "shardtensor/collectives/collectives_v.h"
+#include "shardtensor/collectives/fused_all_reduce.h"
+#include "shardtensor/collectives/parallel_regions.h"
+#include "shardtensor/collectives/ring.h"
+#include "shardtensor/collectives/shared_parameters.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
 #include "shardtensor/halo/sphere.h"

@@ -14,6 +14,7 @@ LAYERS = [
     {"threads"},
     {"layout", "points"},
     {"comm"},
+    {"collectives"},
     {"tensor", "distributed"},
     {"halo", "mpi"},
     {"dispatch"},

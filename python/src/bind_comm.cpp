@@ -6,12 +6,12 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "bindings.h"
+#include "shardtensor/collectives/fused_all_reduce.h"
+#include "shardtensor/collectives/ring.h"
+#include "shardtensor/collectives/shared_parameters.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/fused_all_reduce.h"
-#include "shardtensor/comm/ring.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/roll_call.h"
-#include "shardtensor/comm/shared_parameters.h"
 #include "shardtensor/comm/wire.h"
 
 namespace shardtensor::python {

@@ -32,7 +32,7 @@ namespace shardtensor {
 /// Communication: corners and cells that other ranks have, each once, and the
 /// faces' terms; which ones is planned once for `faces` and `sides`. Raises on
 /// all ranks for what doesn't fit. Thread safety / ordering: as in
-/// collectives.h.
+/// primitives.h.
 ///
 /// Example: the unit squares from x = 0 to 3 in a row with values 1, 3, 5: the
 /// gradient is (2, 0) by least squares; by Green-Gauss, (1, 0) at both ends.

@@ -12,10 +12,10 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/route.h"
+#include "shardtensor/collectives/route.h"
+#include "shardtensor/collectives/unique_keys.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/rules/points/unique_rows.h"

@@ -14,7 +14,7 @@ namespace shardtensor {
 /// numbers; they are those of one device, and no rank holds all. Not
 /// differentiable. Communication: each different corner to the rank that
 /// numbers it and back, a number for each coordinate; each point once to where
-/// it ends up. Thread safety / ordering: as in collectives.h.
+/// it ends up. Thread safety / ordering: as in primitives.h.
 /// Raises on all ranks: for another shape or dtype.
 ///
 /// Example: two triangles in one dim, {{5, 0, 1}, {1, 0, 7}}: points {5, 0, 1,

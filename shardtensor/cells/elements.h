@@ -17,7 +17,7 @@ namespace shardtensor {
 // operators that ShardTensor has, so differentiable to any order in points and
 // values. Communication: corners that other ranks have, each once, and for
 // results at points their terms. Which ones is planned once for `cells`.
-// Thread safety / ordering: as in collectives.h.
+// Thread safety / ordering: as in primitives.h.
 //
 // Example: points (0, 0), (1, 0), (0, 1), the triangle 0, 1, 2: its measure is
 // 1/2, its center (1/3, 1/3); values 0, 2, 3 have the gradient (2, 3).

@@ -16,11 +16,11 @@
 #include <torch/library.h>
 
 #include "shardtensor/cells/kinds.h"
-#include "shardtensor/comm/exchange_rows.h"
-#include "shardtensor/comm/route.h"
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/collectives/route.h"
+#include "shardtensor/collectives/unique_keys.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/promotion.h"

@@ -15,7 +15,7 @@ namespace shardtensor {
 // its corners say. Results of cut cells are cut by all axes, in like numbers;
 // they are those of one device. Raises on all ranks for corners out of range.
 // Communication: each rank's different edges or faces once, a few numbers for
-// each. Thread safety / ordering: as in collectives.h.
+// each. Thread safety / ordering: as in primitives.h.
 
 /// The edges of all cells, each once: (2, E), the lower row first, in ascending
 /// order.

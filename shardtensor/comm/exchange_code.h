@@ -8,8 +8,8 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/DimVector.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/joined_operands.h"

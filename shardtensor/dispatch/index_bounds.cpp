@@ -12,9 +12,9 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/own_operator.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/tensor/shown_elements.h"

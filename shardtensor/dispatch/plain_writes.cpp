@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/promotion.h"

@@ -6,8 +6,8 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/known_error.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor::detail {

@@ -3,7 +3,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/function_level.h"
 
 namespace shardtensor::detail {

@@ -9,11 +9,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/collectives/route.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/exchange_rows.h"
-#include "shardtensor/comm/route.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/index_bounds.h"

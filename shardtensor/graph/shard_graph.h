@@ -24,7 +24,7 @@ class RowExchange;
 /// the order 0, 2, 1, 3, the edges are 0 -> 2, 2 -> 1, 1 -> 3. Rank 0 has 2 ->
 /// 1, whose source is its halo: rows {0, 1 | 2} and the local edge 2 -> 1.
 ///
-/// Thread safety / ordering: as in collectives.h.
+/// Thread safety / ordering: as in primitives.h.
 class ShardGraph {
  public:
   /// `edge_index` (2, E), int64: sources, then targets, in the numbers before;

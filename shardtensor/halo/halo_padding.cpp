@@ -5,10 +5,10 @@
 #include <c10/core/WrapDimMinimal.h>
 #include <torch/library.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 
 namespace shardtensor {

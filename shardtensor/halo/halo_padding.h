@@ -15,7 +15,7 @@ namespace shardtensor {
 /// (see halo_exchange.h for ShardTensors, which need not). Differentiable to
 /// any order: a neighbour's row hands its gradient back. Communication: one
 /// message to each neighbour, and before it three integers from each rank to
-/// each. Thread safety / ordering: as in collectives.h.
+/// each. Thread safety / ordering: as in primitives.h.
 ///
 /// Example: ranks 0 and 1 hold {1, 2} and {3, 4}: with width 1 and edge_padding
 /// 1 they get {0, 1, 2, 3} and {2, 3, 4, 0}.

@@ -6,9 +6,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/known_error.h"
 #include "shardtensor/layout/print.h"

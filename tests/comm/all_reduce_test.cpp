@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 
 #include "gradient.h"
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/sum_in_place.h"
 #include "thread_ranks.h"
 

@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/collectives_v.h"
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/collectives_v.h"
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/comm/primitives.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {

@@ -15,9 +15,9 @@
 #include "gradient.h"
 #include "late_backend.h"
 #include "pieces.h"
-#include "shardtensor/comm/collectives.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/exchange_schedule.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/wait.h"
 #include "thread_ranks.h"
 

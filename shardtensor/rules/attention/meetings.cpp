@@ -9,10 +9,10 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/collectives/ring.h"
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/comm/exchange_rows.h"
-#include "shardtensor/comm/ring.h"
 
 namespace shardtensor::detail {
 namespace {

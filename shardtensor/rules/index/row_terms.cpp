@@ -8,7 +8,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/layout_memory.h"

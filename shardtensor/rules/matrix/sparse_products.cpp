@@ -12,7 +12,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/sparse_operands.h"
 #include "shardtensor/layout/global_rows.h"

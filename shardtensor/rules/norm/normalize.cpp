@@ -8,7 +8,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/rules/norm/norm_kernels.h"
 #include "shardtensor/rules/norm/normalize.h"
 #include "shardtensor/rules/norm/passes.h"

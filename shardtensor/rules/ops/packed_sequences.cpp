@@ -3,7 +3,7 @@
 
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/joined_operands.h"

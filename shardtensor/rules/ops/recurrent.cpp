@@ -5,7 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/promotion.h"

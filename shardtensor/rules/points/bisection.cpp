@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 
 namespace shardtensor::detail {
 namespace {

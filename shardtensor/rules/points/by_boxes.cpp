@@ -10,8 +10,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/points/boxes.h"
 #include "shardtensor/rules/points/query_set.h"
 

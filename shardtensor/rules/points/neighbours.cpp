@@ -7,7 +7,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
-#include "shardtensor/comm/ring.h"
+#include "shardtensor/collectives/ring.h"
 #include "shardtensor/points/tiles.h"
 #include "shardtensor/rules/points/by_boxes.h"
 #include "shardtensor/rules/points/query_set.h"

@@ -11,8 +11,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange_rows.h"
-#include "shardtensor/comm/route.h"
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/collectives/route.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/dispatch/promotion.h"

@@ -23,7 +23,7 @@ namespace shardtensor {
 /// layout, float or double, on any device: what is planned of them, on the
 /// host. They are differentiable to any order. Communication: each point once,
 /// and for each halving of the ranks some hundred small all-reduces. Thread
-/// safety / ordering: as in collectives.h. Raises on all ranks: for shapes,
+/// safety / ordering: as in primitives.h. Raises on all ranks: for shapes,
 /// dtypes, methods, owners or weights that don't fit, and for coordinates that
 /// are not finite. Source: Berger and Bokhari 1987, A partitioning strategy for
 /// nonuniform problems on multiprocessors ("rcb").

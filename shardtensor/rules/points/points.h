@@ -19,7 +19,7 @@ namespace shardtensor {
 // differentiated or points are returned, also the neighbours' coordinates.
 // Raises on all ranks: for shapes, dtypes or meshes that don't fit, for
 // coordinates that are not finite, and for 2^31 points and more.
-// Thread safety / ordering: as in collectives.h.
+// Thread safety / ordering: as in primitives.h.
 
 /// The k nearest points of each query: indices ([B,] M, k), int64, and
 /// distances. Raises: also unless 1 <= k <= N.

@@ -6,7 +6,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"

@@ -13,7 +13,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/rules/points/neighbour_call.h"

@@ -23,7 +23,7 @@ namespace shardtensor {
 /// back.
 /// Communication: the gather, one number to agree that all coordinates are
 /// finite; backward one sum of the vertices' gradients.
-/// Thread safety / ordering: as in collectives.h.
+/// Thread safety / ordering: as in primitives.h.
 /// Raises on all ranks: for shapes and dtypes that don't fit, corners out of
 /// range, coordinates that are not finite, and max_dist < 0.
 /// Source: Baerentzen and Aanaes 2005 (signs by normals); Barill et al. 2018

@@ -19,7 +19,7 @@ namespace shardtensor {
 /// are not finite and for more than 2^62 cubes between the outermost points.
 /// Communication: the cloud's bounds, each different cube of a rank's points to
 /// an owner and back, then points and values once.
-/// Thread safety / ordering: as in collectives.h.
+/// Thread safety / ordering: as in primitives.h.
 ///
 /// Example: points 0, 0.5 and 3 on a line, size 1: means 0.25 and 3, counts 2
 /// and 1, cubes 0, 0 and 1.

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "shardtensor/collectives/unique_keys.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/comm/unique_keys.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/transformed.h"

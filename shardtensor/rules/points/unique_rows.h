@@ -13,7 +13,7 @@ struct UniqueRows {
 
 /// Of keys (N), int64, plain or a ShardTensor in any layout. What is
 /// cut is cut by all axes of the mesh then, both results. Communication: see
-/// comm/unique_keys.h.
+/// collectives/unique_keys.h.
 UniqueRows unique_rows(const at::Tensor& keys);
 
 /// Zeros (N, *tail) of `options`, cut as the rows of `like` (N, ...) are.

@@ -14,7 +14,7 @@ namespace shardtensor {
 // traces; communication: one number. Made of operators that ShardTensor has, so
 // differentiable to any order. Raises on all ranks: for shapes, dtypes, boxes,
 // reductions or modes that don't fit, and for coordinates that are not finite.
-// Thread safety / ordering: as in collectives.h.
+// Thread safety / ordering: as in primitives.h.
 
 /// The mean ("mean") or sum ("sum") of the values ([B,] N, C) of the points in
 /// each voxel: ([B,] C, *shape), zero where there are none. Points outside the

@@ -12,7 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/random/counter_numbers.h"

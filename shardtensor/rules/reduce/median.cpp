@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/rules/reduce/reduction.h"
 

@@ -18,7 +18,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/layout/reduced_spec.h"

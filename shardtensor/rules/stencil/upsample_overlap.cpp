@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/tensor/tangent.h"
 

@@ -6,7 +6,7 @@
 #include <ATen/ops/repeat_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/collectives.h"
+#include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"

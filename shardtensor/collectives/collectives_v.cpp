@@ -1,4 +1,4 @@
-#include "shardtensor/comm/collectives_v.h"
+#include "shardtensor/collectives/collectives_v.h"
 
 #include <utility>
 #include <vector>
@@ -9,11 +9,11 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "shardtensor/collectives/check_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/check_rows.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 
 namespace shardtensor {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/ring.h"
+#include "shardtensor/collectives/ring.h"
 
 #include <stdexcept>
 
@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "../comm/thread_ranks.h"
 #include "shardtensor/comm/all_reduce.h"
-#include "thread_ranks.h"
 
 namespace shardtensor {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/route.h"
+#include "shardtensor/collectives/route.h"
 
 #include <numeric>
 #include <utility>
@@ -8,7 +8,7 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/transforms.h"

@@ -15,7 +15,7 @@ namespace shardtensor {
 // all of them, before anything is sent, and so is an x that requires grad on
 // some ranks only: backward would wait for the others. Communication: an
 // exchange, and before it three integers from each rank to each. Thread safety
-// / ordering: as in collectives.h.
+// / ordering: as in primitives.h.
 
 /// Every rank's x, side by side along dim, on every rank. sizes[r] is the
 /// extent of rank r's x in that dim. The adjoint is reduce_scatter_v.

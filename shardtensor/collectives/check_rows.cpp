@@ -1,4 +1,4 @@
-#include "shardtensor/comm/check_rows.h"
+#include "shardtensor/collectives/check_rows.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/host_numbers.h"
 
 namespace shardtensor::detail {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/ring.h"
+#include "shardtensor/collectives/ring.h"
 
 #include <exception>
 #include <utility>
@@ -7,10 +7,10 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
 

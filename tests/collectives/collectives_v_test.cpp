@@ -15,12 +15,12 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
-#include "gradient.h"
-#include "shardtensor/comm/collectives.h"
-#include "shardtensor/comm/collectives_v.h"
+#include "../comm/gradient.h"
+#include "../comm/thread_ranks.h"
+#include "shardtensor/collectives/collectives_v.h"
+#include "shardtensor/collectives/ring.h"
 #include "shardtensor/comm/group.h"
-#include "shardtensor/comm/ring.h"
-#include "thread_ranks.h"
+#include "shardtensor/comm/primitives.h"
 
 namespace shardtensor {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/parallel_regions.h"
+#include "shardtensor/collectives/parallel_regions.h"
 
 #include <numeric>
 #include <vector>
@@ -10,8 +10,8 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include "gradient.h"
-#include "thread_ranks.h"
+#include "../comm/gradient.h"
+#include "../comm/thread_ranks.h"
 
 namespace shardtensor {
 namespace {

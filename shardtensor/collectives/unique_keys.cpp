@@ -1,4 +1,4 @@
-#include "shardtensor/comm/unique_keys.h"
+#include "shardtensor/collectives/unique_keys.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,9 +9,9 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
+#include "shardtensor/collectives/route.h"
 #include "shardtensor/comm/group.h"
-#include "shardtensor/comm/route.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/fused_all_reduce.h"
+#include "shardtensor/collectives/fused_all_reduce.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include "shardtensor/comm/shared_parameters.h"
-#include "thread_ranks.h"
+#include "../comm/thread_ranks.h"
+#include "shardtensor/collectives/shared_parameters.h"
 
 namespace shardtensor {
 namespace {

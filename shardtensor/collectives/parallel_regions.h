@@ -15,7 +15,7 @@ namespace shardtensor {
 // one rank, or to those of the other ranks, are one error on all of them, and
 // so is an x that requires grad on some ranks only.
 // Communication: what is said below, and in forward three integers from each
-// rank to each. Thread safety / ordering: as in collectives.h.
+// rank to each. Thread safety / ordering: as in primitives.h.
 
 /// A view of x, the same on all ranks, for work that each rank does a part of;
 /// gradients are summed over the ranks. Communication: none; an all-reduce in

@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "shardtensor/collectives/ring.h"
 #include "shardtensor/comm/autograd_node.h"
-#include "shardtensor/comm/ring.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor {

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/fused_all_reduce.h"
+#include "shardtensor/collectives/fused_all_reduce.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>

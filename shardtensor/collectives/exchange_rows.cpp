@@ -1,4 +1,4 @@
-#include "shardtensor/comm/exchange_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 
 #include <algorithm>
 #include <numeric>

@@ -16,7 +16,7 @@ namespace shardtensor {
 /// the other way, which is the adjoint; differentiable to any order. Sizes that
 /// the sender does not have are an error on every rank. Communication: one
 /// message each way, and before it three integers from each rank to each.
-/// Thread safety / ordering: as in collectives.h.
+/// Thread safety / ordering: as in primitives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: with step 1 they get {3},
 /// {1} and {2}.
@@ -53,7 +53,7 @@ struct RingStops {
 /// and after, an all-gather of the sizes where none are told, then per other
 /// rank one message each way, and one more each way where terms are returned;
 /// none waits for another stop of a third rank. Thread safety / ordering: as in
-/// collectives.h.
+/// primitives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.

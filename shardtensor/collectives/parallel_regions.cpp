@@ -1,4 +1,4 @@
-#include "shardtensor/comm/parallel_regions.h"
+#include "shardtensor/collectives/parallel_regions.h"
 
 #include <functional>
 #include <utility>
@@ -9,11 +9,11 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include "shardtensor/collectives/check_rows.h"
+#include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/check_rows.h"
-#include "shardtensor/comm/exchange_rows.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/scope.h"
 

@@ -1,4 +1,4 @@
-#include "shardtensor/comm/shared_parameters.h"
+#include "shardtensor/collectives/shared_parameters.h"
 
 #include <mutex>
 #include <unordered_map>
