@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/parameter_gradients.h"
@@ -44,12 +43,6 @@ class ViewReplay {
   }
   bool before_;
 };
-
-/// Whether a call came past the function level, see Note [Function level left
-/// out].
-inline bool function_level_is_left_out() {
-  return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey);
-}
 
 /// The keys of a call that goes on below the function level: the operator's own
 /// composite kernel, say, whose operators come back to the function level.

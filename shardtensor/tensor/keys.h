@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace shardtensor {
 
@@ -11,6 +12,12 @@ namespace shardtensor {
 /// Function level: above autograd and autocast. Composite operators arrive
 /// whole; plain tensors are promoted here.
 constexpr c10::DispatchKey kFunctionKey = c10::DispatchKey::DeferredInit;
+
+/// Whether a call came past the function level, see Note [Function level left
+/// out].
+inline bool function_level_is_left_out() {
+  return c10::impl::tls_is_dispatch_key_excluded(kFunctionKey);
+}
 
 /// Dispatch level: below autograd.
 constexpr c10::DispatchKey kDispatchKey = c10::DispatchKey::CustomRNGKeyId;

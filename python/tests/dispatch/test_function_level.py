@@ -139,22 +139,46 @@ def test_a_plain_tensor_gets_a_plain_gradient(mesh, name):
         check_op(fn, sharded(x, [Shard(dim)]), v, mesh=mesh)
 
 
+WRITES = {
+    "itself": lambda zeros: zeros.fill_(3),
+    "detach": lambda zeros: zeros.detach().add_(1),
+    "diagonal": lambda zeros: zeros.diagonal().fill_(1),
+    "select": lambda zeros: zeros[1].fill_(2),
+    "slice": lambda zeros: zeros[:, 1:].add_(3),
+    "step": lambda zeros: zeros[::2].mul_(0).add_(1),
+    "view": lambda zeros: zeros.view(-1)[2:].copy_(torch.arange(10.0)),
+    "reshape": lambda zeros: zeros.view(2, 6).view(12).view(6, 2)[3:].fill_(4),
+    "transposed": lambda zeros: zeros.t().movedim(0, 1).mT[1].fill_(1),
+    "unsqueezed": lambda zeros: zeros.unsqueeze(1).squeeze(1)[2].add_(1),
+    "split": lambda zeros: zeros.split(3)[1].add_(1),
+    "unbound": lambda zeros: zeros.unbind(1)[2].add_(1),
+    "chunk": lambda zeros: zeros.tensor_split(3)[1].fill_(5),
+    "windows": lambda zeros: zeros.unfold(0, 2, 2)[1].fill_(1),
+    "complex": lambda zeros: torch.view_as_complex(zeros.view(6, 2))[1:].fill_(2 + 1j),
+    "bytes": lambda zeros: zeros.view(torch.int32)[1].fill_(7),
+    "index": lambda zeros: zeros[1:].index_fill_(0, torch.tensor([1]), 1),
+    "base": lambda zeros: (lambda row: (zeros.fill_(2), zeros[3].sub_(row)))(zeros[0]),
+}
+
+
 @ranks(2, 3)
-def test_zeros_made_past_the_function_level_are_written_through_views(mesh):
+def test_zeros_are_written_through_views_past_the_function_level(mesh):
     sizes = {0: partitions(5, mesh.size())[-1]}
     x = shard(torch.ones(5, 3), mesh, [Shard(0)], sizes)
     seen = LoggingTensor(x)
-    for write in (
-        lambda zeros: zeros.diagonal().fill_(1),
-        lambda zeros: zeros[1].fill_(2),
-        lambda zeros: zeros[:, 1:].add_(3),
-        lambda zeros: zeros.view(-1)[2:].copy_(torch.arange(10.0)),
-    ):
+    for name, write in WRITES.items():
         expected = torch.zeros(4, 3)
         write(expected)
-        zeros = seen.new_zeros(4, 3)
-        write(zeros)
-        assert_close(zeros.elem, expected)
+        zeros = {
+            "made inside": seen.new_zeros(4, 3),
+            "made outside": LoggingTensor(x.new_zeros(4, 3)),
+        }
+        outer = x.new_zeros(6, 3)
+        zeros["viewed outside"] = LoggingTensor(outer[2:])
+        for place, target in zeros.items():
+            write(target)
+            assert_close(target.elem, expected, what=f"{name}, {place}")
+        assert outer.sum().item() == expected.sum().item()
 
 
 FIRST_CALL = """

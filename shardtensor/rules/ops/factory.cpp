@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
@@ -55,8 +54,7 @@ Decision new_rule(Call& call) {
 }
 
 /// Other sizes: a constant, which takes the layout of what is written into it.
-/// A compiler keeps no such promise, nor do calls past the function level,
-/// which notes what is a view of a constant.
+/// A compiler keeps no such promise.
 void new_kernel(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
@@ -66,8 +64,7 @@ void new_kernel(
   const auto layout = spec(arguments[0].toTensor());
   const auto local = impl_of(arguments[0].toTensor())->local();
   auto sizes = arguments[1].toIntVector();
-  if (layout->sizes() == sizes || is_traced(local) ||
-      function_level_is_left_out()) {
+  if (layout->sizes() == sizes || is_traced(local)) {
     run_rule(op, new_rule, stack);
     return;
   }
