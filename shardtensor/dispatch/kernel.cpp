@@ -32,6 +32,7 @@ void write_local(
     impl->set(local, spec, tensor.strides());
   } else if (!local.is_same(impl->local())) {
     check_places_apart("write", tensor);
+    impl->separate_elements();
     const auto own = redistribute_local(
         local, spec, impl->spec(), tensor.suggest_memory_format());
     impl->local().copy_(readable_beside(own, impl->local()));

@@ -141,6 +141,8 @@ def test_a_plain_tensor_gets_a_plain_gradient(mesh, name):
 
 WRITES = {
     "itself": lambda zeros: zeros.fill_(3),
+    "random": lambda zeros: zeros.random_(7, 8),
+    "row": lambda zeros: zeros[1].bernoulli_(1.0),
     "detach": lambda zeros: zeros.detach().add_(1),
     "diagonal": lambda zeros: zeros.diagonal().fill_(1),
     "select": lambda zeros: zeros[1].fill_(2),
