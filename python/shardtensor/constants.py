@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import numbers
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import parameter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from shardtensor import _C
@@ -99,6 +101,24 @@ def _is_traced() -> bool:
     return torch.compiler.is_compiling() or transforms is not None
 
 
+# Where PyTorch makes the memory of what is a plain tensor already: of parameters
+# and buffers of lazy modules, and of tensors that are loaded or copied.
+_PLAIN_MEMORY = {
+    parameter.UninitializedTensorMixin.materialize.__code__,
+    parameter.UninitializedParameter.__new__.__code__,
+    parameter.UninitializedBuffer.__new__.__code__,
+    torch._utils._rebuild_tensor.__code__,
+}
+
+
+def _is_plain_memory() -> bool:
+    """Whether the factory that a mode looks at was called there."""
+    frame = sys._getframe(2)
+    while frame and frame.f_code.co_name == "__torch_function__":  # other modes
+        frame = frame.f_back
+    return frame is not None and frame.f_code in _PLAIN_MEMORY
+
+
 # Not a dispatch key: that would also see the tensors that PyTorch's kernels,
 # autograd and compiled graphs make for themselves.
 class _Constants(TorchFunctionMode):
@@ -109,7 +129,11 @@ class _Constants(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if (func in _FACTORIES or func in _FROM_TENSOR) and not _is_traced():
+        if (
+            (func in _FACTORIES or func in _FROM_TENSOR)
+            and not _is_traced()
+            and not (func is torch.empty and _is_plain_memory())
+        ):
             made = self._constant(func, args, kwargs)
             if made is not None:
                 return made

@@ -1,6 +1,8 @@
 """Tensors that a program makes to fill them: new_tensors_on, x.new_zeros."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -401,3 +403,51 @@ def test_real_constants_take_complex_numbers(mesh):
     expected = torch.zeros(6, 5, 2, dtype=torch.double)
     torch.view_as_complex(expected)[:, 1:4] = x + 2j * x
     assert_close(pairs, expected)
+
+
+# ---- memory of what is plain already ----------------------------------------
+
+
+def lazy_network():
+    return torch.nn.Sequential(
+        torch.nn.LazyConv2d(4, 3), torch.nn.LazyBatchNorm2d(), torch.nn.LazyLinear(2)
+    )
+
+
+@ranks(2)
+@pytest.mark.parametrize("made_within", [False, True])
+def test_a_lazy_module_makes_plain_parameters(mesh, made_within):
+    x = torch.randn(2, 3, 7, 6)
+    if made_within:
+        with new_tensors_on(mesh):
+            model = lazy_network()
+    else:
+        model = lazy_network()
+    expected = lazy_network()
+    torch.manual_seed(0)
+    y = expected(x)
+    y.sin().sum().backward()
+    torch.manual_seed(0)
+    with new_tensors_on(mesh), torch.device("cpu"):
+        part = model(shard(x, mesh, [Shard(2)]))
+    part.sin().sum().backward()
+    assert_close(part, y)
+    for own, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert type(own) is torch.nn.Parameter
+        assert_close(own.grad, other.grad)
+    assert {type(buffer) for buffer in model.buffers()} == {torch.Tensor}
+
+
+@ranks(2)
+def test_what_is_loaded_or_copied_stays_plain(mesh):
+    x = torch.randn(3, 4)
+    file = io.BytesIO()
+    torch.save({"x": x, "weight": torch.nn.Parameter(x)}, file)
+    with new_tensors_on(mesh):
+        file.seek(0)
+        loaded = torch.load(file)
+        copies = [loaded["x"], copy.copy(x), pickle.loads(pickle.dumps(x))]
+    for other in copies:
+        assert type(other) is torch.Tensor
+        assert torch.equal(other, x)
+    assert type(loaded["weight"]) is torch.nn.Parameter
