@@ -25,6 +25,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
@@ -309,7 +310,8 @@ Pair maximum(const Adaptive& pool, const Tensor& x) {
 // ---- the operators ----------------------------------------------------------
 
 template <class Op, int64_t dims>
-Tensor adaptive_avg_pool_function(const Tensor& x, IntArrayRef size) {
+Tensor adaptive_avg_pool_function(const Tensor& input, IntArrayRef size) {
+  const Tensor x = autocast_to_float(Op::name, input);
   const auto sizes = expanded(size, dims);
   if (x.numel() == 0 && (x.dim() == dims + 1 || x.dim() == dims + 2) &&
       sizes == std::vector<int64_t>(dims, 1)) {
@@ -324,7 +326,7 @@ Tensor adaptive_avg_pool_function(const Tensor& x, IntArrayRef size) {
 template <class Op, int64_t dims>
 Pair adaptive_max_pool_function(const Tensor& x, IntArrayRef size) {
   const auto sizes = expanded(size, dims);
-  return maximum({Op::name, dims, sizes, true}, x);
+  return maximum({Op::name, dims, sizes, true}, autocast_to_float(Op::name, x));
 }
 
 namespace ops = at::_ops;

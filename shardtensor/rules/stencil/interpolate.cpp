@@ -29,6 +29,7 @@
 #include <ATen/ops/upsample_trilinear3d_ops.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
@@ -266,7 +267,7 @@ bool overlaps(const UpsamplePlan& plan, const Tensor& x) {
   return plan.overlap && wide && !local.is_meta() && !is_traced(local);
 }
 
-Tensor upsampled(const Upsample& u, const Tensor& x) {
+Tensor upsampled(const Upsample& u, const Tensor& input) {
   TORCH_CHECK_VALUE(
       u.size.size() == u.scales.size(),
       u.op,
@@ -274,6 +275,7 @@ Tensor upsampled(const Upsample& u, const Tensor& x) {
       u.scales.size(),
       " output sizes, got ",
       IntArrayRef(u.size));
+  const Tensor x = autocast_to_float(u.op, input);
   const auto plan = find_plan(u, x);
   if (overlaps(*plan, x)) {
     const auto local = to_local(redistribute(x, plan->call.input));

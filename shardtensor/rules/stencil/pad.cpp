@@ -15,6 +15,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/exchange.h"
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/transfer.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
@@ -222,7 +223,8 @@ Tensor pad_function(const Tensor& x, IntArrayRef pad) {
       boundary == Boundary::Periodic || x.scalar_type() != at::kBool,
       Op::name,
       " not implemented for 'Bool'");
-  return pad_with_rows(Op::name, boundary, Op::call, x, pad);
+  return pad_with_rows(
+      Op::name, boundary, Op::call, autocast_to_float(Op::name, x), pad);
 }
 
 namespace ops = at::_ops;

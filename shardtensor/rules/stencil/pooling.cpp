@@ -13,6 +13,7 @@
 #include <ATen/ops/max_pool3d_with_indices_ops.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
@@ -77,9 +78,10 @@ std::shared_ptr<const StencilCall> find_plan(
 
 Tensor pooled(
     const Pool& pool,
-    const Tensor& x,
+    const Tensor& input,
     at::MemoryFormat format,
     const PlainPool& plain) {
+  const Tensor x = autocast_to_float(pool.op, input);
   return run_stencil(x, *find_plan(pool, x, plain), format, plain);
 }
 

@@ -39,13 +39,16 @@ std::vector<int64_t> infer_sizes(
       x.sizes());
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
   const bool batched = x.dim() > dims + 1;
   auto sizes = x.sizes().vec();
+  if (!batched && x.numel() == 0) { // the first dim alone may be empty
+    return infer_empty(plain, at::empty(sizes, options), x).sizes().vec();
+  }
   if (!batched) {
     sizes.insert(sizes.begin(), 0);
   }
   sizes[0] = x.is_meta() ? 1 : 0; // Meta kernels in Python refuse none
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(x.device());
   auto result = infer_empty(plain, at::empty(sizes, options), x).sizes().vec();
   if (batched) {
     result[0] = x.size(0);

@@ -240,3 +240,12 @@ def test_one_window_over_no_rows(mesh):
         for dim in range(len(shape)):
             s = sharded(x, [Shard(dim)])
             check_op(lambda x: F.adaptive_avg_pool1d(x, 1), s, mesh=mesh)
+
+
+@ranks(2)
+@pytest.mark.parametrize("kind", ["adaptive_avg", "adaptive_max"])
+def test_no_channels_of_one_sample(mesh, kind):
+    """PyTorch takes the first dim for samples, of which there may be none."""
+    for dims in (1, 2, 3):
+        part = sharded(leaf(0, *[4] * dims), [Shard(1)])
+        check_op(getattr(F, f"{kind}_pool{dims}d"), part, 2, mesh=mesh)
