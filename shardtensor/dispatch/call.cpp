@@ -212,6 +212,15 @@ const std::vector<std::vector<int64_t>>& Call::output_sizes() {
       throw; // it may do more than compute
     }
     stack = run_on_zeros(); // see Note [Meta kernels in Python]
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception&) {
+    // A Python kernel has errors of its own words and types. The operator's
+    // come before it computes, but zeros to write into would take memory.
+    if (op_.schema().is_mutable()) {
+      throw;
+    }
+    stack = run_on_zeros();
   }
   for (const auto& value : stack) {
     visit_tensors(value, [&](const at::Tensor& tensor) {
