@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/constants.h"
+#include "shardtensor/dispatch/functional_form.h"
 #include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/dispatch/plain_writes.h"
@@ -98,6 +99,9 @@ bool run_beside_others(
   }
   if (writes) {
     check_written_once(op, *stack);
+    if (run_composite_out(op, stack)) {
+      return true;
+    }
   }
   return has_sparse(keys) && run_with_sparse(op, keys, stack);
 }

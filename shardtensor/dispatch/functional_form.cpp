@@ -342,20 +342,58 @@ bool run_functional_form(const OperatorHandle& op, Stack* stack) {
   return true;
 }
 
-bool run_functional_form_into_all(const OperatorHandle& op, Stack* stack) {
-  const auto functional = functional_form(op);
+namespace {
+
+/// Of a call that writes into out= and whose functional form may stand in.
+std::optional<OperatorHandle> form_of_out_call(
+    const OperatorHandle& op,
+    const Stack& stack) {
   const auto& arguments = op.schema().arguments();
-  if (!functional || arguments.empty() || !is_out(arguments.back())) {
-    return false;
+  if (arguments.empty() || !is_out(arguments.back())) {
+    return std::nullopt;
   }
   const auto given =
-      at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments.size());
+      at::ArrayRef<c10::IValue>(stack).slice(stack.size() - arguments.size());
   for (const auto& tensor : all_tensors_in(given)) {
     if (at::GradMode::is_enabled() && tensor.requires_grad()) {
-      return false; // PyTorch says so
+      return std::nullopt; // PyTorch says so
+    }
+  }
+  return functional_form(op);
+}
+
+} // namespace
+
+bool run_functional_form_into_all(const OperatorHandle& op, Stack* stack) {
+  const auto functional = form_of_out_call(op, *stack);
+  if (functional) {
+    run(op, *functional, stack);
+  }
+  return functional.has_value();
+}
+
+bool run_composite_out(const OperatorHandle& op, Stack* stack) {
+  if (!op.hasKernelForDispatchKey(
+          c10::DispatchKey::CompositeImplicitAutograd)) {
+    return false;
+  }
+  const auto functional = form_of_out_call(op, *stack);
+  if (!functional) {
+    return false;
+  }
+  const auto targets = all_tensors_in(
+      targets_of(op, torch::jit::last(*stack, op.schema().arguments().size())));
+  for (const auto& target : targets) {
+    if (!is_shard_tensor(target)) {
+      return false;
     }
   }
   run(op, *functional, stack);
+  for (const auto& target : targets) {
+    if (!target.is_inference()) {
+      target.unsafeGetTensorImpl()->bump_version();
+    }
+  }
   return true;
 }
 

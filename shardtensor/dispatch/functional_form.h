@@ -24,4 +24,8 @@ bool run_functional_form_into_all(
     const c10::OperatorHandle& op,
     torch::jit::Stack* stack);
 
+/// The same, at the function level, for a composite out= operator that writes
+/// into ShardTensors alone: its kernel would resize their memory.
+bool run_composite_out(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
 } // namespace shardtensor::detail

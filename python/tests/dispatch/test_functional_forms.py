@@ -225,3 +225,55 @@ def test_zeros_and_ones_are_drawn_into_any_dtype(mesh):
             out = shards_like(mesh, torch.zeros(size, dtype=dtype))
             assert torch.bernoulli(part, out=out) is out
             assert_close(out, p.to(dtype))
+
+
+# Composite, of a 6 x 6 x.
+COMPOSITE = {
+    "inner": lambda x, **o: torch.inner(x, x, **o),
+    "kron": lambda x, **o: torch.kron(x, x, **o),
+    "matrix_power": lambda x, **o: torch.linalg.matrix_power(x, 3, **o),
+    "matrix_rank": lambda x, **o: torch.linalg.matrix_rank(x, **o),
+    "multi_dot": lambda x, **o: torch.linalg.multi_dot([x, x, x], **o),
+    "norm": lambda x, **o: torch.linalg.norm(x, **o),
+    "norm of rows": lambda x, **o: torch.linalg.norm(x, 1, 1, **o),
+    "nuclear norm": lambda x, **o: torch.linalg.matrix_norm(x, "nuc", **o),
+    "quantile": lambda x, **o: torch.quantile(x, 0.3, dim=0, **o),
+    "tensordot": lambda x, **o: torch.tensordot(x, x, 1, **o),
+}
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_out_of_a_composite_operator_is_resized(mesh, name):
+    x = values(6, 6)
+    expected = COMPOSITE[name](x)
+    shardtensor.set_fallback_mode("silent")
+    for placements, cuts in layouts(mesh):
+        part = shard(x, mesh, placements, cuts)
+        for sizes in ((0,), (0, 3), (2, 3)):
+            out = shards_like(mesh, torch.zeros(sizes, dtype=expected.dtype))
+            version = out._version
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it was resized
+                assert COMPOSITE[name](part, out=out) is out
+            assert out._version > version
+            assert_close(out, expected)
+
+
+@ranks(2)
+def test_out_of_a_composite_operator_of_another_dtype(mesh):
+    part = shard(values(6, 6), mesh, [Shard(0)])
+    out = shards_like(mesh, torch.zeros((), dtype=torch.int))
+    with pytest.raises(RuntimeError, match="Expected a floating point .* Got Int"):
+        torch.linalg.norm(part, out=out)
+
+
+@ranks(2)
+def test_gradients_pass_through_out_of_a_composite_operator(mesh):
+    x = values(6, 6).requires_grad_()
+    part = shard(x, mesh, [Shard(0)])
+    torch.inner(x, x).sin().sum().backward()
+    out = shards_like(mesh, torch.zeros(6, 6, dtype=torch.float64))
+    torch.inner(part, part, out=out)
+    out.sin().sum().backward()
+    assert_close(part.grad, x.grad)
