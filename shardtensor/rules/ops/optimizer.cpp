@@ -1,5 +1,11 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/ForeachUtils.h>
+#include <torch/library.h>
+
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/rule.h"
+#include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -52,5 +58,29 @@ const RegisterRules fused_steps{
 /// What the compiler makes of addcmul_ and addcdiv_ with a value.
 const RegisterRules compiled_steps{pointwise_rule, {"prims::fma"}};
 
+/// The host reads the factors of a list, one for each place, from a tensor.
+void read_factors(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto factors = torch::jit::pop(*stack).toTensor();
+  const auto places = (*stack)[stack->size() - 3].toTensorList().size();
+  const auto numbers = at::native::convert_tensor_to_scalar_list(
+      is_shard_tensor(factors) ? full_tensor(factors) : factors,
+      static_cast<int64_t>(places));
+  stack->emplace_back(c10::List<at::Scalar>(at::ArrayRef<at::Scalar>(numbers)));
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow(op.schema().name().c_str(), "ScalarList")
+      .callBoxed(stack);
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  for (const auto* op :
+       {"_foreach_addcdiv.Tensor",
+        "_foreach_addcdiv_.Tensor",
+        "_foreach_addcmul.Tensor",
+        "_foreach_addcmul_.Tensor"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&read_factors>());
+  }
+}
+
 } // namespace shardtensor::detail

@@ -158,3 +158,24 @@ def test_a_scaler_writes_what_it_found_into_any_layout(mesh):
                 [shard(gradient, mesh, [Shard(0)])], found, torch.tensor(0.5)
             )
             assert_close(found, torch.tensor([float(place is not None)]))
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("name", ["addcdiv", "addcmul"])
+def test_factors_of_a_list_in_a_tensor(mesh, name):
+    fn = getattr(torch, f"_foreach_{name}")
+    write = getattr(torch, f"_foreach_{name}_")
+    lists = [[torch.randn(5, 3), torch.randn(4)] for _ in range(3)]
+    factors = torch.tensor([2.0, 3.0], device="cpu")
+    expected = fn(*lists, factors)
+    part = partial(shard, mesh=mesh, placements=[Shard(0)])
+    cuts = [lambda x: x, part, lambda x: shard(x, mesh, [Replicate()])]
+    for cut in cuts if rig.DEVICE == "cpu" else cuts[:1]:  # the host reads them
+        parts = [[part(x) for x in one] for one in lists]
+        for found, e in zip(fn(*parts, cut(factors)), expected, strict=True):
+            assert_close(found, e)
+        write(*parts, cut(factors))
+        for found, e in zip(parts[0], expected, strict=True):
+            assert_close(found, e)
+    with pytest.raises(RuntimeError, match="to match input of length 2 but got 3"):
+        fn(*parts, torch.ones(3, device="cpu"))
