@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 
 from torch import nn
@@ -31,8 +32,9 @@ def distribute_module(
     `output_fn(submodule, outputs, mesh)` after it may replace what they get.
     Gradients lie as their parameters do, complete on every rank. Raises alike on every
     rank, before anything changes, for modules and arguments that differ between
-    ranks. Communication: one small gather, and that of distribute_tensor for each
-    tensor. As torch.distributed.tensor.distribute_module, whose parameters are
+    ranks. The two may leave `submodule` out, as PyTorch's may, with its FutureWarning.
+    Communication: one small gather, and that of distribute_tensor for each tensor. As
+    torch.distributed.tensor.distribute_module, whose parameters are
     DTensors: take that one before fully_shard."""
     mesh = default_mesh() if device_mesh is None else device_mesh
     problem, told = None, None
@@ -47,9 +49,11 @@ def distribute_module(
             partition_fn(name, submodule, mesh)
         _replicate(submodule, mesh, placed)
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda inner, x: input_fn(inner, x, mesh))
+        enter = _with_submodule("input_fn", input_fn)
+        module.register_forward_pre_hook(lambda inner, x: enter(inner, x, mesh))
     if output_fn is not None:
-        module.register_forward_hook(lambda inner, x, y: output_fn(inner, y, mesh))
+        leave = _with_submodule("output_fn", output_fn)
+        module.register_forward_hook(lambda inner, x, y: leave(inner, y, mesh))
     module._distribute_module_applied = True  # PyTorch's mark, for both functions
     return module
 
@@ -76,14 +80,36 @@ def _told(module, partition_fn, input_fn, output_fn):
     )
 
 
-def _check_arguments(name, function):
+def _takes(function, number):
     try:
-        inspect.signature(function).bind(None, None, None)
+        inspect.signature(function).bind(*[None] * number)
     except TypeError as error:
+        return error
+    return None
+
+
+def _check_arguments(name, function):
+    problem = _takes(function, 3)
+    if name != "partition_fn" and _takes(function, 2) is None:
+        return
+    if problem is not None:
         first = "name, submodule" if name == "partition_fn" else "submodule, values"
         raise TypeError(
-            f"{TITLE}expected three arguments of {name} ({first}, mesh): {error}"
+            f"{TITLE}expected three arguments of {name} ({first}, mesh): {problem}"
         ) from None
+
+
+def _with_submodule(name, function):
+    """PyTorch's older form of the function has no submodule."""
+    if _takes(function, 3) is None:
+        return function
+    warnings.warn(
+        f"{TITLE}{name} of two arguments (values, mesh) is deprecated in PyTorch: "
+        f"take (submodule, values, mesh)",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return lambda submodule, values, mesh: function(values, mesh)
 
 
 def _replicate(submodule, mesh, placed):

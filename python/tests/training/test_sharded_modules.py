@@ -134,8 +134,29 @@ def test_numbers_that_nobody_has(mesh):
     assert model.weight.placements == (Replicate(),)
 
 
-def two(submodule, values):
+def one(values):
     return values
+
+
+def two(values, device_mesh):
+    return values
+
+
+@ranks(2, 3)
+def test_functions_without_the_submodule(mesh):
+    def enter(inputs, device_mesh):
+        return ShardTensor.from_local(inputs[0], device_mesh, [Shard(0)])
+
+    def leave(output, device_mesh):
+        assert device_mesh is mesh
+        return output.to_local()
+
+    model = nn.Linear(3, 2)
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    rows = torch.arange(15.0).view(5, 3)[: mesh.get_rank()]  # none on the first
+    with pytest.warns(FutureWarning, match="(input|output)_fn of two arguments"):
+        distribute_module(model, mesh, input_fn=enter, output_fn=leave)
+    torch.testing.assert_close(model(rows), rows @ weight.T + bias)
 
 
 @ranks(2)
@@ -145,8 +166,9 @@ def test_errors_are_those_of_all_ranks(mesh):
         distribute_module(torch.ones(1) if first else nn.Linear(1, 1), mesh)
     for name in ("partition_fn", "input_fn", "output_fn"):
         model = nn.Linear(1, 1)
+        function = two if name == "partition_fn" else one
         with pytest.raises(TypeError, match=f"expected three arguments of {name} "):
-            distribute_module(model, mesh, **{name: two})
+            distribute_module(model, mesh, **{name: function})
         assert type(model.weight) is nn.Parameter
     with pytest.raises(ValueError, match="distribute_module: .*differ"):
         distribute_module(nn.Linear(1, 1 if first else 2), mesh)
