@@ -40,8 +40,9 @@ def infer_layout(
     placements: Placements,
     sharding_shapes: str | ShapesAlongAxes,
     global_shape: Sequence[int] | None,
+    alike: str = "",
 ) -> _C.ShardSpec:
-    """See ShardTensor.from_local."""
+    """See ShardTensor.from_local. `alike`: what else all ranks that ask are told."""
     where = core_mesh(mesh), [to_core(p) for p in placements]
     if isinstance(sharding_shapes, Mapping):
         along = [sharding_shapes.get(axis, ()) for axis in range(mesh.ndim)]
@@ -52,7 +53,7 @@ def infer_layout(
         core = _C.infer_even_spec(*where, local.shape)
     elif sharding_shapes == "infer":
         wanted = None if global_shape is None else list(global_shape)
-        alike = "" if wanted is None else f", global_shape {wanted}"
+        alike += "" if wanted is None else f", global_shape {wanted}"
         core = _C.infer_spec(local, *where, alike)
     else:
         with errors_while_asking(mesh, sharding_shapes):
@@ -66,3 +67,42 @@ def infer_layout(
             f"{tuple(global_shape)}"
         )
     return core
+
+
+def from_pieces(
+    op: str, local: torch.Tensor, layout: _C.ShardSpec, stride: Sequence[int] | None
+) -> torch.Tensor:
+    """The tensor of these pieces, which shows the strides, contiguous ones for None."""
+    if stride is None:
+        return _C.from_local(local, layout)
+    order = _order_of(op, layout.sizes, stride)
+    placements = [
+        _C.Placement.shard(order.index(p.dim)) if p.kind == "shard" else p
+        for p in layout.placements
+    ]
+    in_order = _C.make_spec(
+        layout.mesh,
+        [layout.sizes[dim] for dim in order],
+        placements,
+        [layout.partitions[dim] for dim in order],
+    )
+    contiguous = _C.from_local(local.permute(order), in_order)
+    return contiguous.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _order_of(op, shape, stride):
+    """Of the dims of a dense tensor, from the largest stride to the smallest."""
+    problem = ValueError(
+        f"{op}: expected the stride of a dense tensor of shape {tuple(shape)}, got "
+        f"{tuple(stride)}"
+    )
+    if len(stride) != len(shape):
+        raise problem
+    dims = range(len(shape))
+    order = sorted(dims, key=lambda dim: (stride[dim], shape[dim] != 1, -dim))
+    expected = 1
+    for dim in order:
+        if shape[dim] != 1 and stride[dim] != expected:
+            raise problem
+        expected *= max(shape[dim], 1)
+    return order[::-1]

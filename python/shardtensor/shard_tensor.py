@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor import _C, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of
-from shardtensor.infer import errors_while_asking, infer_layout
+from shardtensor.infer import errors_while_asking, from_pieces, infer_layout
 from shardtensor.placements import as_list, check_placements, replicated, to_core
 from shardtensor.spec import OpenSpec, ShardTensorSpec, Sizes, make_spec, partitions
 
@@ -73,6 +73,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         placements: Sequence[Placement] | None = None,
         sharding_shapes: str | Mapping[int, Sequence[Sequence[int]]] = "infer",
         global_shape: Sequence[int] | None = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
     ) -> ShardTensor:
         """The tensor of which each rank holds `local_tensor`, differentiable, without
         a copy but to the mesh's kind of device. `sharding_shapes` says how the
@@ -80,24 +84,35 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         torch.chunk's split of global_shape (of equal pieces without it); a dict
         gives, for each mesh axis, the local shapes along it, of this tensor or of
         another that is cut alike. The last two do not communicate.
-        Default: the mesh entered or DistributedManager's, Replicate."""
+        Default: the mesh entered or DistributedManager's, Replicate.
+
+        As a DTensor's: `shape` is global_shape, `stride` what the whole tensor shows,
+        contiguous by default; run_check raises on all ranks where replicas differ, as
+        check mode does (two reductions of the piece and one of a number)."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)
-        if traced.is_tracing() and traced.is_known_alone(sharding_shapes, placements):
-            local_tensor = _on_device_of(mesh, local_tensor)
-            return traced.from_local(
-                local_tensor, mesh, placements, sharding_shapes, global_shape
-            )
-        with errors_while_asking(mesh, sharding_shapes):
-            local_tensor = _on_device_of(mesh, local_tensor)
-            placements = check_placements(placements, mesh.ndim)
-            if global_shape is not None:
-                global_shape = list(global_shape)
-        layout = infer_layout(
-            "from_local", local_tensor, mesh, placements, sharding_shapes, global_shape
+        if global_shape is None:
+            global_shape = shape
+        elif shape is not None:
+            raise TypeError("from_local: shape is global_shape, expected one of them")
+        if traced.is_tracing() and traced.is_traceable(stride, global_shape, run_check):
+            if sharding_shapes == "infer" and shape is not None:
+                sharding_shapes = "chunk"  # a DTensor's: nobody can be asked here
+            if traced.is_known_alone(sharding_shapes, placements):
+                local_tensor = _on_device_of(mesh, local_tensor)
+                return traced.from_local(
+                    local_tensor, mesh, placements, sharding_shapes, global_shape
+                )
+        return _from_local(
+            local_tensor,
+            mesh,
+            placements,
+            sharding_shapes,
+            global_shape,
+            stride,
+            run_check,
         )
-        return _C.from_local(local_tensor, layout)
 
     @staticmethod
     def from_spec(local_tensor: torch.Tensor, spec: ShardTensorSpec) -> ShardTensor:
@@ -447,6 +462,29 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     def as_strided_(self, *_, **__):
         _refuse(self, "as_strided_")
+
+
+@traced.between_graphs(
+    "ShardTensor.from_local asks the other ranks for their pieces, which a graph "
+    'cannot; say sharding_shapes="chunk" or a dict, or shape='
+)
+def _from_local(
+    local, mesh, placements, sharding_shapes, global_shape, stride, run_check
+):
+    alike = f", stride {[*stride]}" if stride is not None else ""
+    alike += ", run_check" if run_check else ""
+    with errors_while_asking(mesh, sharding_shapes):
+        local = _on_device_of(mesh, local)
+        placements = check_placements(placements, mesh.ndim)
+        if global_shape is not None:
+            global_shape = list(global_shape)
+    layout = infer_layout(
+        "from_local", local, mesh, placements, sharding_shapes, global_shape, alike
+    )
+    result = from_pieces("from_local", local, layout, stride)
+    if run_check or _C.check_mode():
+        _C.check_replicas(local, layout)
+    return result
 
 
 def _on_device_of(mesh: DeviceMesh, local: torch.Tensor) -> torch.Tensor:

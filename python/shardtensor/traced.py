@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardtensor import _C
-from shardtensor.compile import order_communication
+from shardtensor.compile import as_written, order_communication
 from shardtensor.infer import infer_layout
 from shardtensor.placements import check_placements
 from shardtensor.spec import ShardTensorSpec
@@ -37,6 +37,30 @@ def is_known_alone(sharding_shapes: object, placements: Placements | None) -> bo
     if sharding_shapes != "infer" or placements is None:
         return True
     return not any(placement.is_shard() for placement in placements)
+
+
+def is_traceable(
+    stride: Sequence[int] | None, shape: Sequence[int] | None, run_check: bool
+) -> bool:
+    """Whether a graph can do what from_local is told: no comparison, no strides."""
+    if run_check or stride is None:
+        return not run_check
+    expected = 1
+    for extent, step in zip(reversed(shape or ()), reversed(stride)):
+        if extent != 1 and step != expected:
+            return False
+        expected *= max(extent, 1)
+    return shape is not None
+
+
+def between_graphs(reason: str) -> Callable:
+    """The compiler ends its graph before such a function, or raises for `reason`."""
+
+    def mark(function):
+        function._torchdynamo_disable_msg = reason
+        return as_written(function)
+
+    return mark
 
 
 def from_local(

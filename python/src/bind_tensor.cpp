@@ -137,6 +137,14 @@ void bind_tensor(py::module_& module) {
       py::arg("spec"),
       py::arg("format") = at::MemoryFormat::Contiguous);
   module.def(
+      "check_replicas",
+      [](const at::Tensor& local, const SpecHandle& spec) {
+        check_replicas(local, spec);
+      },
+      ReleaseGil(),
+      py::arg("local"),
+      py::arg("spec"));
+  module.def(
       "unflatten",
       [](const at::Tensor& local,
          const SpecHandle& spec,

@@ -12,6 +12,7 @@
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/known_error.h"
 #include "shardtensor/layout/print.h"
+#include "shardtensor/tensor/equal_on_ranks.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {
@@ -150,6 +151,22 @@ void raise_in_infer_spec(
     const std::string& error_kind,
     const std::string& error) {
   ask_sizes(mesh, [&]() -> Own { raise({kind_named(error_kind), error}); });
+}
+
+void check_replicas(const at::Tensor& local, const SpecPtr& spec) {
+  TORCH_CHECK_VALUE(spec, "check_replicas: no spec, expected one");
+  std::vector<int64_t> axes;
+  for (int64_t axis = 0; axis < spec->mesh()->axes(); ++axis) {
+    if (spec->placement(axis).is_replicate()) {
+      axes.push_back(axis);
+    }
+  }
+  TORCH_CHECK_VALUE(
+      axes.empty() || !differs_along(local, *spec->mesh(), axes),
+      "check_replicas: expected the same elements on all ranks along the "
+      "Replicate axes of ",
+      to_string(*spec),
+      ", but they differ; broadcast them first");
 }
 
 } // namespace shardtensor

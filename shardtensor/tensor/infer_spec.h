@@ -31,4 +31,10 @@ void raise_in_infer_spec(
     const std::string& error_kind,
     const std::string& error);
 
+/// Raises on every rank where ranks that hold one piece, along axes where the
+/// tensor is Replicate, have other bits of it (on devices, other numbers).
+/// Communication: two all-reduces of the piece and one of a number; none
+/// without such axes.
+void check_replicas(const at::Tensor& local, const SpecPtr& spec);
+
 } // namespace shardtensor

@@ -1,0 +1,95 @@
+"""What DTensor's functions take, in ShardTensor's."""
+
+import pytest
+import torch
+from ranks import assert_close, ranks, shard, uneven
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardtensor
+from shardtensor import ShardTensor
+
+PRELOAD = ("torch._dynamo",)
+
+
+def local(x, mesh):
+    return shard(x, mesh, [Shard(0)], {0: uneven(len(x), mesh.size())}).to_local()
+
+
+@ranks(1, 2, 3)
+def test_shape_and_stride(mesh):
+    whole = torch.arange(42.0).view(7, 2, 3)
+    for dims in [(0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1)]:
+        x = whole.permute(dims).contiguous().permute([dims.index(d) for d in range(3)])
+        y = ShardTensor.from_local(
+            local(x, mesh).requires_grad_(),
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=x.shape,
+            stride=x.stride(),
+        )
+        assert_close(y, x)
+        assert y.stride() == x.stride()
+        (y * x).sum().backward()
+    z = ShardTensor.from_local(whole, mesh, [Replicate()], stride=whole.stride())
+    assert z.stride() == whole.stride()
+
+
+@ranks(2, 3)
+def test_shapes_and_strides_that_cannot_be(mesh):
+    x = torch.zeros(2, 3)
+    for stride in [(3, 2), (1, 1), (4, 1), (3,), (0, 1)]:
+        with pytest.raises(ValueError, match="expected the stride of a dense tensor"):
+            ShardTensor.from_local(x, mesh, [Shard(0)], stride=stride)
+    first = mesh.get_rank() == 0
+    with pytest.raises(ValueError, match="do not make the same call"):
+        stride = (3, 1) if first else (1, 2 * mesh.size())
+        ShardTensor.from_local(x, mesh, [Shard(0)], stride=stride)
+    with pytest.raises(ValueError, match="do not make the same call"):
+        ShardTensor.from_local(x, mesh, [Shard(0)], run_check=first)
+    with pytest.raises(ValueError, match="expected"):
+        ShardTensor.from_local(x, mesh, [Shard(0)], shape=(5, 3), stride=(3, 1))
+    with pytest.raises(TypeError, match="shape is global_shape, expected one of them"):
+        ShardTensor.from_local(x, mesh, [Shard(0)], global_shape=(2, 3), shape=(2, 3))
+
+
+@ranks(1, 2, 3, "2x2")
+def test_replicas_are_compared(mesh):
+    axes = mesh.ndim
+    placements = [Shard(0)] * (axes - 1) + [Replicate()]
+    for dtype in (torch.float32, torch.complex64, torch.int8, torch.bool):
+        same = torch.tensor([[1, 0, 1]], dtype=dtype)
+        x = ShardTensor.from_local(same, mesh, placements, run_check=True)
+        assert x.to_local().equal(same)
+    differs = torch.full((1, 3), float(mesh.get_local_rank(axes - 1)))
+    ShardTensor.from_local(differs, mesh, [Shard(0)] * axes, run_check=True)
+    ShardTensor.from_local(differs, mesh, [Partial()] * axes, run_check=True)
+    if mesh.size() == 1:
+        return
+    message = "expected the same elements on all ranks along the Replicate axes"
+    with pytest.raises(ValueError, match=message):
+        ShardTensor.from_local(differs, mesh, placements, run_check=True)
+    with shardtensor.check_mode(), pytest.raises(ValueError, match=message):
+        ShardTensor.from_local(differs, mesh, placements)
+    ShardTensor.from_local(differs, mesh, placements)
+
+
+def gathered(x, mesh, **told):
+    y = ShardTensor.from_local(x, mesh, [Shard(0)], run_check=False, **told)
+    return y.redistribute(mesh, [Replicate()]).to_local() + 2
+
+
+@ranks(2, 3)
+def test_graphs(mesh):
+    rank, size = mesh.get_rank(), mesh.size()
+    x = torch.full((2, 3), float(rank))
+    told = {"shape": (2 * size, 3), "stride": (3, 1)}
+    expected = gathered(x, mesh)
+    torch.testing.assert_close(gathered(x, mesh, **told), expected)
+    compiled = torch.compile(gathered, backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(x, mesh, **told), expected)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="asks the other ranks"):
+        compiled(x, mesh)
+    torch._dynamo.reset()
+    broken = torch.compile(gathered, backend="eager", dynamic=False)
+    torch.testing.assert_close(broken(x, mesh), expected)
