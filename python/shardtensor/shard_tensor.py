@@ -186,11 +186,13 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         *,
         sizes: Sizes | None = None,
         async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout, differentiable. `sizes` asks for
         an uneven split, {dim: piece sizes}; a dim that stays cut by the same
         mesh axes keeps its split otherwise. Every element moves at most once.
-        `async_op` is taken for DTensor's sake: the exchange is done on return."""
+        `async_op` is taken for DTensor's sake: the exchange is done on return.
+        It travels in forward_dtype, its own by default, which the result has."""
         del async_op
         if device_mesh is not None and core_mesh(device_mesh) != self._core.mesh:
             raise ValueError(
@@ -200,8 +202,9 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         if placements is None and sizes is None:
             raise ValueError("redistribute: expected placements, sizes or both")
         placements = as_list(self.placements if placements is None else placements)
+        source = self if forward_dtype is None else self.to(forward_dtype)
         return _C.redistribute(
-            self,
+            source,
             [to_core(placement) for placement in placements],
             partitions(placements, self.dim(), sizes),
         )

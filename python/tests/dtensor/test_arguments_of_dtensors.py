@@ -93,3 +93,22 @@ def test_graphs(mesh):
     torch._dynamo.reset()
     broken = torch.compile(gathered, backend="eager", dynamic=False)
     torch.testing.assert_close(broken(x, mesh), expected)
+
+
+@ranks(1, 2, 3)
+def test_dtypes_of_messages(mesh):
+    x = torch.arange(21.0).view(7, 3) / 7
+    rounded = x.bfloat16()
+    for to in ([Replicate()], [Shard(1)], [Shard(0)]):
+        y = shard(x, mesh, [Shard(0)], {0: uneven(7, mesh.size())}).requires_grad_()
+        z = y.redistribute(mesh, to, forward_dtype=torch.bfloat16)
+        assert_close(z, rounded)
+        (z * rounded).sum().backward()
+        assert_close(y.grad, rounded.float())
+    y = shard(x, mesh, [Shard(0)], {0: uneven(7, mesh.size())})
+    shardtensor.reset_comm_stats()
+    y.redistribute(mesh, [Replicate()])
+    sent = shardtensor.comm_stats().bytes
+    shardtensor.reset_comm_stats()
+    y.redistribute(mesh, [Replicate()], forward_dtype=torch.bfloat16)
+    assert 2 * shardtensor.comm_stats().bytes == sent
