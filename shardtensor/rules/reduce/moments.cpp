@@ -22,7 +22,7 @@ SHARDTENSOR_CUDA_KERNEL(
     squares_about_mean,
     template <typename T>
     T squares_about_mean(T squares, T own, T mean, T count) {
-      return squares + (own - mean) * (own - mean) * count;
+      return squares + (own - mean) * count * (own - mean);
     })
 
 Moments merged(
@@ -40,7 +40,9 @@ Moments merged(
   }
   const auto mean =
       at::sum(samples.mean * (counts / total.clamp_min(1)), dims, true);
-  const auto between = (samples.mean - mean).abs().square() * counts;
+  // In this order: of no elements even an infinite square counts for nothing.
+  const auto away = (samples.mean - mean).abs();
+  const auto between = away * counts * away;
   return {mean, at::sum(samples.squares + between, dims, true)};
 }
 

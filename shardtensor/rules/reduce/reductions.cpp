@@ -14,6 +14,7 @@
 #include <ATen/ops/nansum_ops.h>
 #include <ATen/ops/norm_ops.h>
 #include <ATen/ops/prod_ops.h>
+#include <ATen/ops/std_mean.h>
 #include <ATen/ops/std_mean_ops.h>
 #include <ATen/ops/std_ops.h>
 #include <ATen/ops/sum.h>
@@ -52,7 +53,14 @@ struct Sum : Rounded {
 
 // ---- moments and norms ------------------------------------------------------
 
-Moments moments(const Reduction& reduction, bool keepdim) {
+// Note [Squares of large numbers]
+// PyTorch's kernels on the CPU take the root of a variance in fp64: the
+// deviation of numbers whose squares are beyond fp32 is finite there. So a
+// rank's term is its deviation, squared in fp64.
+
+enum class Spread { Variance, Deviation };
+
+Moments moments(const Reduction& reduction, bool keepdim, Spread spread) {
   const auto local =
       reduction.local.to(at::toOpMathType(reduction.local.scalar_type()));
   const auto rows = count_over(local.sizes(), reduction.dims);
@@ -60,12 +68,20 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   auto mean = at::zeros(reduction.result->local_sizes(), local.options());
   auto squares =
       at::zeros(reduction.result->local_sizes(), local.options().dtype(real));
-  if (rows > 0) {
-    at::Tensor var;
-    std::tie(var, mean) = local.dim() == 0
-        ? std::tuple(squares, local)
-        : at::var_mean(local, reduction.dims, at::Scalar(0), keepdim);
-    squares = var * rows;
+  const bool wide = local.is_cpu() && spread == Spread::Deviation;
+  if (rows > 0 && local.dim() > 0) {
+    const auto& dims = reduction.dims;
+    const auto both = wide ? at::std_mean(local, dims, at::Scalar(0), keepdim)
+                           : at::var_mean(local, dims, at::Scalar(0), keepdim);
+    mean = std::get<1>(both);
+    squares = wide ? std::get<0>(both).to(at::kDouble).square() * rows
+                   : std::get<0>(both) * rows;
+  } else if (rows > 0) {
+    mean = local;
+  }
+  if (wide) { // of ranks without rows, too
+    mean = mean.to(at::promoteTypes(mean.scalar_type(), at::kDouble));
+    squares = squares.to(at::kDouble);
   }
   if (reduction.axes.empty()) {
     return {mean, squares};
@@ -77,8 +93,8 @@ Moments moments(const Reduction& reduction, bool keepdim) {
   return {all[0], all[1]};
 }
 
-template <class Op>
-TwoTensors var_mean_of(
+template <class Op, Spread spread>
+TwoTensors spread_and_mean(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
@@ -89,54 +105,28 @@ TwoTensors var_mean_of(
       at::OptionalIntArrayRef(reduction.dims),
       at::Scalar(0),
       keepdim);
-  const auto both = moments(reduction, keepdim);
+  const auto both = moments(reduction, keepdim, spread);
   const double rows =
       static_cast<double>(count_over(reduction.spec->sizes(), reduction.dims));
   const double free = std::max(rows - correction.value_or(1).toDouble(), 0.0);
   const auto real = at::toRealValueType(self.scalar_type());
+  const auto var = both.squares / free;
+  const auto mean = both.mean.to(self.scalar_type());
   return {
-      wrap((both.squares / free).to(real), reduction.result),
       wrap(
-          rows > 0 ? both.mean.to(self.scalar_type())
-                   : both.mean.to(self.scalar_type()).fill_(NAN),
-          reduction.result)};
+          (spread == Spread::Deviation ? var.sqrt() : var).to(real),
+          reduction.result),
+      wrap(rows > 0 ? mean : mean.fill_(NAN), reduction.result)};
 }
 
-at::Tensor var_kernel(
+template <class Op, Spread spread>
+at::Tensor spread_only(
     const at::Tensor& self,
     at::OptionalIntArrayRef dim,
     const std::optional<at::Scalar>& correction,
     bool keepdim) {
   return std::get<0>(
-      var_mean_of<ops::var_correction>(self, dim, correction, keepdim));
-}
-
-TwoTensors var_mean_kernel(
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    const std::optional<at::Scalar>& correction,
-    bool keepdim) {
-  return var_mean_of<ops::var_mean_correction>(self, dim, correction, keepdim);
-}
-
-at::Tensor std_kernel(
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    const std::optional<at::Scalar>& correction,
-    bool keepdim) {
-  return std::get<0>(
-             var_mean_of<ops::std_correction>(self, dim, correction, keepdim))
-      .sqrt();
-}
-
-TwoTensors std_mean_kernel(
-    const at::Tensor& self,
-    at::OptionalIntArrayRef dim,
-    const std::optional<at::Scalar>& correction,
-    bool keepdim) {
-  auto [var, mean] =
-      var_mean_of<ops::std_mean_correction>(self, dim, correction, keepdim);
-  return {var.sqrt(), mean};
+      spread_and_mean<Op, spread>(self, dim, correction, keepdim));
 }
 
 /// A norm of the ranks' norms is the norm of the whole, for every order; order
@@ -218,10 +208,16 @@ TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
   reduction<ops::count_nonzero_dim_IntList, Count>(m);
   reduction<ops::logsumexp, Rounded>(m);
   reduction<ops::nansum, Sum>(m);
-  m.impl("var.correction", var_kernel);
-  m.impl("var_mean.correction", var_mean_kernel);
-  m.impl("std.correction", std_kernel);
-  m.impl("std_mean.correction", std_mean_kernel);
+  constexpr auto kVariance = Spread::Variance;
+  constexpr auto kDeviation = Spread::Deviation;
+  m.impl("var.correction", spread_only<ops::var_correction, kVariance>);
+  m.impl(
+      "var_mean.correction",
+      spread_and_mean<ops::var_mean_correction, kVariance>);
+  m.impl("std.correction", spread_only<ops::std_correction, kDeviation>);
+  m.impl(
+      "std_mean.correction",
+      spread_and_mean<ops::std_mean_correction, kDeviation>);
   norm<ops::linalg_vector_norm>(m);
   norm<ops::norm_Scalar>(m);
   norm<ops::norm_ScalarOpt_dim>(m);

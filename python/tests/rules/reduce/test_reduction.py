@@ -289,6 +289,24 @@ def test_a_large_mean_leaves_the_variance_alone(mesh):
     assert_close(part.var(0), exact, rtol=1e-3, atol=0)
 
 
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_deviations_of_numbers_whose_squares_are_infinite(mesh, dtype):
+    """PyTorch's kernels on the CPU take the root in float64, a variance is rounded."""
+    x = (torch.rand(7, 6, dtype=torch.float64) * 1e30).to(dtype)
+    rounding = 2 * torch.finfo(dtype).eps
+    for sizes in partitions(7, mesh.size(0)):
+        s = shard(x, mesh, [Shard(0)] + [Shard(1)] * (mesh.ndim - 1), {0: sizes})
+        for dim in (None, 0, (0, 1)):
+            assert_close(torch.var(s, dim), torch.var(x, dim))
+            for mine, wanted in zip(
+                (torch.std(s, dim), *torch.std_mean(s, dim)),
+                (torch.std(x, dim), *torch.std_mean(x, dim)),
+                strict=True,
+            ):
+                assert_close(mine, wanted, rtol=rounding, atol=0)
+
+
 @ranks(2)
 def test_without_elements(mesh):
     x = torch.zeros(0, 4)
