@@ -3,7 +3,6 @@
 #include <cmath>
 #include <exception>
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DynamicCast.h>
@@ -47,28 +46,6 @@ void call_keeping_arguments(
   op.callBoxed(stack);
 }
 
-/// Meta kernels take the device for CUDA, and refuse what is not deterministic
-/// there. The operator itself speaks for the device that it runs on.
-class WithoutDeterminism {
- public:
-  WithoutDeterminism() {
-    if (wanted_) {
-      at::globalContext().setDeterministicAlgorithms(false, warn_only_);
-    }
-  }
-  ~WithoutDeterminism() {
-    if (wanted_) {
-      at::globalContext().setDeterministicAlgorithms(true, warn_only_);
-    }
-  }
-  WithoutDeterminism(const WithoutDeterminism&) = delete;
-  WithoutDeterminism& operator=(const WithoutDeterminism&) = delete;
-
- private:
-  const bool wanted_ = at::globalContext().deterministicAlgorithms();
-  const bool warn_only_ = at::globalContext().deterministicAlgorithmsWarnOnly();
-};
-
 template <class Make>
 torch::jit::Stack run_on_meta_tensors(
     const c10::OperatorHandle& op,
@@ -80,7 +57,6 @@ torch::jit::Stack run_on_meta_tensors(
         argument.isDevice() ? c10::Device(at::kMeta)
                             : with_tensors(argument, make));
   }
-  const WithoutDeterminism guard;
   call_keeping_arguments(op, &stack);
   return stack;
 }

@@ -1,5 +1,7 @@
 """ShardTensors on meta: sizes, strides and layouts without memory or messages."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,24 +72,68 @@ def test_meta_tensors_show_what_others_do(mesh):
 @ranks(2)
 def test_only_the_device_of_a_tensor_is_asked_for_determinism(mesh):
     """Meta kernels take it for CUDA, where some operators are refused."""
-    x = torch.randn(5, 3)
+    x, image = torch.randn(5, 3), torch.randn(2, 3, 4, 4)
+    pooled, places = F.max_pool2d(image, 2, return_indices=True)
+    families = {
+        "median": (lambda x: x.median(1), x),
+        "median_kept": (lambda x: x.nanmedian(-1, keepdim=True), x),
+        "mode": (lambda x: x.mode(1), x),
+        "kthvalue": (lambda x: x.kthvalue(2, 1), x),
+        "max_unpool": (
+            lambda pooled: F.max_unpool2d(
+                pooled, like(pooled, places), 2, output_size=(5, 4)
+            ),
+            pooled.to(memory_format=torch.channels_last),
+        ),
+    }
     torch.use_deterministic_algorithms(True)
     try:
-        for family in (torch.median, torch.mode, torch.kthvalue):
-            arguments = (2, 1) if family is torch.kthvalue else (1,)
+        for family, (fn, x) in families.items():
             expected = refused = None
             try:
-                expected = family(x, *arguments)
+                expected = fn(x)
             except RuntimeError as error:
                 refused = str(error)
             for dim in range(2):
                 part = shard(x, mesh, [Shard(dim)])
                 if refused:
                     with pytest.raises(RuntimeError, match="deterministic"):
-                        family(part, *arguments)
-                else:
-                    for one, other in zip(family(part, *arguments), expected):
-                        assert_close(one, other)
+                        fn(part)
+                    continue
+                found = fn(part)
+                for one, other in zip(leaves(found), leaves(expected), strict=True):
+                    assert_close(one, other, what=family)
+                    assert one.stride() == other.stride(), family
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def like(x, index):
+    """index where and as x is."""
+    if not shardtensor.is_shard_tensor(x):
+        return index
+    return shardtensor.distribute_tensor(index, x.device_mesh, x.placements)
+
+
+def leaves(result):
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+@ranks(2)
+def test_other_threads_kernels_are_asked_for_determinism(mesh):
+    """The process's flag stays as it is while sizes are asked for."""
+    x = shard(torch.randn(23, 7), mesh, [Shard(0)])  # sizes that nobody asked for
+    seen = []
+
+    def alert(caller):
+        seen.append((caller, torch.are_deterministic_algorithms_enabled()))
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with mock.patch("torch._prims_common.alert_not_deterministic", alert):
+            x.median(1)
+            x.mode(1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(flag for _, flag in seen), seen

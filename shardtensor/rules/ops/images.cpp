@@ -1,7 +1,9 @@
 #include <algorithm>
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/im2col_shape_check.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
@@ -140,8 +142,27 @@ bool keeps_channels(const Call& call) {
   return std::all_of(call.operands().begin(), call.operands().end(), fits);
 }
 
+/// The Meta kernel refuses what is not deterministic on CUDA, whatever the
+/// device.
+void set_max_unpool_sizes(Call& call, int64_t dims) {
+  const auto& image = call.operand(0).tensor;
+  const auto shape = call.argument("output_size").toIntVector();
+  if (image.dim() <= dims || static_cast<int64_t>(shape.size()) != dims) {
+    return;
+  }
+  auto sizes = image.sizes().vec();
+  std::copy(shape.begin(), shape.end(), sizes.end() - dims);
+  const auto options = image.options().device(at::kMeta).memory_format(
+      dims == 2 ? image.suggest_memory_format() : at::MemoryFormat::Contiguous);
+  call.set_output_strides({at::empty(sizes, options).strides().vec()});
+  call.set_output_sizes({std::move(sizes)});
+}
+
 template <int64_t dims>
 Decision max_unpool_rule(Call& call) {
+  if (at::globalContext().deterministicAlgorithms()) {
+    set_max_unpool_sizes(call, dims);
+  }
   const auto kept = call.operand(0).dim() - dims;
   return kept_dims_rule(call, keeps_channels(call) ? kept : 1, Linearity::None);
 }

@@ -1,6 +1,8 @@
 #include <numeric>
 
+#include <ATen/Context.h>
 #include <ATen/WrapDimUtils.h>
+
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/nominal_strides.h"
@@ -27,6 +29,23 @@ constexpr auto& sort_rule =
     rule_with_strides<same_sizes_rule, strides_of_first>;
 constexpr auto& topk_rule =
     rule_with_strides<along_dim_rule, row_major_strides>;
+
+/// The Meta kernel refuses what is not deterministic on CUDA, whatever the
+/// device.
+Decision chosen_element_rule(Call& call) {
+  if (at::globalContext().deterministicAlgorithms()) {
+    auto sizes = call.operand(0).tensor.sizes().vec();
+    const auto dims = static_cast<int64_t>(sizes.size());
+    const auto dim = at::maybe_wrap_dim(call.argument("dim").toInt(), dims);
+    if (dims > 0 && call.argument("keepdim").toBool()) {
+      sizes[dim] = 1;
+    } else if (dims > 0) {
+      sizes.erase(sizes.begin() + dim);
+    }
+    call.set_output_sizes({sizes, sizes});
+  }
+  return along_dim_rule(call);
+}
 
 /// renorm scales each row of `dim` by its norm over all other dims.
 Decision renorm_rule(Call& call) {
@@ -110,10 +129,14 @@ const RegisterRules along_one_dim{
     along_dim_rule,
     {
         "aten::kthvalue",
+        "aten::linalg_cross",
+    }};
+const RegisterRules chosen_elements{
+    chosen_element_rule,
+    {
         "aten::mode",
         "aten::median.dim",
         "aten::nanmedian.dim",
-        "aten::linalg_cross",
     }};
 const RegisterRules largest{{"aten::topk", topk_rule}};
 const RegisterRules renorms{
