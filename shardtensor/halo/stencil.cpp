@@ -30,19 +30,27 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return -floor_div(-a, b);
 }
 
-// The number of outputs with anchor < row: anchors grow, so bisect.
-int64_t outputs_before(const Stencil& stencil, int64_t row) {
-  int64_t low = 0;
-  int64_t high = stencil.output();
+/// The first output that is not before, where none before one that is not is.
+template <class IsBefore>
+int64_t bisect(const Interval& outputs, const IsBefore& is_before) {
+  int64_t low = outputs.begin;
+  int64_t high = outputs.end;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
-    if (stencil.anchor(middle) < row) {
+    if (is_before(middle)) {
       low = middle + 1;
     } else {
       high = middle;
     }
   }
   return low;
+}
+
+// The number of outputs with anchor < row: anchors grow.
+int64_t outputs_before(const Stencil& stencil, int64_t row) {
+  return bisect({0, stencil.output()}, [&](int64_t o) {
+    return stencil.anchor(o) < row;
+  });
 }
 
 Window checked_window(const Window& window) {
@@ -115,6 +123,15 @@ Interval Stencil::reads(int64_t o) const {
 
 Interval Stencil::reads(const Interval& outputs) const {
   return {reads(outputs.begin).begin, reads(outputs.end - 1).end};
+}
+
+Interval Stencil::readers(const Interval& rows, const Interval& outputs) const {
+  const auto begin =
+      bisect(outputs, [&](int64_t o) { return reads(o).end <= rows.begin; });
+  const auto end = bisect({begin, outputs.end}, [&](int64_t o) {
+    return reads(o).begin < rows.end;
+  });
+  return {begin, end};
 }
 
 int64_t Stencil::anchor(int64_t o) const {

@@ -128,6 +128,8 @@ class Stencil {
   Interval reads(int64_t o) const;
   /// The rows that a non-empty interval of outputs reads.
   Interval reads(const Interval& outputs) const;
+  /// The outputs among `outputs` that read one of `rows`.
+  Interval readers(const Interval& rows, const Interval& outputs) const;
 
   /// The input row that output o belongs to: whoever owns the row owns the
   /// output. Grows with o; may lie outside the input.
@@ -152,13 +154,16 @@ class Stencil {
       const Interval& owned) const;
 
   /// For Resample: whether at::upsample on a piece's rows, with the scale
-  /// `local_scale`, gives its outputs. Otherwise use taps.
+  /// `local_scale`, gives its outputs: positions repeat, and are exact.
+  /// Otherwise use taps.
   bool is_shift_invariant() const;
   /// Output over input extent, to call the local operator with, ...
   double local_scale() const;
   /// ... and its output extent: at least piece.crop + piece.outputs.
   int64_t local_outputs(const StencilPiece& piece) const;
   Taps taps(int64_t o) const;
+  /// The same into memory that earlier taps had.
+  void find_taps(int64_t o, Taps& taps) const;
 
  private:
   Stencil(Kind kind, int64_t input, int64_t output);

@@ -15,15 +15,16 @@ namespace {
 
 using Mode = Resample::Mode;
 
-Taps single(int64_t row) {
-  return {{row}, {1}};
+void set_single(Taps& taps, int64_t row) {
+  taps.rows.assign(1, row);
+  taps.weights.assign(1, 1);
 }
 
 // at::native::nearest_idx serves CUDA, backward and small images on the CPU,
 // whose forward of large ones works in the data's precision, ignores the
 // special cases and rounds once where the compiler fuses multiply and add.
 template <typename Real>
-Taps nearest_taps(
+int64_t nearest_row(
     const Resample& how,
     int64_t o,
     int64_t input,
@@ -35,43 +36,75 @@ Taps nearest_taps(
       ? scale * static_cast<Real>(o)
       : std::fma(scale, static_cast<Real>(o) + half, -half) + half;
   const auto row = static_cast<int64_t>(std::floor(static_cast<float>(at)));
-  return single(std::min(row, input - 1));
+  return std::min(row, input - 1);
 }
 
 template <typename Real>
-Taps linear_taps(
+void nearest_taps(
     const Resample& how,
     int64_t o,
     int64_t input,
-    int64_t output) {
-  const Real scale = at::native::area_pixel_compute_scale<Real>(
-      input, output, how.align_corners, how.scale);
-  int64_t first = 0;
-  int64_t second = 0;
-  Real low = 0;
-  Real high = 0;
-  at::native::compute_source_index_and_lambda<Real, Real>(
-      first, second, low, high, scale, o, input, output, how.align_corners);
-  return {{first, second}, {low, high}};
+    int64_t output,
+    Taps& taps) {
+  set_single(taps, nearest_row<Real>(how, o, input, output));
+}
+
+/// at::native::area_pixel_compute_source_index, rounded once: PyTorch's kernels
+/// are compiled for processors that multiply and add in one step. Of millions
+/// of rows that decides about more than the last digit.
+template <typename Real>
+Real source_position(const Resample& how, Real scale, int64_t o, bool cubic) {
+  const auto at = static_cast<Real>(o);
+  if (how.align_corners) {
+    return scale * at;
+  }
+  const Real half = 0.5;
+  const Real position = std::fma(scale, at + half, -half);
+  return position < 0 && !cubic ? Real(0) : position;
 }
 
 template <typename Real>
-Taps cubic_taps(const Resample& how, int64_t o, int64_t input, int64_t output) {
+void linear_taps(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output,
+    Taps& taps) {
   const Real scale = at::native::area_pixel_compute_scale<Real>(
       input, output, how.align_corners, how.scale);
-  const Real at = at::native::area_pixel_compute_source_index<Real>(
-      scale, o, how.align_corners, /*cubic=*/true);
+  int64_t first = o;
+  Real high = 0;
+  if (input != output) {
+    const Real at = source_position(how, scale, o, /*cubic=*/false);
+    at::native::guard_index_and_lambda(at, input, first, high);
+  }
+  const int64_t second =
+      input != output && first < input - 1 ? first + 1 : first;
+  const Real low = 1 - high;
+  taps.rows.assign({first, second});
+  taps.weights.assign({low, high});
+}
+
+template <typename Real>
+void cubic_taps(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output,
+    Taps& taps) {
+  const Real scale = at::native::area_pixel_compute_scale<Real>(
+      input, output, how.align_corners, how.scale);
+  const Real at = source_position(how, scale, o, /*cubic=*/true);
   int64_t row = 0;
   Real t = 0;
   at::native::guard_index_and_lambda(at, input, row, t);
   Real weights[4];
   at::native::get_cubic_upsample_coefficients<Real>(weights, t);
-  Taps taps;
+  taps.rows.clear();
   for (int64_t j = 0; j < 4; ++j) {
     taps.rows.push_back(std::clamp<int64_t>(row - 1 + j, 0, input - 1));
-    taps.weights.push_back(weights[j]);
   }
-  return taps;
+  taps.weights.assign(weights, weights + 4);
 }
 
 /// The filters of Pillow, which PyTorch follows: a tent, and a cubic with
@@ -95,13 +128,15 @@ struct Filter {
 /// Where there are more rows than outputs, the filter is as much wider: every
 /// row counts.
 template <typename Real>
-Taps antialias_taps(
+void antialias_taps(
     const Resample& how,
     int64_t o,
     int64_t input,
-    int64_t output) {
+    int64_t output,
+    Taps& taps) {
   if (input == output && !how.is_cuda) {
-    return single(o); // PyTorch copies, whatever the scale
+    set_single(taps, o); // PyTorch copies, whatever the scale
+    return;
   }
   const Real scale = at::native::area_pixel_compute_scale<Real>(
       input, output, how.align_corners, how.scale);
@@ -116,9 +151,12 @@ Taps antialias_taps(
        input,
        begin + 2 * static_cast<int64_t>(std::ceil(support)) + 1});
   if (end <= begin) { // a scale that leads beyond the input
-    return {{std::min(begin, input - 1)}, {0}};
+    taps.rows.assign(1, std::min(begin, input - 1));
+    taps.weights.assign(1, 0);
+    return;
   }
-  Taps taps;
+  taps.rows.clear();
+  taps.weights.clear();
   Real sum = 0;
   for (int64_t row = begin; row < end; ++row) {
     const Real weight =
@@ -130,7 +168,6 @@ Taps antialias_taps(
   for (auto& weight : taps.weights) {
     weight = sum == 0 ? weight : static_cast<Real>(weight) / sum;
   }
-  return taps;
 }
 
 /// Whether CUDA's backward, which goes from rows to outputs, adds this output
@@ -175,9 +212,9 @@ bool is_ambiguous(const Resample& how, int64_t input, int64_t output) {
       exact ? at::native::nearest_exact_idx : at::native::nearest_idx;
   for (int64_t o = 0; o < output; ++o) {
     const auto row = index(o, input, output, how.scale);
-    if (row != nearest_taps<float>(how, o, input, output).rows[0] ||
+    if (row != nearest_row<float>(how, o, input, output) ||
         (how.double_precision &&
-         row != nearest_taps<double>(how, o, input, output).rows[0]) ||
+         row != nearest_row<double>(how, o, input, output)) ||
         (how.is_cuda && !cuda_adds(how, input, output, o, row))) {
       return true;
     }
@@ -185,25 +222,42 @@ bool is_ambiguous(const Resample& how, int64_t input, int64_t output) {
   return false;
 }
 
-Taps Stencil::taps(int64_t o) const {
-  const bool wide = how_.double_precision;
-  switch (how_.mode) {
+namespace {
+
+template <typename Real>
+void find_taps_in(
+    const Resample& how,
+    int64_t o,
+    int64_t input,
+    int64_t output,
+    Taps& taps) {
+  switch (how.mode) {
     case Mode::Nearest:
     case Mode::NearestExact:
-      return wide ? nearest_taps<double>(how_, o, input_, output_)
-                  : nearest_taps<float>(how_, o, input_, output_);
+      return nearest_taps<Real>(how, o, input, output, taps);
     case Mode::Linear:
-      return wide ? linear_taps<double>(how_, o, input_, output_)
-                  : linear_taps<float>(how_, o, input_, output_);
+      return linear_taps<Real>(how, o, input, output, taps);
     case Mode::Cubic:
-      return wide ? cubic_taps<double>(how_, o, input_, output_)
-                  : cubic_taps<float>(how_, o, input_, output_);
+      return cubic_taps<Real>(how, o, input, output, taps);
     case Mode::LinearAntialias:
     case Mode::CubicAntialias:
-      return wide ? antialias_taps<double>(how_, o, input_, output_)
-                  : antialias_taps<float>(how_, o, input_, output_);
+      return antialias_taps<Real>(how, o, input, output, taps);
   }
   TORCH_INTERNAL_ASSERT(false);
+}
+
+} // namespace
+
+void Stencil::find_taps(int64_t o, Taps& taps) const {
+  return how_.double_precision
+      ? find_taps_in<double>(how_, o, input_, output_, taps)
+      : find_taps_in<float>(how_, o, input_, output_, taps);
+}
+
+Taps Stencil::taps(int64_t o) const {
+  Taps taps;
+  find_taps(o, taps);
+  return taps;
 }
 
 double Stencil::local_scale() const {
@@ -221,13 +275,23 @@ double Stencil::local_scale() const {
 // With s rows per output, outputs shifted by a read rows shifted by a * s. If
 // s is a small multiple of a small power of two (doubling, halving, ...) there
 // is a small a for which a * s is whole, and positions are exact in floating
-// point: the local operator then repeats the global one's arithmetic.
+// point: the local operator then repeats the global one's arithmetic. Of some
+// million rows float32 has no exact positions, and PyTorch's are others.
 bool Stencil::is_shift_invariant() const {
   constexpr double kFinest = 16;
   const double rows_per_output = 1 / local_scale();
   const double steps = rows_per_output * kFinest;
-  return !how_.align_corners && input_ > 0 && steps == std::floor(steps) &&
-      steps >= 1 && rows_per_output <= kFinest;
+  if (how_.align_corners || input_ <= 0 || steps != std::floor(steps) ||
+      steps < 1 || rows_per_output > kFinest) {
+    return false;
+  }
+  double finest = 2; // 1 / finest divides positions (o + 1/2) * rows_per_output
+  while (finest * rows_per_output / 2 !=
+         std::floor(finest * rows_per_output / 2)) {
+    finest *= 2;
+  }
+  const auto largest = static_cast<double>(std::max(input_, output_));
+  return largest * finest <= (how_.double_precision ? 0x1p53 : 0x1p24);
 }
 
 StencilPiece Stencil::shifted_piece(const Interval& outputs) const {

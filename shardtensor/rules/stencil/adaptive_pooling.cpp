@@ -4,7 +4,6 @@
 // dim at a time.
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include <ATen/ops/_adaptive_avg_pool2d.h>
 #include <ATen/ops/_adaptive_avg_pool3d.h>
@@ -15,14 +14,11 @@
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/adaptive_max_pool3d.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/gather.h>
-#include <ATen/ops/index_add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/autocast.h"
@@ -30,6 +26,7 @@
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
+#include "shardtensor/rules/stencil/weighted_rows.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -45,26 +42,15 @@ struct Adaptive {
   bool is_max;
 };
 
-/// Along one dim, the windows of this rank's outputs, as local rows.
-using Windows = std::vector<Interval>;
+/// Along a dim that we reduce: an output's rows are plan.stencil.reads(o).
+using Windows = std::shared_ptr<const WeightedRows>;
 
 struct AdaptivePlan {
   StencilCall call;
   std::vector<int64_t> size; // of the local operator
   bool calls_plain = false;
-  std::vector<std::optional<Windows>> windows; // of dims reduced by us
+  std::vector<Windows> windows; // of dims reduced by us; null: of others
 };
-
-Windows windows_of(
-    const Stencil& stencil,
-    const Interval& outputs,
-    int64_t first_row) {
-  Windows windows;
-  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
-    windows.push_back(stencil.reads(o).shifted(-first_row));
-  }
-  return windows;
-}
 
 Stencil adaptive_stencil(int64_t input, int64_t output) {
   if (output > 0 && input % output == 0) {
@@ -101,7 +87,16 @@ AdaptivePlan plan_adaptive(
           spec(x), {}, stencils, std::vector<int64_t>(n, 0), sizes),
       {},
       false,
-      std::vector<std::optional<Windows>>(n)};
+      std::vector<Windows>(n)};
+  const auto reduce = [&](size_t i) {
+    const auto dim = first + static_cast<int64_t>(i);
+    plan.windows[i] = std::make_shared<WeightedRows>(
+        WeightedRows::Kind::Averages,
+        Stencil::adaptive(x.size(dim), sizes[dim]),
+        dim,
+        plan.call.output->interval(dim),
+        plan.call.pieces[i].rows);
+  };
   bool any = false;
   for (size_t i = 0; i < n; ++i) {
     const auto dim = first + static_cast<int64_t>(i);
@@ -110,8 +105,7 @@ AdaptivePlan plan_adaptive(
     if (plan.call.is_cut[i] && !divides) {
       any = true;
       plan.size.push_back(piece.rows.extent()); // as it is, reduced later
-      plan.windows[i] = windows_of(
-          stencils[i], plan.call.output->interval(dim), piece.rows.begin);
+      reduce(i);
     } else {
       plan.calls_plain = true;
       plan.size.push_back(std::max<int64_t>(1, piece.outputs));
@@ -120,12 +114,7 @@ AdaptivePlan plan_adaptive(
   if (any && pool.is_max) { // see Note [First maximum]
     plan.calls_plain = false;
     for (size_t i = 0; i < n; ++i) {
-      const auto dim = first + static_cast<int64_t>(i);
-      const auto& piece = plan.call.pieces[i];
-      plan.windows[i] = windows_of(
-          Stencil::adaptive(x.size(dim), sizes[dim]),
-          plan.call.output->interval(dim),
-          piece.rows.begin);
+      reduce(i);
     }
   }
   return plan;
@@ -158,38 +147,12 @@ Tensor plain_average(const Tensor& x, IntArrayRef size) {
   }
 }
 
-Tensor average_windows(const Tensor& x, int64_t dim, const Windows& windows) {
-  std::vector<int64_t> rows;
-  std::vector<int64_t> outputs;
-  std::vector<double> extents;
-  for (size_t o = 0; o < windows.size(); ++o) {
-    for (int64_t row = windows[o].begin; row < windows[o].end; ++row) {
-      rows.push_back(row);
-      outputs.push_back(static_cast<int64_t>(o));
-    }
-    extents.push_back(static_cast<double>(windows[o].extent()));
-  }
-  auto sizes = x.sizes().vec();
-  sizes[dim] = static_cast<int64_t>(windows.size());
-  std::vector<int64_t> shape(x.dim(), 1);
-  shape[dim] = sizes[dim];
-  const Tensor sums = at::zeros(sizes, x.options())
-                          .index_add(
-                              dim,
-                              index_tensor(outputs, x),
-                              x.index_select(dim, index_tensor(rows, x)));
-  return at::div(sums, weight_tensor(extents, x).view(shape));
-}
-
 Tensor local_average(const AdaptivePlan& plan, const Tensor& rows) {
   Tensor y = plan.calls_plain ? plain_average(rows, plan.size) : rows;
   const bool widen = c10::isReducedFloatingType(rows.scalar_type());
-  for (size_t i = 0; i < plan.windows.size(); ++i) {
-    if (plan.windows[i]) {
-      y = average_windows(
-          widen ? y.to(at::kFloat) : y,
-          plan.call.first_dim() + static_cast<int64_t>(i),
-          *plan.windows[i]);
+  for (const auto& windows : plan.windows) {
+    if (windows) {
+      y = weighted_rows(widen ? y.to(at::kFloat) : y, windows);
     }
   }
   return y.to(rows.scalar_type());
@@ -243,20 +206,22 @@ void maximum_of_windows(
     Tensor& values,
     Tensor& indices,
     int64_t dim,
-    const Windows& windows) {
+    const WeightedRows& windows) {
+  const auto& outputs = windows.outputs;
   int64_t longest = 1;
-  for (const auto& window : windows) {
-    longest = std::max(longest, window.extent());
+  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
+    longest = std::max(longest, windows.stencil.reads(o).extent());
   }
   std::vector<int64_t> rows;
-  for (const auto& window : windows) {
+  rows.reserve(outputs.extent() * longest);
+  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
+    const auto window = windows.stencil.reads(o).shifted(-windows.rows.begin);
     for (int64_t j = 0; j < longest; ++j) {
       rows.push_back(std::min(window.begin + j, window.end - 1));
     }
   }
   const auto spread = [&](const Tensor& t) {
-    const std::vector<int64_t> shape{
-        static_cast<int64_t>(windows.size()), longest};
+    const std::vector<int64_t> shape{outputs.extent(), longest};
     return t.index_select(dim, index_tensor(rows, t)).unflatten(dim, shape);
   };
   const auto all = spread(values);

@@ -17,9 +17,6 @@
 #include <ATen/ops/_upsample_nearest_exact1d_ops.h>
 #include <ATen/ops/_upsample_nearest_exact2d_ops.h>
 #include <ATen/ops/_upsample_nearest_exact3d_ops.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/upsample_bicubic2d_ops.h>
 #include <ATen/ops/upsample_bilinear2d_ops.h>
 #include <ATen/ops/upsample_linear1d_ops.h>
@@ -31,9 +28,9 @@
 
 #include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/upsample_overlap.h"
+#include "shardtensor/rules/stencil/weighted_rows.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
@@ -47,49 +44,13 @@ bool is_nearest(const Upsample& u) {
   return u.mode == Mode::Nearest || u.mode == Mode::NearestExact;
 }
 
-/// For one dim, this rank's outputs as sums of weighted input rows: output i is
-/// the sum over j of weights[j][i] * rows[j][i], local rows. An output of fewer
-/// rows than another takes its last one several times, for parts of its weight:
-/// zero times infinity would be NaN.
-struct WeightedRows {
-  std::vector<std::vector<int64_t>> rows;
-  std::vector<std::vector<double>> weights;
-};
-
 struct UpsamplePlan {
   StencilCall call;
   std::vector<int64_t> plain_dims; // of the input
   Upsample plain; // the local operator along these
-  std::map<int64_t, WeightedRows> weighted; // the other dims
+  std::map<int64_t, std::shared_ptr<const WeightedRows>> weighted; // others
   std::shared_ptr<const UpsampleOverlap> overlap; // if that is possible
 };
-
-WeightedRows weigh(
-    const Stencil& stencil,
-    const StencilPiece& piece,
-    const Interval& outputs) {
-  std::vector<Taps> all;
-  size_t most = 1;
-  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
-    all.push_back(stencil.taps(o));
-    most = std::max(most, all.back().rows.size());
-  }
-  WeightedRows result;
-  result.rows.resize(most);
-  result.weights.resize(most);
-  for (int64_t o = outputs.begin; o < outputs.end; ++o) {
-    const Taps& taps = all[o - outputs.begin];
-    const auto last = taps.rows.size() - 1;
-    for (size_t j = 0; j < most; ++j) {
-      const auto tap = std::min(j, last);
-      const auto times = tap == last ? most - last : 1;
-      result.rows[j].push_back(taps.rows[tap] - piece.rows.begin);
-      result.weights[j].push_back(
-          taps.weights[tap] / static_cast<double>(times));
-    }
-  }
-  return result;
-}
 
 Resample resample_of(const Upsample& u, size_t i, const Tensor& x) {
   Resample how{u.mode, u.align_corners, u.scales[i]};
@@ -170,8 +131,12 @@ UpsamplePlan plan_upsample(const Upsample& u, const Tensor& x) {
     const auto dim = plan.call.first_dim() + static_cast<int64_t>(i);
     if (weighted[i]) {
       piece.crop = 0; // the owned outputs alone
-      plan.weighted[dim] =
-          weigh(stencil, piece, plan.call.output->interval(dim));
+      plan.weighted[dim] = std::make_shared<WeightedRows>(
+          is_nearest(u) ? WeightedRows::Kind::Copies : WeightedRows::Kind::Sums,
+          stencil,
+          dim,
+          plan.call.output->interval(dim),
+          piece.rows);
       continue;
     }
     const bool cut = plan.call.is_cut[i];
@@ -205,26 +170,6 @@ std::shared_ptr<const UpsamplePlan> find_plan(
   return plans.find(key, [&] { return plan_upsample(u, x); });
 }
 
-Tensor weighted_sum(
-    const Tensor& x,
-    int64_t dim,
-    const WeightedRows& weighted,
-    bool single) {
-  std::vector<int64_t> shape(x.dim(), 1);
-  shape[dim] = static_cast<int64_t>(weighted.rows[0].size());
-  Tensor sum;
-  for (size_t j = 0; j < weighted.rows.size(); ++j) {
-    const Tensor rows = x.index_select(dim, index_tensor(weighted.rows[j], x));
-    if (single) {
-      return rows;
-    }
-    const Tensor weights = weight_tensor(weighted.weights[j], x).view(shape);
-    const Tensor term = at::mul(rows, weights);
-    sum = sum.defined() ? at::add(sum, term) : term;
-  }
-  return sum;
-}
-
 /// See Note [Weighted dims stand aside].
 Tensor upsample_plain_dims(const UpsamplePlan& plan, const Tensor& x) {
   if (plan.weighted.empty()) {
@@ -251,10 +196,10 @@ Tensor upsample_plain_dims(const UpsamplePlan& plan, const Tensor& x) {
 Tensor local_upsample(const UpsamplePlan& plan, const Tensor& rows) {
   Tensor y = plan.plain_dims.empty() ? rows : upsample_plain_dims(plan, rows);
   // Weights are applied in float as PyTorch does, rounding at the end.
-  const bool nearest = is_nearest(plan.plain);
-  const bool widen = !nearest && c10::isReducedFloatingType(rows.scalar_type());
-  for (const auto& [dim, weighted] : plan.weighted) {
-    y = weighted_sum(widen ? y.to(at::kFloat) : y, dim, weighted, nearest);
+  const bool widen =
+      !is_nearest(plan.plain) && c10::isReducedFloatingType(rows.scalar_type());
+  for (const auto& [_, weighted] : plan.weighted) {
+    y = weighted_rows(widen ? y.to(at::kFloat) : y, weighted);
   }
   return y.to(rows.scalar_type());
 }

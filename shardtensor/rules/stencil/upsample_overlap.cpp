@@ -2,21 +2,17 @@
 
 #include <algorithm>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include "shardtensor/comm/primitives.h"
-#include "shardtensor/comm/scope.h"
-#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/linear_map.h"
 
 namespace shardtensor::detail {
 namespace {
 
 using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::variable_list;
 using OverlapPlan = std::shared_ptr<const UpsampleOverlap>;
 
 // ---- planning ---------------------------------------------------------------
@@ -92,22 +88,6 @@ UpsampleOverlap::Call call_for(
   return {std::move(upsample), piece.crop, piece.outputs};
 }
 
-/// The outputs among `outputs` that read one of `rows`.
-Interval readers(
-    const Stencil& stencil,
-    const Interval& rows,
-    const Interval& outputs) {
-  int64_t begin = outputs.begin;
-  while (begin < outputs.end && stencil.reads(begin).end <= rows.begin) {
-    ++begin;
-  }
-  int64_t end = begin;
-  while (end < outputs.end && stencil.reads(end).begin < rows.end) {
-    ++end;
-  }
-  return {begin, end};
-}
-
 /// The owned rows that the edges' outputs reach when `alone` computes them;
 /// those of two edges are one interval where they overlap.
 std::vector<Interval> wrong_rows(
@@ -147,7 +127,7 @@ std::vector<UpsampleOverlap::Redone> plan_redone(
   const auto between = outputs_between(edges, {0, alone.output()});
   std::vector<UpsampleOverlap::Redone> all;
   for (const auto& rows : wrong_rows(edges, alone)) {
-    const auto outputs = readers(alone, rows, between);
+    const auto outputs = alone.readers(rows, between);
     const auto piece = alone.piece(outputs);
     all.push_back(
         {rows, outputs, piece.rows, call_for(alone, piece, local, i)});
@@ -302,57 +282,10 @@ Tensor backward(const Tensor& grad, const UpsampleOverlap& plan) {
   return dx;
 }
 
-// ---- autograd ---------------------------------------------------------------
-
-Tensor apply_adjoint(const Tensor& grad, const OverlapPlan& plan);
-
-/// Linear: the gradient is the adjoint's value, and the other way round.
-template <Tensor (*gradient)(const Tensor&, const OverlapPlan&)>
-struct UpsampleNode : Node {
-  explicit UpsampleNode(OverlapPlan plan)
-      : scope_(current_comm_scope()), plan_(std::move(plan)) {}
-
-  std::string name() const override {
-    return "ShardTensorUpsampleBackward";
-  }
-  variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) {
-      return {Tensor()};
-    }
-    const CommScope scope(backward_of(scope_));
-    return {gradient(grads[0], plan_)};
-  }
-
-  std::string scope_;
-  OverlapPlan plan_;
-};
-
-/// value(x, plan), which is linear in x.
-template <class Backward, class Value>
-Tensor apply_linear(
-    const Tensor& x,
-    const OverlapPlan& plan,
-    const Value& value) {
-  Tensor result;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    result = value(x, *plan);
-  }
-  connect<Backward>(result, x, plan);
-  carry_tangent(result, x, [&](const Tensor& tangent) {
-    return apply_linear<Backward>(tangent, plan, value);
-  });
-  return result;
-}
-
-Tensor apply_adjoint(const Tensor& grad, const OverlapPlan& plan) {
-  return apply_linear<UpsampleNode<upsample_overlap>>(grad, plan, backward);
-}
-
 } // namespace
 
 Tensor upsample_overlap(const Tensor& x, const OverlapPlan& plan) {
-  return apply_linear<UpsampleNode<apply_adjoint>>(x, plan, forward);
+  return apply_linear<UpsampleOverlap, forward, backward>(x, plan);
 }
 
 } // namespace shardtensor::detail

@@ -19,6 +19,7 @@ namespace shardtensor::detail {
 // inf - inf is NaN.
 
 struct UpsampleOverlap {
+  static constexpr auto kNodeName = "ShardTensorUpsampleBackward";
   /// A call of the local operator for some outputs only.
   struct Call {
     Upsample upsample;

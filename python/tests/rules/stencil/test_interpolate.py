@@ -1,6 +1,7 @@
 """Interpolation: modes, sizes, scale factors, up and down."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +125,44 @@ def test_single_and_reduced_precision(mesh, dtype):
                 rtol=tolerance,
                 atol=tolerance * 4,
             )
+
+
+@ranks(2, 3)
+def test_positions_among_millions_of_rows(mesh):
+    """float32 has no halves there: PyTorch's weights are rounded, and so are ours."""
+    rows = 5_000_000
+    whole = torch.rand(1, 1, rows)
+    part = shard(whole, mesh, [Shard(2)])
+    for how in (
+        {"scale_factor": 2, "mode": "linear"},
+        {"size": rows + rows // 7, "mode": "linear"},
+        {"size": rows + 1, "mode": "linear", "align_corners": True},
+    ):
+        x, y = whole.clone().requires_grad_(), part.detach().requires_grad_()
+        expected, found = F.interpolate(x, **how), F.interpolate(y, **how)
+        assert_close(found, expected)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+        assert_close(y.grad, x.grad, rtol=1e-5, atol=1e-5)
+
+
+def resident(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+
+@ranks(2)
+@pytest.mark.parametrize("pools", [False, True])
+def test_plans_of_millions_of_outputs_are_a_few_numbers(mesh, pools):
+    x = shard(torch.ones(1, 1, 2_000_000), mesh, [Shard(2)])
+    outputs = 3_000_001  # of which a rank has 6 MiB; PyTorch's own tables have 70
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    if pools:
+        F.adaptive_avg_pool1d(x, outputs)
+    else:
+        F.interpolate(x, outputs, mode="linear")
+    assert resident("VmHWM") - before < (20 if pools else 90)
 
 
 @ranks(2)
