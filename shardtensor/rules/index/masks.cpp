@@ -90,6 +90,7 @@ MaskedRows masked_rows(
     const SpecPtr& spec,
     int64_t place,
     const at::Tensor& mask) {
+  warn_of_bytes(mask);
   const auto chosen = local_mask(mask, spec, place).nonzero();
   const auto partition =
       count_pieces(spec, place, chosen.size(0), chosen.device());

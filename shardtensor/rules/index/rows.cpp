@@ -47,12 +47,25 @@ void check_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
       size);
 }
 
+} // namespace
+
+void warn_of_bytes(const at::Tensor& index) {
+  if (index.scalar_type() == at::kByte) {
+    TORCH_WARN(
+        "indexing with dtype torch.uint8 is now deprecated, please use a dtype "
+        "torch.bool instead.");
+  }
+}
+
+namespace {
+
 /// What an argument of an index gives, whole on every rank.
 at::Tensor whole_index(const at::Tensor& index) {
   TORCH_CHECK_INDEX(
       is_mask(index) || is_row_index(index),
       "tensors used as indices must be long, int, byte or bool tensors, got ",
       index.scalar_type());
+  warn_of_bytes(index);
   if (is_mask(index) && is_shard_tensor(index) && spec(index)->is_sharded()) {
     note_fallback("aten::index", spec(index), replicated(spec(index)));
   }

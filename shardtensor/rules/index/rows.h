@@ -20,6 +20,8 @@ namespace shardtensor::detail {
 using Indices = c10::List<std::optional<at::Tensor>>;
 
 bool is_mask(const at::Tensor& index);
+/// PyTorch's warning of masks in uint8.
+void warn_of_bytes(const at::Tensor& index);
 
 /// Integers that PyTorch takes as an index.
 bool is_row_index(const at::Tensor& index);

@@ -50,6 +50,10 @@ std::optional<at::Tensor> fill_mask(
       return {};
     }
   }
+  TORCH_CHECK(
+      mask->scalar_type() == at::kBool,
+      "masked_fill_ only supports boolean masks, but got mask with dtype ",
+      mask->dtype());
   auto sizes = mask->sizes().vec();
   sizes.insert(sizes.end(), after, 1);
   return mask->to(self.device(), at::kBool).reshape(sizes);

@@ -276,3 +276,17 @@ def test_a_mask_without_dims(mesh, chosen):
         assert_close(s, x)
     with pytest.raises(NotImplementedError, match="a mask without dims beside"):
         torch.ops.aten.index(s, [torch.tensor([0]), mask])
+
+
+@ranks(2, 3)
+def test_masks_of_bytes(mesh):
+    """Taken with PyTorch's warning, and for what is filled refused as there."""
+    whole = torch.arange(24.0).reshape(8, 3)
+    bytes_ = (torch.arange(8) % 3 == 0).to(torch.uint8)
+    x, mask = shard(whole, mesh, [Shard(0)]), shard(bytes_, mesh, [Shard(0)])
+    for index in (mask, bytes_):
+        with pytest.warns(UserWarning, match="torch.uint8 is now deprecated"):
+            found = x[index]
+        assert_close(found, whole[bytes_.bool()])
+        with pytest.raises(RuntimeError, match="only supports boolean masks"):
+            x.clone()[index] = 1.0
