@@ -451,11 +451,16 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     def share_memory_(self):
         _refuse(self, "share_memory_")
 
-    def resize_(self, *_, **__):
-        _refuse(self, "resize_")
+    def apply_(self, function: Callable) -> ShardTensor:
+        """function(x) in place of each element, on the rank that has it."""
+        return _write_elements(self, "apply_", (), function)
 
-    def resize_as_(self, *_, **__):
-        _refuse(self, "resize_as_")
+    def map_(self, tensor, function: Callable) -> ShardTensor:
+        """function(x, y) in place of each element; y is tensor's, broadcast."""
+        return _write_elements(self, "map_", (tensor,), function)
+
+    def map2_(self, x, y, function: Callable) -> ShardTensor:
+        return _write_elements(self, "map2_", (x, y), function)
 
     def set_(self, *_, **__):
         _refuse(self, "set_")
@@ -505,6 +510,19 @@ def _whole(tensor: ShardTensor, what: str) -> torch.Tensor:
     if not all(placement.is_replicate() for placement in tensor.placements):
         _refuse(tensor, what)
     return tensor.to_local()
+
+
+def _write_elements(self: ShardTensor, name: str, others, function) -> ShardTensor:
+    """PyTorch's loops over Python's functions go through memory: here each piece's,
+    of copies, for views of this tensor are told by copy_ alone."""
+    if self.requires_grad:
+        raise RuntimeError(f"Can't call {name}() on Variable that requires grad.")
+    spec = self._core.without_partial()
+    own = _C.redistribute(self.clone(), spec)
+    given = [torch.empty_like(own, dtype=x.dtype).copy_(x) for x in others]
+    pieces = [x.to_local().contiguous() for x in (own, *given)]
+    result = getattr(pieces[0], name)(*pieces[1:], function)
+    return self.copy_(ShardTensor.from_spec(result, own.spec))
 
 
 def _refuse(tensor: ShardTensor, what: str, otherwise: str = ""):

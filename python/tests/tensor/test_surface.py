@@ -148,13 +148,48 @@ def test_what_one_piece_cannot_answer_names_the_way_out(mesh):
         *([] if rig.DEVICE == "guarded" else [lambda: torch.from_dlpack(x)]),
         lambda: x.share_memory_(),
         lambda: x.resize_(2, 2),
-        lambda: x.resize_as_(x),
+        lambda: x.resize_as_(x[:2]),
         lambda: x.set_(x),
         lambda: x.as_strided((2,), (1,)),
         lambda: x.as_strided_((2,), (1,)),
     ):
         with pytest.raises(NotImplementedError, match=r"full_tensor\(\).*to_local\(\)"):
             what()
+
+
+@ranks(2, 3, "2x2")
+def test_functions_of_python_are_applied_to_every_element(mesh):
+    whole, plain = numbered(4, 3), numbered(3) / 8
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
+        layout = [*placements, Replicate()][: mesh.ndim]
+
+        def fresh(layout=layout):
+            made = shard(whole, mesh, [Replicate()] * mesh.ndim)
+            return made.redistribute(placements=layout)
+
+        wanted = whole.clone().apply_(lambda x: 2 * x + 1)
+        x = fresh()
+        first = x[0]
+        assert x.apply_(lambda x: 2 * x + 1) is x
+        assert_close(x, wanted)
+        assert_close(first, wanted[0])
+        for other, wanted in ((plain, whole - 3 * plain), (fresh(), -2 * whole)):
+            assert_close(fresh().map_(other, lambda a, b: a - 3 * b), wanted)
+        with pytest.raises(RuntimeError, match="requires grad"):
+            fresh().requires_grad_().apply_(abs)
+
+
+@ranks(2)
+def test_tensors_without_elements_are_resized(mesh):
+    x = shard(numbered(4, 3), mesh, [Shard(0)])
+    assert x.resize_(4, 3) is x and x.resize_as_(numbered(4, 3)) is x
+    assert x.new().resize_as_(x).shape == x.shape
+    empty = shard(numbered(0, 3), mesh, [Shard(0)])
+    assert empty.resize_as_(empty).shape == (0, 3)
+    assert empty.resize_(2, 2).shape == (2, 2)
+    image = torch.randn(4, 5, 6, 6)  # resized to in a module of PyTorch's
+    across = torch.nn.CrossMapLRN2d(3)
+    assert_close(across(shard(image, mesh, [Shard(0)])), across(image))
 
 
 @ranks(1, 3, "2x2")
