@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardtensor import _C, handlers, modes, traced
+from shardtensor import _C, anomaly, handlers, modes, traced
 from shardtensor.compile import library_digest, order_communication
 from shardtensor.device_mesh import core_mesh, default_mesh, device_of
 from shardtensor.infer import errors_while_asking, from_pieces, infer_layout
@@ -261,7 +261,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
             core = self._core
             gradient = _C.promote(gradient.expand(self.shape), core.mesh)
             gradient = _C.redistribute(gradient, core.without_partial())
-        super().backward(gradient, *args, **kwargs)
+        with anomaly.found_by_all_ranks(self):
+            super().backward(gradient, *args, **kwargs)
 
     # ---- torch.compile ------------------------------------------------------
     # Only instances made around fake tensors carry the Python dispatch key, so
