@@ -11,9 +11,11 @@
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/known_error.h"
+#include "shardtensor/comm/transforms.h"
 #include "shardtensor/layout/print.h"
 #include "shardtensor/tensor/equal_on_ranks.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {
 
@@ -121,6 +123,7 @@ std::vector<std::vector<int64_t>> ask_sizes(
   const CommScope scope("infer_spec");
   std::optional<Own> own;
   const auto error = error_of([&] { own = prepare(); });
+  const OutsideTransforms of_all_levels; // whose zeros would be a level's
   const auto table = gather_rows_of_all(own, *mesh);
   const auto rows = table.accessor<int64_t, 2>();
   if (!agree(rows)) {
@@ -155,6 +158,9 @@ void raise_in_infer_spec(
 
 void check_replicas(const at::Tensor& local, const SpecPtr& spec) {
   TORCH_CHECK_VALUE(spec, "check_replicas: no spec, expected one");
+  if (local.is_meta() || is_transformed(local)) {
+    return; // nobody can read them
+  }
   std::vector<int64_t> axes;
   for (int64_t axis = 0; axis < spec->mesh()->axes(); ++axis) {
     if (spec->placement(axis).is_replicate()) {

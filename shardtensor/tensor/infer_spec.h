@@ -34,7 +34,7 @@ void raise_in_infer_spec(
 /// Raises on every rank where ranks that hold one piece, along axes where the
 /// tensor is Replicate, have other bits of it (on devices, other numbers).
 /// Communication: two all-reduces of the piece and one of a number; none
-/// without such axes.
+/// without such axes, for meta tensors and within torch.func's transforms.
 void check_replicas(const at::Tensor& local, const SpecPtr& spec);
 
 } // namespace shardtensor

@@ -6,7 +6,7 @@ from ranks import assert_close, ranks, shard, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
-from shardtensor import ShardTensor
+from shardtensor import _C, ShardTensor
 
 PRELOAD = ("torch._dynamo",)
 
@@ -72,6 +72,20 @@ def test_replicas_are_compared(mesh):
     with shardtensor.check_mode(), pytest.raises(ValueError, match=message):
         ShardTensor.from_local(differs, mesh, placements)
     ShardTensor.from_local(differs, mesh, placements)
+
+
+@ranks(2)
+def test_replicas_that_nobody_can_read(mesh):
+    def twice(x):
+        return ShardTensor.from_local(x, mesh, [Replicate()]) * 2
+
+    x = torch.arange(6.0).view(2, 3)
+    with shardtensor.check_mode():
+        assert twice(x.to("meta")).is_meta
+        grad = torch.func.grad(lambda x: twice(x).square().sum())(x)
+        torch.testing.assert_close(grad, 8 * x)
+    with pytest.raises(ValueError, match="check_replicas: no spec, expected one"):
+        _C.check_replicas(x, None)
 
 
 def gathered(x, mesh, **told):
