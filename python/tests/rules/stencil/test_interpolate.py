@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
@@ -154,6 +155,8 @@ def resident(what):
 @ranks(2)
 @pytest.mark.parametrize("pools", [False, True])
 def test_plans_of_millions_of_outputs_are_a_few_numbers(mesh, pools):
+    if rig.DEVICE != "cpu":
+        pytest.skip("a device's operators get tables of rows")
     x = shard(torch.ones(1, 1, 2_000_000), mesh, [Shard(2)])
     outputs = 3_000_001  # of which a rank has 6 MiB; PyTorch's own tables have 70
     before = resident("VmRSS")
