@@ -1,5 +1,10 @@
 #include "shardtensor/tensor/redistribute.h"
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
@@ -28,6 +33,7 @@ struct RedistributePlan {
   bool exchanges = false;
   bool only_cuts = false; // every rank keeps a part of what it has
   EncodedExchange exchange;
+  std::vector<int64_t> padded; // dims whose pieces become terms, zero elsewhere
   bool zeroed = false; // made Partial(sum): another rank holds the value
 
   int64_t bytes() const {
@@ -51,6 +57,23 @@ bool cut_only(const ShardSpec& from, const ShardSpec& to) {
   return to.is_contiguous();
 }
 
+/// The dim that this axis cuts, if all axes that cut it become Partial(sum):
+/// each rank then keeps its rows as a term.
+std::optional<int64_t> dim_of_terms(
+    const ShardSpec& from,
+    const ShardSpec& to,
+    int64_t axis) {
+  const auto& before = from.placement(axis);
+  if (!before.is_shard() || to.is_sharded(before.dim)) {
+    return std::nullopt;
+  }
+  const auto& axes = from.axes(before.dim);
+  const bool all = std::all_of(axes.begin(), axes.end(), [&](int64_t each) {
+    return to.placement(each) == Placement::partial();
+  });
+  return all ? std::optional(before.dim) : std::nullopt;
+}
+
 void add_reduced(RedistributePlan& plan, int64_t axis, Reduce reduce) {
   auto& reduced = plan.reduced;
   if (reduced.empty() || reduced.back().reduce != reduce) {
@@ -67,6 +90,7 @@ RedistributePlan plan_steps(
   RedistributePlan plan;
   auto source = from->placements();
   auto target = to->placements();
+  auto partitions = to->partitions();
   for (int64_t axis = 0; axis < from->mesh()->axes(); ++axis) {
     const auto before = source[axis];
     const auto after = target[axis];
@@ -96,6 +120,14 @@ RedistributePlan plan_steps(
           " into ",
           to_string(after),
           "; go through Replicate");
+      if (const auto dim = dim_of_terms(*from, *to, axis)) {
+        target[axis] = before;
+        partitions[*dim] = from->partition(*dim);
+        if (from->axes(*dim).front() == axis) {
+          plan.padded.push_back(*dim);
+        }
+        continue;
+      }
       plan.zeroed |= after.reduce == Reduce::Sum &&
           from->mesh()->contains_this_rank() &&
           from->mesh()->coordinate(axis) != 0;
@@ -104,7 +136,7 @@ RedistributePlan plan_steps(
   }
   plan.moved_from =
       make_spec(from->mesh(), from->sizes(), source, from->partitions());
-  plan.moved_to = make_spec(to->mesh(), to->sizes(), target, to->partitions());
+  plan.moved_to = make_spec(to->mesh(), to->sizes(), target, partitions);
   if (plan.moved_from != plan.moved_to) {
     plan.only_cuts = cut_only(*plan.moved_from, *plan.moved_to);
     plan.exchanges = !plan.only_cuts;
@@ -141,6 +173,21 @@ at::Tensor cut(at::Tensor local, const ShardSpec& from, const ShardSpec& to) {
   return local;
 }
 
+/// With zeros in the place of other ranks' rows of these dims.
+at::Tensor pad(
+    const at::Tensor& local,
+    const ShardSpec& spec,
+    const std::vector<int64_t>& dims) {
+  std::vector<int64_t> padding(2 * local.dim());
+  for (const int64_t dim : dims) {
+    const auto rows = spec.interval(dim);
+    const auto place = padding.rbegin() + 2 * dim; // the last dim comes first
+    place[0] = spec.size(dim) - rows.end;
+    place[1] = rows.begin;
+  }
+  return at::constant_pad_nd(local, padding);
+}
+
 } // namespace
 
 at::Tensor redistribute_local(
@@ -168,6 +215,9 @@ at::Tensor redistribute_local(
     result = exchange(result, plan->exchange);
   } else if (plan->only_cuts) {
     result = cut(std::move(result), *from, *to);
+  }
+  if (!plan->padded.empty()) {
+    result = pad(result, *plan->moved_to, plan->padded);
   }
   return plan->zeroed ? at::zeros_like(result) : result;
 }
