@@ -70,24 +70,35 @@ def infer_layout(
 
 
 def from_pieces(
-    op: str, local: torch.Tensor, layout: _C.ShardSpec, stride: Sequence[int] | None
+    op: str,
+    local: torch.Tensor,
+    layout: _C.ShardSpec,
+    stride: Sequence[int] | None,
+    grad_layout: _C.ShardSpec | None = None,
 ) -> torch.Tensor:
     """The tensor of these pieces, which shows the strides, contiguous ones for None."""
     if stride is None:
-        return _C.from_local(local, layout)
+        return _C.from_local(local, layout, grad_spec=grad_layout)
     order = _order_of(op, layout.sizes, stride)
+    contiguous = _C.from_local(
+        local.permute(order),
+        _permuted(layout, order),
+        grad_spec=grad_layout and _permuted(grad_layout, order),
+    )
+    return contiguous.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _permuted(layout, order):
     placements = [
         _C.Placement.shard(order.index(p.dim)) if p.kind == "shard" else p
         for p in layout.placements
     ]
-    in_order = _C.make_spec(
+    return _C.make_spec(
         layout.mesh,
         [layout.sizes[dim] for dim in order],
         placements,
         [layout.partitions[dim] for dim in order],
     )
-    contiguous = _C.from_local(local.permute(order), in_order)
-    return contiguous.permute([order.index(dim) for dim in range(len(order))])
 
 
 def _order_of(op, shape, stride):

@@ -77,6 +77,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
         run_check: bool = False,
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
+        grad_placements: Sequence[Placement] | None = None,
     ) -> ShardTensor:
         """The tensor of which each rank holds `local_tensor`, differentiable, without
         a copy but to the mesh's kind of device. `sharding_shapes` says how the
@@ -88,7 +89,10 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
         As a DTensor's: `shape` is global_shape, `stride` what the whole tensor shows,
         contiguous by default; run_check raises on all ranks where replicas differ, as
-        check mode does (two reductions of the piece and one of a number)."""
+        check mode does (two reductions of the piece and one of a number).
+        `grad_placements` are those that the gradient is brought to, by default
+        `placements` with Partial made Replicate; say Partial() where the ranks'
+        gradients of a replicated piece shall stay terms."""
         mesh = default_mesh() if device_mesh is None else device_mesh
         if placements is None:
             placements = replicated(mesh.ndim)
@@ -96,7 +100,8 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
             global_shape = shape
         elif shape is not None:
             raise TypeError("from_local: shape is global_shape, expected one of them")
-        if traced.is_tracing() and traced.is_traceable(stride, global_shape, run_check):
+        more = run_check or grad_placements is not None
+        if traced.is_tracing() and traced.is_traceable(stride, global_shape, more):
             if sharding_shapes == "infer" and shape is not None:
                 sharding_shapes = "chunk"  # a DTensor's: nobody can be asked here
             if traced.is_known_alone(sharding_shapes, placements):
@@ -111,6 +116,7 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
             sharding_shapes,
             global_shape,
             stride,
+            grad_placements,
             run_check,
         )
 
@@ -478,19 +484,33 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
     'cannot; say sharding_shapes="chunk" or a dict, or shape='
 )
 def _from_local(
-    local, mesh, placements, sharding_shapes, global_shape, stride, run_check
+    local,
+    mesh,
+    placements,
+    sharding_shapes,
+    global_shape,
+    stride,
+    grad_placements,
+    run_check,
 ):
     alike = f", stride {[*stride]}" if stride is not None else ""
     alike += ", run_check" if run_check else ""
     with errors_while_asking(mesh, sharding_shapes):
         local = _on_device_of(mesh, local)
         placements = check_placements(placements, mesh.ndim)
+        if grad_placements is not None:
+            grad_placements = check_placements(grad_placements, mesh.ndim)
+            alike += f", grad_placements {grad_placements}"
         if global_shape is not None:
             global_shape = list(global_shape)
     layout = infer_layout(
         "from_local", local, mesh, placements, sharding_shapes, global_shape, alike
     )
-    result = from_pieces("from_local", local, layout, stride)
+    grad_layout = None
+    if grad_placements is not None:
+        wanted = [to_core(placement) for placement in grad_placements]
+        grad_layout = _C.with_placements(layout, wanted)
+    result = from_pieces("from_local", local, layout, stride, grad_layout)
     if run_check or _C.check_mode():
         _C.check_replicas(local, layout)
     return result

@@ -40,11 +40,12 @@ def is_known_alone(sharding_shapes: object, placements: Placements | None) -> bo
 
 
 def is_traceable(
-    stride: Sequence[int] | None, shape: Sequence[int] | None, run_check: bool
+    stride: Sequence[int] | None, shape: Sequence[int] | None, told_more: bool
 ) -> bool:
-    """Whether a graph can do what from_local is told: no comparison, no strides."""
-    if run_check or stride is None:
-        return not run_check
+    """Whether a graph can do what from_local is told: of DTensor's arguments the
+    shape, and the strides of contiguous memory."""
+    if told_more or stride is None:
+        return not told_more
     expected = 1
     for extent, step in zip(reversed(shape or ()), reversed(stride)):
         if extent != 1 and step != expected:

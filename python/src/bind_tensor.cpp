@@ -131,11 +131,15 @@ void bind_tensor(py::module_& module) {
       "from_local",
       [](const at::Tensor& local,
          const SpecHandle& spec,
-         at::MemoryFormat format) { return from_local(local, spec, format); },
+         at::MemoryFormat format,
+         const SpecHandle& grad_spec) {
+        return from_local(local, spec, format, grad_spec);
+      },
       ReleaseGil(),
       py::arg("local"),
       py::arg("spec"),
-      py::arg("format") = at::MemoryFormat::Contiguous);
+      py::arg("format") = at::MemoryFormat::Contiguous,
+      py::arg("grad_spec") = SpecHandle());
   module.def(
       "check_replicas",
       [](const at::Tensor& local, const SpecHandle& spec) {

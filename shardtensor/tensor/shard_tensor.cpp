@@ -49,15 +49,6 @@ int64_t averaged_terms(const ShardSpec& spec) {
   return terms;
 }
 
-/// Each Partial a sum.
-SpecPtr with_sums(const SpecPtr& spec) {
-  auto placements = spec->placements();
-  for (const int64_t axis : spec->partial_axes()) {
-    placements[axis] = Placement::partial();
-  }
-  return with_placements(spec, std::move(placements));
-}
-
 /// Backward of to_local: the ranks' gradients make one ShardTensor again, in
 /// the layout of the tensor they belong to.
 struct ToLocalBackward : Node {
@@ -83,8 +74,26 @@ struct ToLocalBackward : Node {
   int64_t terms_;
 };
 
+/// Whether each rank holds the same rows in both.
+bool cuts_alike(const ShardSpec& a, const ShardSpec& b) {
+  if (a.mesh() != b.mesh() || a.sizes() != b.sizes()) {
+    return false;
+  }
+  for (size_t axis = 0; axis < a.placements().size(); ++axis) {
+    const auto& one = a.placements()[axis];
+    const auto& other = b.placements()[axis];
+    if ((one.is_shard() || other.is_shard()) && one != other) {
+      return false;
+    }
+  }
+  return a.partitions() == b.partitions();
+}
+
+/// Backward of from_local: the part of the gradient, in the layout grad_spec.
 struct FromLocalBackward : Node {
-  explicit FromLocalBackward(SpecPtr spec) : spec_(std::move(spec)) {}
+  FromLocalBackward(const SpecPtr& spec, const SpecPtr& grad_spec)
+      : spec_(spec),
+        grad_spec_(grad_spec ? grad_spec : without_partial(spec)) {}
   std::string name() const override {
     return "ShardTensorFromLocalBackward";
   }
@@ -98,13 +107,25 @@ struct FromLocalBackward : Node {
         "from_local: the terms of ",
         to_string(*spec_),
         " have no gradient, expected a sum or an average of terms");
-    // Ranks use a term's gradient for different work: theirs sum again.
-    const auto grad = to_local(
-        tangent_as(grads[0], without_partial(spec_)), with_sums(spec_));
+    const auto grad = to_local(tangent_as(grads[0], grad_spec_), read_as());
     const auto terms = averaged_terms(*spec_);
     return {terms == 1 ? grad : grad / terms};
   }
+
+  /// How gradients of the result are read. Ranks use the gradient of a term for
+  /// different work: theirs sum again.
+  SpecPtr read_as() const {
+    auto placements = without_partial(grad_spec_)->placements();
+    for (const int64_t axis : spec_->partial_axes()) {
+      if (!grad_spec_->placement(axis).is_partial()) {
+        placements[axis] = Placement::partial();
+      }
+    }
+    return with_placements(grad_spec_, std::move(placements));
+  }
+
   SpecPtr spec_; // of the wrapper
+  SpecPtr grad_spec_;
 };
 
 struct RedistributeBackward : Node {
@@ -267,7 +288,7 @@ at::Tensor from_local_of_level(
   }
   const auto spec = spec_of_call(place);
   const auto result = call_inside(from_local_operator(), keys, local, place);
-  connect<FromLocalBackward>(result, local, spec);
+  connect<FromLocalBackward>(result, local, spec, SpecPtr());
   carry_tangent(
       result, local, [&](const auto& t) { return from_local(t, spec); });
   return result;
@@ -318,27 +339,40 @@ const SpecPtr& spec(const at::Tensor& tensor) {
 at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
-    at::MemoryFormat format) {
+    at::MemoryFormat format,
+    const SpecPtr& grad_spec) {
   TORCH_CHECK_VALUE(spec, "from_local: no spec, expected one");
   return from_local_strided(
-      local, spec, strides_of_format(format, spec->sizes()));
+      local, spec, strides_of_format(format, spec->sizes()), grad_spec);
 }
 
 at::Tensor detail::from_local_strided(
     const at::Tensor& local,
     const SpecPtr& spec,
-    at::IntArrayRef strides) {
+    at::IntArrayRef strides,
+    const SpecPtr& grad_spec) {
   TORCH_CHECK_TYPE(
       !is_shard_tensor(local),
       "from_local: expected a plain tensor, got a ShardTensor of ",
       to_string(*shardtensor::spec(local)));
+  TORCH_CHECK_VALUE(
+      !grad_spec || cuts_alike(*spec, *grad_spec),
+      "from_local: expected a gradient in the pieces of ",
+      to_string(*spec),
+      ", got ",
+      to_string(*grad_spec));
   if (is_of_level(local)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !grad_spec,
+        "from_local: torch.func makes its own gradients, expected no layout for "
+        "them, got ",
+        to_string(*grad_spec));
     return call_in_transform(from_local_operator(), local, spec);
   }
   const OutsideTransforms of_all_levels;
   auto result = wrap(local.detach(), spec, strides);
   share_version_counter(local, result);
-  connect<FromLocalBackward>(result, local, spec);
+  connect<FromLocalBackward>(result, local, spec, grad_spec);
   carry_tangent(result, local, [&](const auto& t) {
     return from_local_strided(t, spec, strides);
   });

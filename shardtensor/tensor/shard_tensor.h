@@ -18,21 +18,25 @@ const SpecPtr& spec(const at::Tensor& tensor);
 /// is the local part of the wrapper's gradient, brought to spec's layout with
 /// each Partial axis made Replicate, and divided by the number of terms where
 /// they are averaged. It shows the strides of `format` (channels-last where it
-/// has the dims for it), however `local` lies. No communication; that of
-/// redistribute in backward. Raises when local's sizes are not spec's local
-/// sizes on this rank, and in backward for the terms of a maximum, a minimum or
-/// a product.
+/// has the dims for it), however `local` lies. `grad_spec` is another layout to
+/// bring the gradient to, with the same pieces: Partial on an axis where the
+/// ranks' gradients of a replicated `local` shall stay terms. No communication;
+/// that of redistribute in backward. Raises when local's sizes are not spec's
+/// local sizes on this rank, for a grad_spec of other pieces, or within
+/// torch.func; in backward for the terms of a maximum, a minimum or a product.
 at::Tensor from_local(
     const at::Tensor& local,
     const SpecPtr& spec,
-    at::MemoryFormat format = at::MemoryFormat::Contiguous);
+    at::MemoryFormat format = at::MemoryFormat::Contiguous,
+    const SpecPtr& grad_spec = nullptr);
 
 namespace detail {
 /// from_local, with strides to show; none: contiguous.
 at::Tensor from_local_strided(
     const at::Tensor& local,
     const SpecPtr& spec,
-    at::IntArrayRef strides);
+    at::IntArrayRef strides,
+    const SpecPtr& grad_spec = nullptr);
 } // namespace detail
 
 /// This rank's shard as a plain tensor (no copy, shared version counter).
@@ -47,12 +51,13 @@ at::Tensor to_local(
 
 /// The same tensor in another layout and the same memory format. Differentiable
 /// to any order: the gradient travels back the same way. Communication: none
-/// when the layouts are equal (then the tensor itself is returned) or only
-/// Replicate axes are cut; an all-reduce for each axis that goes from Partial
-/// to Replicate, or from a maximum, a minimum or a product to Shard (one where
-/// those are all axes); one exchange for everything else together. Raises when
-/// meshes or sizes differ, and for a Partial from another Partial, an average,
-/// a maximum or a minimum from a Shard, and a product: go through Replicate.
+/// when the layouts are equal (then the tensor itself is returned), only
+/// Replicate axes are cut, or pieces become terms (Shard to Partial); an
+/// all-reduce for each axis that goes from Partial to Replicate, or from a
+/// maximum, a minimum or a product to Shard (one where those are all axes); one
+/// exchange for everything else together. Raises when meshes or sizes differ,
+/// and for a Partial from another Partial, an average, a maximum or a minimum
+/// from a Shard, and a product: go through Replicate.
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to);
 /// To with_placements(spec(tensor), placements, partitions).
 at::Tensor redistribute(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import assert_close, ranks, shard, uneven
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -86,6 +87,59 @@ def test_replicas_that_nobody_can_read(mesh):
         torch.testing.assert_close(grad, 8 * x)
     with pytest.raises(ValueError, match="check_replicas: no spec, expected one"):
         _C.check_replicas(x, None)
+
+
+def summed(x):
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+
+
+@ranks(1, 2, 3, "2x2")
+@pytest.mark.parametrize("placement", [Replicate(), Partial()], ids=str)
+def test_gradients_that_stay_terms(mesh, placement):
+    everywhere = [placement] * mesh.ndim
+    terms = [Partial()] * mesh.ndim
+    x = torch.arange(1.0, 13.0).view(4, 3)
+    whole = summed(x) if placement.is_partial() else x
+    weights = torch.rand(4, 3)
+    own = shard(weights, mesh, [Shard(0)] * mesh.ndim)
+    for stride in (None, (1, 4)):
+        leaf = x.clone().requires_grad_()
+        y = ShardTensor.from_local(
+            leaf, mesh, everywhere, stride=stride, grad_placements=terms
+        )
+        loss = (y * y * own).sum()
+        shardtensor.reset_comm_stats()
+        (grad,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        assert placement.is_partial() or shardtensor.comm_stats().bytes == 0
+        torch.testing.assert_close(summed(grad.detach()), 2 * whole * weights)
+        again = ShardTensor.from_local(grad, mesh, terms).square().sum()
+        (second,) = torch.autograd.grad(again, leaf)
+        torch.testing.assert_close(summed(second), 8 * whole * weights**2)
+
+
+@ranks(1, 2)
+def test_gradients_in_other_pieces(mesh):
+    x = torch.ones(2, 3, requires_grad=True)
+    y = ShardTensor.from_local(x, mesh, [Shard(0)], grad_placements=[Shard(0)])
+    (y * 3).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2, 3), 3.0))
+    for other in (Shard(1), Replicate(), Partial()):
+        with pytest.raises(ValueError, match="expected a gradient in the pieces of"):
+            ShardTensor.from_local(x, mesh, [Shard(0)], grad_placements=[other])
+    with pytest.raises(ValueError, match="one placement for each of the 1 mesh axes"):
+        ShardTensor.from_local(x, mesh, [Shard(0)], grad_placements=[])
+    with pytest.raises(NotImplementedError, match="makes its own gradients"):
+        torch.func.grad(
+            lambda x: ShardTensor.from_local(
+                x, mesh, [Replicate()], grad_placements=[Partial()]
+            ).sum()
+        )(x.detach())
+    if mesh.size() > 1:
+        other = [Replicate(), Partial()][mesh.get_rank()]
+        with pytest.raises(ValueError, match="do not make the same call"):
+            ShardTensor.from_local(x, mesh, [Replicate()], grad_placements=[other])
 
 
 def gathered(x, mesh, **told):
