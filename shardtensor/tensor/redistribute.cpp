@@ -64,7 +64,8 @@ std::optional<int64_t> dim_of_terms(
     const ShardSpec& to,
     int64_t axis) {
   const auto& before = from.placement(axis);
-  if (!before.is_shard() || to.is_sharded(before.dim)) {
+  if (!before.is_shard() || to.is_sharded(before.dim) ||
+      !from.partition(before.dim).is_contiguous()) {
     return std::nullopt;
   }
   const auto& axes = from.axes(before.dim);

@@ -7,6 +7,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 
+PRELOAD = ("torch._dynamo",)
+
 WAYS = {  # from, to, whether all rows stay where they are
     "1": [
         ([Shard(0)], [Partial()], True),
@@ -54,3 +56,24 @@ def check(x, part, after, stays):
         assert_close(grad, 2 * x * weights)
         (second,) = torch.autograd.grad(grad.square().sum(), part)
         assert_close(second, 8 * x * weights**2)
+
+
+@ranks(2, 3, "2x2")
+def test_rows_in_several_intervals(mesh):
+    """A view of a tensor that is cut along its last dim."""
+    x = torch.arange(24.0).view(4, 6)
+    others = [Replicate()] * (mesh.ndim - 1)
+    rows = shard(x, mesh, [Shard(1), *others]).view(24)
+    for after in ([Partial()] * mesh.ndim, [Partial(), *others]):
+        assert_close(rows.redistribute(placements=after), x.view(24))
+
+
+@ranks(2)
+def test_in_a_graph(mesh):
+    x = torch.arange(24.0).view(4, 6)
+
+    def doubled(part):
+        return part.redistribute(placements=[Partial()]) * 2
+
+    compiled = torch.compile(doubled, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(shard(x, mesh, [Shard(1)])), x * 2)
