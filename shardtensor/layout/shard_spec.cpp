@@ -218,6 +218,10 @@ int64_t ShardSpec::numel() const {
       sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
 }
 
+bool ShardSpec::is_whole(int64_t dim) const {
+  return sizes_.empty() || mesh_->ranks(axes(dim)) == 1;
+}
+
 const Partition& ShardSpec::partition(int64_t dim) const {
   const auto& partition = partitions_[checked(dim)];
   TORCH_CHECK_VALUE(

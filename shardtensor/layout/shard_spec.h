@@ -63,6 +63,9 @@ class ShardSpec : public std::enable_shared_from_this<ShardSpec> {
   bool is_sharded(int64_t dim) const {
     return partitions_[checked(dim)].has_value();
   }
+  /// In one piece: not sharded, or by axes of one rank. So is a tensor without
+  /// dims, whose `dim` is 0.
+  bool is_whole(int64_t dim) const;
   /// Raises when the dim is not sharded.
   const Partition& partition(int64_t dim) const;
   /// The mesh axes that shard this dim, in order.

@@ -116,8 +116,6 @@ const RegisterRules sorts{
 const RegisterRules scans{
     scan_rule,
     {
-        "aten::cumsum",
-        "aten::cumsum_",
         "aten::cumprod",
         "aten::cumprod_",
         "aten::_logcumsumexp",

@@ -38,11 +38,6 @@ using at::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// In one piece: none of the dims of a mesh of one rank is cut.
-bool is_whole(const ShardSpec& spec, int64_t dim) {
-  return spec.dim() == 0 || spec.mesh()->ranks(spec.axes(dim)) == 1;
-}
-
 Tensor wide(const Tensor& x) {
   return x.to(at::toOpMathType(x.scalar_type()));
 }
@@ -58,7 +53,7 @@ Tensor run_along(
     const Across& across,
     const Tensors&... locals) {
   dim = at::maybe_wrap_dim(dim, spec->dim());
-  if (is_whole(*spec, dim)) {
+  if (spec->is_whole(dim)) {
     return wrap(Op::call(locals..., dim, flag), spec);
   }
   const CommScope scope(Op::name);

@@ -290,5 +290,5 @@ def test_gather_and_scatter(mesh, dim):
 
 @ranks(2)
 def test_sharding_moves_to_another_dim(mesh):
-    moved = shard(X, mesh, [Shard(1)]).cumsum(1)
+    moved = shard(X, mesh, [Shard(1)]).cummax(1)[0]
     assert moved.placements == (Shard(0),)
