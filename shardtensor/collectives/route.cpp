@@ -41,6 +41,16 @@ Tensor rows_by_owner(const Tensor& owners, const Numbers& counts) {
   return order;
 }
 
+/// How many rows each rank sends here, which tells each rank how many it gets.
+Numbers counts_from_others(
+    const Numbers& sent,
+    const at::TensorOptions& options,
+    const std::string& group) {
+  const Numbers one(sent.size(), 1);
+  return host_numbers(all_to_all_rows(
+      at::tensor(sent, options.dtype(at::kLong)), 0, one, one, group));
+}
+
 } // namespace
 
 Route::Route(const Tensor& owners, std::string group)
@@ -50,19 +60,30 @@ Route::Route(const Tensor& owners, std::string group)
   const auto on_host = value_inside(owners).cpu().contiguous();
   sent_ = count(on_host, ranks);
   order_ = rows_by_owner(on_host, sent_).to(owners.device());
-  const Numbers one(ranks, 1);
-  received_ = host_numbers(all_to_all_rows(
-      at::tensor(sent_, owners.options()), 0, one, one, group_));
+  received_ = counts_from_others(sent_, owners.options(), group_);
 }
+
+Route::Route(
+    std::vector<int64_t> counts,
+    const at::TensorOptions& options,
+    std::string group)
+    : group_(std::move(group)),
+      sent_(std::move(counts)),
+      received_(counts_from_others(sent_, options, group_)) {}
 
 Tensor Route::send(const Tensor& rows) const {
   return all_to_all_rows(
-      rows.index_select(0, order_), 0, sent_, received_, group_);
+      order_.defined() ? rows.index_select(0, order_) : rows,
+      0,
+      sent_,
+      received_,
+      group_);
 }
 
 Tensor Route::answer(const Tensor& answers) const {
   const auto come = all_to_all_rows(answers, 0, received_, sent_, group_);
-  return at::empty_like(come).index_copy_(0, order_, come);
+  return order_.defined() ? at::empty_like(come).index_copy_(0, order_, come)
+                          : come;
 }
 
 Tensor pieces_of(const Tensor& given, const Partition& partition) {

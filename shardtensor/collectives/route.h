@@ -21,6 +21,12 @@ class Route {
   /// `owners`: the rank that gets each row, int64. Communication: one exchange
   /// of a number for each pair of ranks.
   Route(const at::Tensor& owners, std::string group);
+  /// Of rows that stand by owner, of which each rank gets `counts[rank]`; they
+  /// are on the device of `options`. Communication: the same.
+  Route(
+      std::vector<int64_t> counts,
+      const at::TensorOptions& options,
+      std::string group);
 
   /// The rows of dim 0 that come here, in the order of the ranks that send.
   /// Communication: one message to each rank that gets some.
@@ -31,7 +37,7 @@ class Route {
 
  private:
   std::string group_;
-  at::Tensor order_; // of rows, by owner
+  at::Tensor order_; // of rows, by owner; undefined: they stand so
   std::vector<int64_t> sent_;
   std::vector<int64_t> received_;
 };

@@ -14,7 +14,6 @@
 namespace shardtensor::detail {
 namespace {
 
-/// Scans and sorts: the outputs have the sizes of the input.
 Decision same_sizes_rule(Call& call) {
   const auto& self = call.operand(0).tensor;
   at::maybe_wrap_dim(call.argument("dim").toInt(), self.dim());
@@ -25,8 +24,6 @@ Decision same_sizes_rule(Call& call) {
 
 constexpr auto& scan_rule =
     rule_with_strides<same_sizes_rule, row_major_strides>;
-constexpr auto& sort_rule =
-    rule_with_strides<same_sizes_rule, strides_of_first>;
 constexpr auto& topk_rule =
     rule_with_strides<along_dim_rule, row_major_strides>;
 
@@ -107,12 +104,6 @@ Decision lookup_rule(Call& call) {
   return rule_by_labels(call, labels, Linearity::None);
 }
 
-const RegisterRules sorts{
-    sort_rule,
-    {
-        "aten::sort",
-        "aten::sort.stable",
-    }};
 const RegisterRules scans{
     scan_rule,
     {

@@ -1,5 +1,3 @@
-#include <limits>
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/median_ops.h>
@@ -12,6 +10,7 @@
 #include "shardtensor/comm/primitives.h"
 #include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/rules/reduce/reduction.h"
+#include "shardtensor/tensor/order_keys.h"
 
 // The median of all elements. Nothing is sorted or moved: its digits of eight
 // bits are found one after the other, the highest first, from how many elements
@@ -22,38 +21,6 @@ namespace {
 
 constexpr int64_t kDigitBits = 8;
 constexpr int64_t kDigits = 1 << kDigitBits;
-
-/// Integers in the order of the floating point numbers that have these bits,
-/// and the way back: those below zero stand in the opposite order.
-at::Tensor reordered(const at::Tensor& bits) {
-  const at::Scalar all_but_sign = bits.scalar_type() == at::kLong
-      ? std::numeric_limits<int64_t>::max()
-      : std::numeric_limits<int32_t>::max();
-  return at::where(bits < 0, bits.bitwise_xor(all_but_sign), bits);
-}
-
-/// Integers of 32 or 64 bits in the order of the elements; NaN is the last.
-at::Tensor keys_of(const at::Tensor& values) {
-  if (!at::isFloatingType(values.scalar_type())) {
-    return values.to(at::kLong);
-  }
-  const bool is_wide = values.scalar_type() == at::kDouble;
-  const auto type = is_wide ? at::kLong : at::kInt;
-  const auto numbers = values.to(is_wide ? at::kDouble : at::kFloat);
-  return reordered(numbers.contiguous().view(type))
-      .masked_fill(
-          numbers.isnan(),
-          is_wide ? std::numeric_limits<int64_t>::max()
-                  : std::numeric_limits<int32_t>::max());
-}
-
-at::Tensor values_of(const at::Tensor& keys, at::ScalarType dtype) {
-  if (!at::isFloatingType(dtype)) {
-    return keys.to(dtype);
-  }
-  const bool is_wide = keys.scalar_type() == at::kLong;
-  return reordered(keys).view(is_wide ? at::kDouble : at::kFloat).to(dtype);
-}
 
 at::Tensor summed(const Reduction& reduction, const at::Tensor& counts) {
   return all_reduce(
@@ -100,7 +67,7 @@ at::Tensor median_of(const at::Tensor& self, bool skips_nan) {
   }
   check_takes_dtype<Op>(reduction.local);
   const CommScope scope(Op::name);
-  const auto keys = keys_of(reduction.local.flatten());
+  const auto keys = order_keys(reduction.local.flatten());
   const auto last =
       at::full({}, self.numel() - 1, keys.options().dtype(at::kLong));
   auto place = last.floor_divide(2);
@@ -110,7 +77,7 @@ at::Tensor median_of(const at::Tensor& self, bool skips_nan) {
                       : at::where(nans > 0, last, place);
   }
   return wrap(
-      values_of(select(reduction, keys, place), self.scalar_type()),
+      values_of_keys(select(reduction, keys, place), self.scalar_type()),
       reduction.result);
 }
 
