@@ -1,9 +1,14 @@
 #include <numeric>
 
 #include <ATen/native/GridSamplerUtils.h>
+#include <ATen/ops/cudnn_grid_sampler_ops.h>
+#include <ATen/ops/grid_sampler_2d.h>
+#include <torch/library.h>
 
+#include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/nominal_strides.h"
+#include "shardtensor/tensor/keys.h"
 
 // grid_sample reads each sample's image anywhere: the image is whole in its
 // spatial dims, the points of the grid may be cut.
@@ -90,5 +95,25 @@ const RegisterRules samplers{
     {"aten::grid_sampler_3d_backward", grid_sampler_backward_rule},
 };
 
+/// What PyTorch asks cuDNN for on a GPU, which takes no empty piece: bilinear,
+/// zeros outside, corners aligned.
+at::Tensor cudnn_grid_sampler_function(
+    const at::Tensor& image,
+    const at::Tensor& grid) {
+  return at::grid_sampler_2d(
+      image,
+      grid,
+      static_cast<int64_t>(at::native::GridSamplerInterpolation::Bilinear),
+      static_cast<int64_t>(at::native::GridSamplerPadding::Zeros),
+      /*align_corners=*/true);
+}
+
 } // namespace
+
+TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_FUNCTION_KEY, m) {
+  m.impl(
+      "cudnn_grid_sampler",
+      function_rule<at::_ops::cudnn_grid_sampler, cudnn_grid_sampler_function>);
+}
+
 } // namespace shardtensor::detail

@@ -10,6 +10,7 @@ from oracle import WHOLE
 from ranks import check_op, ranks, sharded
 
 import shardtensor
+from shardtensor import ShardTensor
 
 
 @ranks(1, 2, 3, "2x2")
@@ -46,3 +47,20 @@ def test_volumes(mesh):
             part = sharded(x, placements_of(mesh, dim))
             check_op(sample, part, grid, mesh=mesh)
             check_op(sample, part, sharded(grid, placements_of(mesh, dim)), mesh=mesh)
+
+
+@ranks(1, 2, 3)
+def test_what_gpus_ask_cudnn_for(mesh):
+    """As PyTorch does for these arguments; cuDNN refuses an empty piece."""
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    grid = (torch.rand(2, 2, 7, 2, dtype=torch.float64) * 2.2 - 1.1).requires_grad_()
+
+    def sample(x, grid):
+        if any(isinstance(each, ShardTensor) for each in (x, grid)):
+            return torch.cudnn_grid_sampler(x, grid)
+        return F.grid_sample(x, grid, align_corners=True)
+
+    with shardtensor.fallback_mode("error"):
+        for dim in range(4):
+            check_op(sample, sharded(x, placements_of(mesh, dim)), grid, mesh=mesh)
+            check_op(sample, x, sharded(grid, placements_of(mesh, dim)), mesh=mesh)
