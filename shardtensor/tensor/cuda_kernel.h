@@ -21,6 +21,11 @@ struct CudaKernel {
   __VA_ARGS__                                      \
   inline const CudaKernel kernel{#name, #__VA_ARGS__};
 
+/// The same of a function that calls the one of `before`.
+#define SHARDTENSOR_CUDA_KERNEL_AFTER(before, kernel, name, ...) \
+  __VA_ARGS__                                                    \
+  inline const CudaKernel kernel{#name, before.text + "\n" #__VA_ARGS__};
+
 /// Whether run_cuda_kernel takes such tensors: on a GPU, where the library was
 /// built with CUDA, and not while a compiler follows.
 bool have_cuda_kernels(const at::Tensor& like);

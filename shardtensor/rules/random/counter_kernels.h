@@ -16,17 +16,14 @@ SHARDTENSOR_CUDA_KERNEL(
       return number + place / inner % size * stride;
     })
 
-/// A word of what Philox makes of the counter (number >> shift, 0), see
-/// philox.h: word `place`, two further on where number has a bit of `later`,
-/// one further on where it has one of `next`.
+/// What Philox makes of the counter (block, 0), see philox.h.
 SHARDTENSOR_CUDA_KERNEL(
-    kCounterWord,
-    counter_word,
+    kCounterBlock,
+    counter_block,
     template <typename T>
-    T counter_word(T number, T key, T shift, T place, T later, T next) {
+    void counter_block(unsigned long long block, T key, unsigned int* words) {
       using Word = unsigned int;
       using Product = unsigned long long;
-      const Product block = static_cast<Product>(number) >> shift;
       Word word0 = static_cast<Word>(block);
       Word word1 = static_cast<Word>(block >> 32);
       Word word2 = 0;
@@ -43,12 +40,53 @@ SHARDTENSOR_CUDA_KERNEL(
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
       }
+      words[0] = word0;
+      words[1] = word1;
+      words[2] = word2;
+      words[3] = word3;
+    })
+
+/// A word of the block number >> shift: word `place`, two further on where
+/// number has a bit of `later`, one further on where it has one of `next`.
+SHARDTENSOR_CUDA_KERNEL_AFTER(
+    kCounterBlock,
+    kCounterWord,
+    counter_word,
+    template <typename T>
+    T counter_word(T number, T key, T shift, T place, T later, T next) {
+      unsigned int words[4];
+      counter_block(
+          static_cast<unsigned long long>(number) >> shift, key, words);
       const T chosen = place + ((number & later) != 0 ? 2 : 0) +
           ((number & next) != 0 ? 1 : 0);
-      return chosen == 0 ? word0
-          : chosen == 1  ? word1
-          : chosen == 2  ? word2
-                         : word3;
+      return chosen == 0 ? words[0]
+          : chosen == 1  ? words[1]
+          : chosen == 2  ? words[2]
+                         : words[3];
+    })
+
+/// Of eight numbers, from first + place on, whether their word is less than
+/// `bound`: a byte each, the lowest first. All words of a block are used.
+SHARDTENSOR_CUDA_KERNEL_AFTER(
+    kCounterBlock,
+    kCounterBelow,
+    counter_below,
+    template <typename T>
+    T counter_below(T first, T place, T key, T bound) {
+      using Product = unsigned long long;
+      const Product number = static_cast<Product>(first + place);
+      Product below = 0;
+      for (Product block = number >> 2; block <= (number + 7) >> 2; ++block) {
+        unsigned int words[4];
+        counter_block(block, key, words);
+        for (int word = 0; word < 4; ++word) {
+          const Product byte = 4 * block + word - number; // large: before them
+          if (byte < 8 && static_cast<T>(words[word]) < bound) {
+            below |= Product(1) << 8 * byte;
+          }
+        }
+      }
+      return static_cast<T>(below);
     })
 
 } // namespace shardtensor::detail

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -13,6 +14,7 @@
 
 #include "shardtensor/rules/random/counter_kernels.h"
 #include "shardtensor/rules/random/counter_numbers.h"
+#include "shardtensor/rules/random/counter_runs.h"
 #include "shardtensor/rules/random/philox.h"
 
 // What counter_loops.cpp does, as ATen's operators on any device; on a GPU two
@@ -37,38 +39,24 @@ Tensor high_half(const Tensor& bits) {
   return low_half(bits.__rshift__(32));
 }
 
-/// The same index with as few dims as can say it.
-GlobalIndex collapsed(const GlobalIndex& index) {
-  GlobalIndex result{{}, {}, index.offset};
-  for (size_t dim = 0; dim < index.sizes.size(); ++dim) {
-    const auto size = index.sizes[dim];
-    const auto stride = index.strides[dim];
-    if (size == 1) {
-      continue;
-    }
-    if (!result.sizes.empty() && result.strides.back() == size * stride) {
-      result.sizes.back() *= size;
-      result.strides.back() = stride;
-    } else {
-      result.sizes.push_back(size);
-      result.strides.push_back(stride);
-    }
-  }
-  return result;
-}
-
-/// The numbers in the whole tensor of elements [begin, end) of the piece.
+/// The numbers of elements [begin, end) of `index`.
 Tensor global_numbers(
     const GlobalIndex& index,
     int64_t begin,
     int64_t end,
     const Tensor& key) {
+  const auto& [sizes, strides, offset] = index;
+  if (sizes.size() <= 1) {
+    const auto stride = sizes.empty() ? int64_t{1} : strides[0];
+    return at::arange(
+        offset + begin * stride, offset + end * stride, stride, key.options());
+  }
   const auto places = at::arange(begin, end, key.options());
-  auto number = at::full_like(places, index.offset);
+  auto number = at::full_like(places, offset);
   int64_t inner = 1;
-  for (auto dim = index.sizes.size(); dim-- > 0;) {
-    const auto size = index.sizes[dim];
-    const auto stride = index.strides[dim];
+  for (auto dim = sizes.size(); dim-- > 0;) {
+    const auto size = sizes[dim];
+    const auto stride = strides[dim];
     if (have_cuda_kernels(places)) {
       number = run_cuda_kernel(
           kCounterNumber, {number, places}, {inner, size, stride});
@@ -270,6 +258,11 @@ Tensor below(const Tensor& values, const Distribution& distribution) {
   return at::where(moved.lt(distribution.b), moved, from);
 }
 
+/// Words below it are those of a 1.
+int64_t bernoulli_bound(double probability) {
+  return static_cast<int64_t>(std::ceil(probability * 0x1p32));
+}
+
 Tensor numbers_of(
     const Tensor& numbers,
     const Tensor& key,
@@ -311,12 +304,22 @@ Tensor numbers_of(
           .ceil_()
           .clamp_min_(1);
     case Kind::Bernoulli:
-      return one_word(numbers, key)
-          .lt(static_cast<int64_t>(std::ceil(d.a * 0x1p32)));
+      return one_word(numbers, key).lt(bernoulli_bound(d.a));
     case Kind::Integer:
       return integers(numbers, key, d);
   }
   return {};
+}
+
+/// Truth values (runs, length): one kernel, a byte written for each number.
+Tensor bernoulli_by_kernel(const Tensor& key, double a, const RunsOf& runs) {
+  const auto firsts =
+      global_numbers(runs.firsts, 0, runs.firsts.numel(), key).unsqueeze(1);
+  const auto places = at::arange(0, runs.length, 8, key.options());
+  return run_cuda_kernel(
+             kCounterBelow, {firsts, places, key}, {bernoulli_bound(a)})
+      .view(at::kBool)
+      .narrow(1, 0, runs.length);
 }
 
 } // namespace
@@ -326,18 +329,32 @@ Tensor numbers_by_tensors(
     const Tensor& key,
     const Distribution& distribution,
     const GlobalIndex& index) {
-  const auto count = index.numel();
-  const auto dims = collapsed(index);
-  const auto result = at::empty({count}, key.options().dtype(dtype));
-  const auto most =
-      have_cuda_kernels(key) ? kNumbersOfKernels : kNumbersAtATime;
-  for (int64_t begin = 0; begin < count; begin += most) {
-    const auto end = std::min(begin + most, count);
-    const auto numbers = global_numbers(dims, begin, end, key);
-    result.narrow(0, begin, end - begin)
-        .copy_(numbers_of(numbers, key, distribution, dtype));
+  const auto runs = runs_of(index);
+  const auto [count, length] = std::pair(runs.firsts.numel(), runs.length);
+  const bool by_kernels = have_cuda_kernels(key);
+  if (count * length == 0) {
+    return at::empty({0}, key.options().dtype(dtype));
   }
-  return result;
+  if (by_kernels && distribution.kind == Kind::Bernoulli) {
+    return bernoulli_by_kernel(key, distribution.a, runs).to(dtype).flatten();
+  }
+  const auto result = at::empty({count, length}, key.options().dtype(dtype));
+  const auto most = by_kernels ? kNumbersOfKernels : kNumbersAtATime;
+  const auto columns = std::min(length, most);
+  const auto rows = most / columns;
+  for (int64_t row = 0; row < count; row += rows) {
+    const auto row_end = std::min(row + rows, count);
+    const auto firsts = global_numbers(runs.firsts, row, row_end, key);
+    for (int64_t column = 0; column < length; column += columns) {
+      const auto column_end = std::min(column + columns, length);
+      const auto inside = at::arange(column, column_end, key.options());
+      result.slice(0, row, row_end)
+          .slice(1, column, column_end)
+          .copy_(numbers_of(
+              firsts.unsqueeze(1) + inside, key, distribution, dtype));
+    }
+  }
+  return result.flatten();
 }
 
 } // namespace shardtensor::detail

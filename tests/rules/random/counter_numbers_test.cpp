@@ -62,6 +62,26 @@ TEST(CounterKernels, GiveTheWordsOfPhilox) {
   }
 }
 
+TEST(CounterKernels, TellWhichOfEightNumbersAreBelow) {
+  const int64_t key = 0x3243F6A8885A308D;
+  const int64_t bound = int64_t{1} << 31;
+  for (int64_t first : {int64_t{0}, int64_t{3}, (int64_t{7} << 33) + 2}) {
+    for (int64_t place : {0, 8}) {
+      uint64_t expected = 0;
+      for (int64_t i = 0; i < 8; ++i) {
+        const auto word =
+            counter_word<int64_t>(first + place + i, key, 2, 0, 2, 1);
+        expected |= static_cast<uint64_t>(word < bound) << 8 * i;
+      }
+      const auto below = counter_below<int64_t>(first, place, key, bound);
+      EXPECT_EQ(static_cast<uint64_t>(below), expected);
+    }
+  }
+  const int64_t all = 0x0101010101010101;
+  EXPECT_EQ(counter_below<int64_t>(5, 0, key, int64_t{1} << 32), all);
+  EXPECT_EQ(counter_below<int64_t>(5, 0, key, 0), 0);
+}
+
 TEST(CounterKernels, NumberTheElementsOfAPiece) {
   // Of a whole (4, 5, 6): rows [1, 3) of dim 1.
   for (int64_t place = 0; place < 4 * 2 * 6; ++place) {
@@ -119,6 +139,25 @@ const Distribution kDistributions[] = {
 
 /// Columns [3, 8) of rows [0, 4) of 11.
 const GlobalIndex kIndex{{4, 5}, {11, 1}, 3};
+
+/// Many numbers are made in parts: of runs, or of one that is long.
+TEST(CounterNumbers, TensorsGiveThemForAnyRuns) {
+  const int64_t most = int64_t{1} << 20;
+  const GlobalIndex indices[] = {
+      {{3, most / 2 + 1}, {most, 1}, 2},
+      {{2, most + 3}, {2 * most, 1}, 1},
+      {{2, 3, 4}, {100, 20, 2}, 7},
+      {{2, 3, 4}, {100, 20, 1}, 0},
+      {{}, {}, 5},
+      {{2, 0}, {3, 1}, 0}};
+  const auto key = at::tensor({int64_t{0x3243F6A8885A308D}});
+  for (const auto& index : indices) {
+    const auto loops = at::empty({index.numel()}, at::kBool);
+    const Distribution half{Kind::Bernoulli, 0.5};
+    fill_by_loops(loops, key.item<int64_t>(), half, index);
+    EXPECT_TRUE(numbers_by_tensors(at::kBool, key, half, index).equal(loops));
+  }
+}
 
 /// What other devices do, on the CPU.
 TEST(CounterNumbers, TensorsGiveWhatLoopsGive) {
