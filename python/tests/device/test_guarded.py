@@ -412,6 +412,27 @@ def test_statistics_of_a_cut_dim_take_few_kernels(mesh):
 
 
 @guarded_only
+@ranks(1, 2)
+def test_dropout_takes_few_kernels(mesh):
+    import guarded
+
+    def kernels(x, policy):
+        with shardtensor.random_policy(policy):
+            for _ in range(2):
+                before = guarded.count()["kernels"]
+                torch.native_dropout(x, 0.5, True)
+                count = guarded.count()["kernels"] - before
+        return count
+
+    whole = torch.rand(4, 8, 6)
+    x = shard(whole, mesh, [Shard(1)])
+    of_plain = kernels(whole, "one_device")
+    # The whole is filled and drawn, the mask cut out and the piece scaled.
+    assert kernels(x, "one_device") <= of_plain + (3 if mesh.size() > 1 else 0)
+    assert kernels(x, "counter") <= 187
+
+
+@guarded_only
 @ranks(2)
 def test_a_search_on_the_host_copies_each_tensor_once(mesh):
     import guarded

@@ -16,6 +16,7 @@
 #include <ATen/ops/min.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/native_dropout.h>
+#include <ATen/ops/native_dropout_backward.h>
 #include <ATen/ops/poisson.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/topk.h>
@@ -190,6 +191,21 @@ at::Tensor normal_of_deviation_kernel(
 
 using Dropped = std::tuple<at::Tensor, at::Tensor>;
 
+/// x * mask * scale; on devices by one kernel, which backward takes, too.
+at::Tensor dropped(const at::Tensor& x, const at::Tensor& mask, double scale) {
+  return x.is_cpu() || x.is_complex() || mask.scalar_type() != at::kBool
+      ? x.mul(mask).mul_(scale)
+      : at::native_dropout_backward(x, mask, scale);
+}
+
+/// The probability of an element to stay.
+void check_kept(double kept) {
+  TORCH_CHECK(
+      kept >= 0 && kept <= 1,
+      "dropout: expected a probability between 0 and 1, got ",
+      1 - kept);
+}
+
 /// `kept`: the probability of an element to stay. `draw_mask` draws for the
 /// whole tensor as the operator itself does.
 template <class DrawMask>
@@ -199,10 +215,7 @@ Dropped drop(
     at::ScalarType mask_type,
     const Generator& generator,
     const DrawMask& draw_mask) {
-  TORCH_CHECK(
-      kept >= 0 && kept <= 1,
-      "dropout: expected a probability between 0 and 1, got ",
-      1 - kept);
+  check_kept(kept);
   const auto [local, own] = local_of(input);
   at::Tensor mask;
   auto strides = input.strides().vec();
@@ -221,7 +234,7 @@ Dropped drop(
   }
   const double scale = kept == 0 ? 0 : 1 / kept;
   return {
-      wrap(local.mul(mask).mul_(scale), own, strides),
+      wrap(dropped(local, mask, scale), own, strides),
       wrap(mask, own, strides)};
 }
 
@@ -230,11 +243,21 @@ Dropped native_dropout_kernel(
     double p,
     std::optional<bool> train) {
   check_generators("aten::native_dropout", {}, input);
+  const auto [local, own] = local_of(input);
+  // As one device has it, which draws its own numbers then.
+  const bool is_whole = local.numel() > 0 &&
+      local.sizes().equals(input.sizes()) &&
+      local.strides().equals(input.strides());
   if (!train.value_or(true)) {
-    const auto [local, own] = local_of(input);
     const auto [output, mask] = at::native_dropout(local, p, train);
     return {
         wrap(output, own, input.strides()), wrap(mask, own, input.strides())};
+  }
+  check_kept(1 - p);
+  if (is_whole && !draws_by_counter()) {
+    const auto [output, mask] = at::native_dropout(local, p, train);
+    return {
+        wrap(output, own, output.strides()), wrap(mask, own, mask.strides())};
   }
   return drop(input, 1 - p, at::kBool, {}, [&](const at::Tensor& ones) {
     return std::get<1>(at::native_dropout(ones, p, train));
