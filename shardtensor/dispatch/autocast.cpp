@@ -21,19 +21,22 @@ std::optional<c10::DispatchKey> active_autocast_key(const at::Tensor& tensor) {
 
 } // namespace
 
-at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor) {
+bool autocast_widens(const char* op, const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_floating_point() ||
       tensor.scalar_type() == at::kDouble ||
       tensor.scalar_type() == at::kFloat) {
-    return tensor;
+    return false;
   }
   const auto key = active_autocast_key(tensor);
   if (!key) {
-    return tensor;
+    return false;
   }
   const auto handle = c10::Dispatcher::singleton().findSchema({op, ""});
-  return handle && handle->hasKernelForDispatchKey(*key) ? tensor.to(at::kFloat)
-                                                         : tensor;
+  return handle && handle->hasKernelForDispatchKey(*key);
+}
+
+at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor) {
+  return autocast_widens(op, tensor) ? tensor.to(at::kFloat) : tensor;
 }
 
 at::ScalarType autocast_lower_precision(const at::Tensor& tensor) {

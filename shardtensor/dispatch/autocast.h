@@ -4,9 +4,12 @@
 
 namespace shardtensor::detail {
 
-/// What autocast does to an input of an operator that it runs in fp32; function
-/// level rules run above autocast. `op` is "aten::group_norm"; nothing happens
-/// unless autocast is on and has this operator among its fp32 operators.
+/// Whether autocast is on and runs this operator on such a tensor in fp32, or,
+/// where no dtype is asked for, with an fp32 result; function level rules run
+/// above autocast. `op` is "aten::group_norm".
+bool autocast_widens(const char* op, const at::Tensor& tensor);
+
+/// What autocast does to an input of an operator that it runs in fp32.
 at::Tensor autocast_to_float(const char* op, const at::Tensor& tensor);
 
 /// What autocast does to an input of an operator that it runs in lower

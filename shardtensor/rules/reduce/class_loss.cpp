@@ -90,6 +90,9 @@ Tensor local_target(
       .to(at::kLong);
 }
 
+// Of whose arguments autocast makes fp32, in a cross entropy, too.
+constexpr auto kLossOp = "aten::nll_loss";
+
 /// The class weights, whole.
 OptionalTensor plain_weight(
     const char* op,
@@ -109,7 +112,7 @@ OptionalTensor plain_weight(
   check_promotions({*weight}, op);
   check_no_tangent("class weights of a loss", *weight);
   const auto whole = autocast_to_float(
-      op, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
+      kLossOp, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
   TORCH_CHECK(
       whole.scalar_type() == x.scalar_type(),
       op,
@@ -277,7 +280,7 @@ Tensor nll_loss_function(
     const OptionalTensor& weight,
     int64_t reduction,
     int64_t ignore_index) {
-  constexpr auto op = "aten::nll_loss";
+  constexpr auto op = kLossOp;
   const auto x = loss_input(op, self, target, weight);
   TORCH_CHECK_NOT_IMPLEMENTED( // a rank without rows would take any
       x.is_floating_point(),
@@ -311,12 +314,13 @@ Tensor cross_entropy_function(
       ": expected a label_smoothing in [0, 1], got ",
       label_smoothing);
   const auto x = loss_input(op, self, target, weight);
-  const auto dim = class_dim(x.dim());
+  const auto log_probability = autocast_to_float(
+      kLossOp, at::log_softmax(x, class_dim(x.dim()), x.scalar_type()));
   return class_loss(
-      at::log_softmax(x, dim, x.scalar_type()),
+      log_probability,
       target,
       {op,
-       plain_weight(op, weight, x),
+       plain_weight(op, weight, log_probability),
        reduction,
        ignore_index,
        label_smoothing});

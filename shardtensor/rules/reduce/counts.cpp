@@ -87,7 +87,11 @@ at::Tensor trace_kernel(const at::Tensor& self) {
                                .eq(own_rows(*spec(self), 1, options));
   const auto diagonal =
       at::where(on_diagonal, local, at::zeros({}, local.options()));
-  return at::sum(wrap(diagonal, spec(self)));
+  // Autocast, which asks for no other dtype of it, has one for sums.
+  const auto dtype = self.scalar_type();
+  return at::sum(
+      wrap(diagonal, spec(self)),
+      at::isIntegralType(dtype, /*includeBool=*/true) ? at::kLong : dtype);
 }
 
 } // namespace

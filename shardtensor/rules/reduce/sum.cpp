@@ -5,6 +5,7 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
@@ -163,10 +164,21 @@ at::Tensor sum_dims(
 
 namespace {
 
+/// Autocast on GPUs adds up in fp32, on the CPU it has no such list.
+std::optional<at::ScalarType> dtype_of_sum(
+    const at::Tensor& self,
+    std::optional<at::ScalarType> asked) {
+  return !asked && autocast_widens("aten::sum", self) ? at::kFloat : asked;
+}
+
 at::Tensor sum_all_function(
     const at::Tensor& self,
     std::optional<at::ScalarType> dtype) {
-  return sum_dims(self, reduced_dims("sum", self.dim(), {}), false, dtype);
+  return sum_dims(
+      self,
+      reduced_dims("sum", self.dim(), {}),
+      false,
+      dtype_of_sum(self, dtype));
 }
 
 at::Tensor sum_function(
@@ -174,7 +186,11 @@ at::Tensor sum_function(
     at::OptionalIntArrayRef dim,
     bool keepdim,
     std::optional<at::ScalarType> dtype) {
-  return sum_dims(self, reduced_dims("sum", self.dim(), dim), keepdim, dtype);
+  return sum_dims(
+      self,
+      reduced_dims("sum", self.dim(), dim),
+      keepdim,
+      dtype_of_sum(self, dtype));
 }
 
 /// The mean divides by the global count, so uneven shards weigh as they should.

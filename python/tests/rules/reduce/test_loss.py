@@ -3,10 +3,11 @@
 import itertools
 
 import pytest
+import rig
 import torch
 import torch.nn.functional as F
 from oracle import WHOLE
-from ranks import check_op, partitions, ranks, shard, sharded
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
 REDUCTIONS = ["mean", "sum", "none"]
@@ -324,3 +325,22 @@ def test_one_message_for_a_mean_over_classes(mesh):
     stats = shardtensor.comm_stats()
     assert (stats.exchanges, stats.all_reduces) == (0, 1)
     assert shardtensor.fallback_counts() == {}
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_under_autocast(mesh, smoothing):
+    """Weights are in float32, what a layer gives is not."""
+    x, target = torch.randn(3, 5, 4).bfloat16(), torch.randint(0, 5, (3, 4))
+    part = shard(x, mesh, [Shard(2)]).requires_grad_()
+    weights = [torch.rand(5)]
+    weights.append(weights[0].bfloat16())
+    for weight in weights:
+        for reduction in REDUCTIONS:
+            options = {"reduction": reduction, "label_smoothing": smoothing}
+            with rig.autocast(torch.bfloat16):
+                expected = F.cross_entropy(x, target, weight, **options)
+                y = F.cross_entropy(part, target, weight, **options)
+            assert y.dtype == expected.dtype
+            assert_close(y, expected, rtol=2e-2, atol=2e-2)
+            assert torch.autograd.grad(y.sum(), part)[0].dtype == x.dtype

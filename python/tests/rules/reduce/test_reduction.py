@@ -393,3 +393,24 @@ def test_bins_are_checked_on_all_ranks(mesh):
     part = shard(torch.tensor([3, 1, -1]), mesh, [Shard(0)])
     with pytest.raises(RuntimeError, match="non-negative integral inputs"):
         torch.bincount(part)
+
+
+@ranks(1, 2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_under_autocast(mesh, dtype):
+    """Of devices in float32, which holds more than half precision."""
+    x = torch.full((4, 6), 5000.0, dtype=dtype)
+    part = shard(x, mesh, [Shard(0)])
+    for sum_up in (
+        torch.sum,
+        torch.trace,
+        lambda x: x.sum(0),
+        lambda x: x.sum((0, 1), keepdim=True),
+        lambda x: x.sum(dtype=dtype),
+    ):
+        with rig.autocast(dtype):
+            expected = sum_up(x)
+            y = sum_up(part.requires_grad_())
+        assert y.dtype == expected.dtype
+        assert_close(y, expected)
+        assert torch.autograd.grad(y.float().sum(), part)[0].dtype == dtype
