@@ -1,5 +1,6 @@
 #include <array>
 
+#include <ATen/AccumulateType.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_batch_norm_with_update_ops.h>
@@ -15,6 +16,7 @@
 #include <ATen/ops/var_mean.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/norm/arguments.h"
 
@@ -29,18 +31,28 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using NormAndStatistics = std::tuple<Tensor, Tensor, Tensor>;
 
-/// Mean and reciprocal deviation of x over `dims`, in the type of the weight.
+at::ScalarType type_beside(const Tensor& x, const OptionalTensor& weight) {
+  const auto given = value_or_undefined(weight);
+  return given.defined() ? given.scalar_type() : x.scalar_type();
+}
+
+/// The same where CUDA's kernels, but for groups, keep wide statistics.
+at::ScalarType wide_on_cuda(const Tensor& x, const OptionalTensor& weight) {
+  return x.is_cuda() ? at::toAccumulateType(x.scalar_type(), /*is_cuda=*/true)
+                     : type_beside(x, weight);
+}
+
+/// Mean and reciprocal deviation of x over `dims`, whatever autocast makes of
+/// what they are computed by.
 std::pair<Tensor, Tensor> statistics(
     const Tensor& x,
-    const OptionalTensor& weight,
+    at::ScalarType type,
     const std::vector<int64_t>& dims,
     bool keepdim,
     double eps) {
-  const auto given = value_or_undefined(weight);
-  const auto type = given.defined() ? given.scalar_type() : x.scalar_type();
   const auto [var, mean] =
       at::var_mean(x.to(type), dims, /*correction=*/at::Scalar(0), keepdim);
-  return {mean, (var + eps).rsqrt()};
+  return {mean, (var + eps).rsqrt().to(type)};
 }
 
 NormAndStatistics native_group_norm_function(
@@ -56,7 +68,7 @@ NormAndStatistics native_group_norm_function(
   const auto result = at::group_norm(x, groups, weight, bias, eps);
   const auto [mean, rstd] = statistics(
       x.reshape({samples, groups, channels / groups * extent}),
-      weight,
+      type_beside(x, weight),
       {2},
       false,
       eps);
@@ -71,12 +83,15 @@ NormAndStatistics native_layer_norm_function(
     const OptionalTensor& weight,
     const OptionalTensor& bias,
     double eps) {
-  const auto x = norm_input("aten::native_layer_norm", input, {weight, bias});
+  constexpr auto op = "aten::native_layer_norm";
+  const auto x = norm_input(op, input, {weight, bias});
   const auto result = at::layer_norm(x, normalized_shape, weight, bias, eps);
   const auto covered = static_cast<int64_t>(normalized_shape.size());
+  const auto type =
+      autocast_widens(op, input) ? x.scalar_type() : wide_on_cuda(x, weight);
   const auto [mean, rstd] = statistics(
-      x.detach(), weight, dims_from(x.dim() - covered, x.dim()), true, eps);
-  return {result.to(input.scalar_type()), mean.detach(), rstd.detach()};
+      x.detach(), type, dims_from(x.dim() - covered, x.dim()), true, eps);
+  return {result.to(x.scalar_type()), mean.detach(), rstd.detach()};
 }
 
 /// Over the samples that share a weight, in its type.
@@ -166,7 +181,8 @@ NormAndStatistics native_batch_norm_function(
   }
   auto dims = dims_from(1, x.dim());
   dims[0] = 0;
-  const auto [mean, rstd] = statistics(x.detach(), weight, dims, false, eps);
+  const auto [mean, rstd] =
+      statistics(x.detach(), wide_on_cuda(x, weight), dims, false, eps);
   return {output, mean.detach(), rstd.detach()};
 }
 

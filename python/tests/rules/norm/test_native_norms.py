@@ -1,6 +1,7 @@
 """Norms called by the names that autograd uses, which give their statistics, too."""
 
 import pytest
+import rig
 import torch
 from layouts import check, check_native, image, placements_of
 from ranks import assert_close, check_op, ranks, shard, sharded
@@ -98,3 +99,19 @@ def test_types_of_native_statistics(mesh, parameters):
         lambda x: torch.native_layer_norm(x.movedim(1, 3), [4], w, w, 1e-5),
     ):
         check_op(norm, sharded(x, [Shard(2)]), mesh=mesh, rtol=5e-2, atol=5e-2)
+
+
+@ranks(2)
+def test_statistics_under_autocast(mesh):
+    """Of devices in float32 for a layer, which autocast widens, and not for groups."""
+    x, w = torch.randn(3, 4, 6, 5).bfloat16(), torch.rand(4).bfloat16()
+    part = shard(x, mesh, [Shard(2)])
+    for norm in (
+        lambda x: torch.native_group_norm(x, w, w, 3, 4, 30, 2, 1e-5),
+        lambda x: torch.native_layer_norm(x.movedim(1, 3), [4], w, w, 1e-5),
+    ):
+        with rig.autocast(torch.bfloat16):
+            results, found = norm(x), norm(part)
+        for y, expected in zip(found, results, strict=True):
+            assert y.dtype == expected.dtype
+            assert_close(y, expected, rtol=2e-2, atol=2e-2)
