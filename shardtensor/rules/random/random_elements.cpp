@@ -244,8 +244,9 @@ Dropped native_dropout_kernel(
     std::optional<bool> train) {
   check_generators("aten::native_dropout", {}, input);
   const auto [local, own] = local_of(input);
-  // As one device has it, which draws its own numbers then.
-  const bool is_whole = local.numel() > 0 &&
+  // As one device has it, which draws its own numbers then. Of what lies where
+  // kernels cannot load vectors CUDA draws others, and ranks may differ there.
+  const bool is_whole = local.numel() > 0 && local.storage_offset() == 0 &&
       local.sizes().equals(input.sizes()) &&
       local.strides().equals(input.strides());
   if (!train.value_or(true)) {

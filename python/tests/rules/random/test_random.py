@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 import shardtensor
+from shardtensor import ShardTensor
 
 aten = torch.ops.aten
 
@@ -291,3 +292,15 @@ def test_check_mode_finds_generators_that_differ(mesh):
     other = rig.generator(mesh.get_rank())
     with pytest.raises(ValueError, match="aten::rand_like.*same state on all ranks"):
         torch.rand_like(s, generator=other)
+
+
+@ranks(2)
+def test_replicas_drop_alike_wherever_they_lie(mesh):
+    """CUDA deals its numbers out otherwise where it cannot load vectors."""
+    rank = mesh.get_local_rank()
+    memory = torch.ones(1025)[rank : rank + 1024]
+    x = ShardTensor.from_local(memory, mesh, [Replicate()])
+    torch.manual_seed(1)
+    dropped = F.dropout(x, 0.5).to_local()
+    torch.manual_seed(1)
+    assert_close(dropped, F.dropout(torch.ones(1024), 0.5))
