@@ -27,15 +27,20 @@ std::vector<Stretch> stretches(const ShardSpec& spec, int64_t dim) {
                        : std::vector<Stretch>{{all, 0, 0}};
   }
   const Partition& partition = spec.partition(dim);
+  // Of many ranks few have rows of a short period, which repeats often.
+  std::vector<Stretch> once;
+  for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
+    const Interval rows = partition.interval(piece);
+    if (!rows.empty()) {
+      once.push_back({rows, piece, 0});
+    }
+  }
   std::vector<Stretch> result;
-  result.reserve(partition.repeat() * partition.pieces());
+  result.reserve(partition.repeat() * once.size());
   for (int64_t k = 0; k < partition.repeat(); ++k) {
-    for (int64_t piece = 0; piece < partition.pieces(); ++piece) {
-      const Interval rows = partition.interval(piece);
-      if (!rows.empty()) {
-        const int64_t local = k * rows.extent();
-        result.push_back({rows.shifted(k * partition.period()), piece, local});
-      }
+    for (const auto& [rows, piece, local] : once) {
+      result.push_back(
+          {rows.shifted(k * partition.period()), piece, k * rows.extent()});
     }
   }
   return result;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -199,15 +200,15 @@ class Reshape {
   SpecPtr repaired(const Group& group, const std::vector<int64_t>& dims) const {
     const auto axes = axes_of_dims(*wanted_, dims);
     const auto elsewhere = whole_dims(wanted_, dims, free_dims(group));
-    using Score = std::tuple<bool, bool, int64_t, int64_t>;
-    Score best{
-        true,
-        true,
-        std::numeric_limits<int64_t>::max(),
-        elsewhere->is_sharded()};
-    SpecPtr result = elsewhere;
-    for (const auto& [flat, in] : candidates(group, dims, axes)) {
-      const auto spec = with_cut(dims, axes, in);
+    // How uneven a cut is comes first. What a worse one moves nobody asks: to
+    // count it takes as long as the cut has intervals.
+    using Balance = std::pair<bool, bool>;
+    using Score = std::tuple<Balance, int64_t, int64_t>;
+    const Balance of_elsewhere{true, true};
+    auto most_even = of_elsewhere;
+    std::vector<std::pair<Balance, Candidate>> usable;
+    for (auto& candidate : candidates(group, dims, axes)) {
+      const auto& flat = candidate.first;
       const auto sizes = flat.sizes();
       const auto largest = *std::max_element(sizes.begin(), sizes.end());
       const auto pieces = static_cast<int64_t>(sizes.size());
@@ -215,11 +216,27 @@ class Reshape {
       const bool lopsided = grows && largest * pieces > 2 * flat.period();
       // A rank gets a third more than its share.
       const bool crowded = grows && 3 * largest * pieces > 4 * flat.period();
-      const Score score{
-          lopsided, crowded, moved_elements(wanted_, spec), flat.repeat()};
       const bool hopeless = pieces > 1 && largest == flat.period();
-      if (score < best && !(hopeless && lopsided) &&
-          !(lopsided && elsewhere != replicated(wanted_))) {
+      if (lopsided && (hopeless || elsewhere != replicated(wanted_))) {
+        continue;
+      }
+      const Balance balance{lopsided, crowded};
+      most_even = std::min(most_even, balance);
+      usable.emplace_back(balance, std::move(candidate));
+    }
+    Score best{
+        of_elsewhere,
+        std::numeric_limits<int64_t>::max(),
+        elsewhere->is_sharded()};
+    SpecPtr result = elsewhere;
+    for (const auto& [balance, candidate] : usable) {
+      if (balance != most_even) {
+        continue;
+      }
+      const auto& [flat, in] = candidate;
+      const auto spec = with_cut(dims, axes, in);
+      const Score score{balance, moved_elements(wanted_, spec), flat.repeat()};
+      if (score < best) {
         best = score;
         result = spec;
       }

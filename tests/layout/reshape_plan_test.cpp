@@ -102,5 +102,21 @@ TEST(ReshapePlan, ACutThatHasNoPlaceIsRounded) {
   EXPECT_EQ(plan.wanted->partition(0).sizes(), (Sizes{4, 4}));
 }
 
+// As many intervals as rows times ranks are more than there is memory for.
+TEST(ReshapePlan, RowsOfManyRanksKeepTheirCut) {
+  constexpr int64_t kRanks = 16384;
+  Sizes pieces;
+  int64_t rows = 0;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    pieces.push_back(rank % 2 == 0 ? 7 : 9);
+    rows += pieces.back();
+  }
+  const auto plan =
+      plan_reshape(cut({rows}, 0, Partition(pieces)), {rows / 2, 2});
+  EXPECT_EQ(plan.output->sharded_dims(), Sizes{0});
+  EXPECT_TRUE(plan.output->is_contiguous());
+  EXPECT_EQ(plan.output->local_sizes(1), (Sizes{4, 2}));
+}
+
 } // namespace
 } // namespace shardtensor::detail
