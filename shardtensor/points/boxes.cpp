@@ -59,6 +59,8 @@ QueryBlocks::QueryBlocks(const OrderedQueries& queries)
   const int64_t blocks = (count + kBlock - 1) / kBlock;
   boxes_ = at::empty({blocks, 2, dims}, points_.options());
   most_ = at::empty({blocks}, limits_.options());
+  box_ = box_of(points_);
+  most_of_all_ = at::empty({1}, limits_.options());
   AT_DISPATCH_FLOATING_TYPES(points_.scalar_type(), "QueryBlocks", [&] {
     const auto* const points = points_.const_data_ptr<scalar_t>();
     const auto* const limits = limits_.const_data_ptr<scalar_t>();
@@ -70,6 +72,9 @@ QueryBlocks::QueryBlocks(const OrderedQueries& queries)
       hold(points + begin * dims, rows, dims, boxes + block * 2 * dims);
       most[block] = *std::max_element(limits + begin, limits + begin + rows);
     }
+    *most_of_all_.mutable_data_ptr<scalar_t>() = blocks == 0
+        ? -std::numeric_limits<scalar_t>::infinity()
+        : *std::max_element(most, most + blocks);
   });
 }
 
@@ -82,7 +87,11 @@ at::Tensor QueryBlocks::near_of(const at::Tensor& box) const {
   const auto* const limits = limits_.const_data_ptr<T>();
   const auto* const boxes = boxes_.const_data_ptr<T>();
   const auto* const most = most_.const_data_ptr<T>();
+  const auto* const all = box_.const_data_ptr<T>();
   std::vector<int64_t> found;
+  if (gap(all, all + dims, corners, dims) > *most_of_all_.const_data_ptr<T>()) {
+    return at::empty({0}, points_.options().dtype(at::kLong));
+  }
   for (int64_t block = 0; block < most_.numel(); ++block) {
     const T* const low = boxes + block * 2 * dims;
     if (gap(low, low + dims, corners, dims) > most[block]) {

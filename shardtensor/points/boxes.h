@@ -13,8 +13,9 @@ namespace shardtensor::detail {
 at::Tensor box_of(const at::Tensor& points);
 
 /// Queries and their limits, which are asked about one box after the other. A
-/// box is compared with that of a block of queries first: those in an order
-/// that leaves neighbours near each other are mostly ruled out at once.
+/// box is compared with that of all queries first, as those of most ranks are
+/// far from it, then with that of a block: queries in an order that leaves
+/// neighbours near each other are mostly ruled out at once.
 class QueryBlocks {
  public:
   explicit QueryBlocks(const OrderedQueries& queries);
@@ -31,6 +32,8 @@ class QueryBlocks {
   at::Tensor limits_; // (M)
   at::Tensor boxes_; // (blocks, 2, D)
   at::Tensor most_; // (blocks), the largest limit
+  at::Tensor box_; // (2, D), of all queries
+  at::Tensor most_of_all_; // (1)
 };
 
 } // namespace shardtensor::detail

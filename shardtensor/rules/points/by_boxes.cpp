@@ -9,6 +9,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/all_reduce.h"
@@ -74,12 +76,19 @@ double typical_reach(
 
 // ---- queries on the way -----------------------------------------------------
 
-/// Rows for each rank and batch entry, rank by rank.
+/// Queries of one batch entry that reach one rank's points.
+struct Letter {
+  int64_t rank;
+  int64_t entry;
+  Tensor places;
+  Tensor rows; // queries with their limits, (n, D + 1)
+};
+
+/// What goes to other ranks, rank by rank, of each entry by entry. Most ranks
+/// of many are far away: nothing is made for these.
 struct Mail {
-  std::vector<std::vector<Tensor>> places; // of each rank, of each entry
-  std::vector<std::vector<Tensor>>
-      rows; // queries with their limits, (n, D + 1)
-  Numbers splits; // rows for each rank
+  std::vector<Letter> letters;
+  Tensor counts; // (ranks, B), rows
 };
 
 /// Which queries reach which rank's points.
@@ -88,29 +97,27 @@ Mail address(
     int64_t batch,
     const Tensor& boxes,
     const CloudPieces& cloud) {
-  const auto ranks = static_cast<size_t>(boxes.size(0));
-  Mail mail{
-      std::vector<std::vector<Tensor>>(ranks),
-      std::vector<std::vector<Tensor>>(ranks),
-      Numbers(ranks, 0)};
+  const int64_t ranks = boxes.size(0);
+  Mail mail{{}, at::zeros({ranks, batch}, boxes.options().dtype(at::kLong))};
+  auto* const counts = mail.counts.mutable_data_ptr<int64_t>();
   for (int64_t entry = 0; entry < batch; ++entry) {
     const auto queries = set.open_queries(entry);
     const QueryBlocks blocks(queries);
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      const bool has_none =
-          static_cast<int64_t>(rank) == cloud.rank || cloud.rows[rank].empty();
-      const auto places = has_none
-          ? at::empty({0}, boxes.options().dtype(at::kLong))
-          : blocks.near(boxes.select(0, static_cast<int64_t>(rank)));
-      const auto limits = queries.limits.index_select(0, places);
-      mail.rows[rank].push_back(
-          at::cat(
-              {queries.points.index_select(0, places), limits.unsqueeze(1)},
-              1));
-      mail.splits[rank] += places.numel();
-      mail.places[rank].push_back(places);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      if (rank == cloud.rank || cloud.rows[rank].empty()) {
+        continue;
+      }
+      const auto places = blocks.near(boxes.select(0, rank));
+      if (places.numel() > 0) {
+        const auto limits = queries.limits.index_select(0, places);
+        const auto points = queries.points.index_select(0, places);
+        mail.letters.push_back(
+            {rank, entry, places, at::cat({points, limits.unsqueeze(1)}, 1)});
+        counts[rank * batch + entry] = places.numel();
+      }
     }
   }
+  std::ranges::stable_sort(mail.letters, {}, &Letter::rank);
   return mail;
 }
 
@@ -154,45 +161,44 @@ class ByBoxes {
   }
 
  private:
-  /// Calls work(rank, entry, begin, rows) for each part of some mail, in the
-  /// order in which it stands.
+  /// Calls work(i, entry, begin, rows) for what came of each rank and entry,
+  /// the i-th of all, that sent anything.
   template <class Work>
-  static void each_part(const Tensor& counts, const Work& work) {
-    const auto* const values = counts.const_data_ptr<int64_t>();
+  void each_guest(const Work& work) const {
+    const auto* const values = came_.const_data_ptr<int64_t>();
     int64_t begin = 0;
-    for (int64_t i = 0; i < counts.numel(); ++i) {
-      work(i / counts.size(1), i % counts.size(1), begin, values[i]);
-      begin += values[i];
+    for (int64_t i = 0; i < came_.numel(); ++i) {
+      if (values[i] > 0) {
+        work(i, i % batch_, begin, values[i]);
+        begin += values[i];
+      }
     }
   }
 
   void send_queries() {
     std::vector<Tensor> rows{at::empty({0, dims_ + 1}, options_)};
-    sent_ = at::empty(
-        {static_cast<int64_t>(cloud_.rows.size()), batch_},
-        options_.dtype(at::kLong));
-    auto* count = sent_.mutable_data_ptr<int64_t>();
-    for (const auto& of_rank : mail_.rows) {
-      for (const auto& of_entry : of_rank) {
-        rows.push_back(of_entry);
-        *count++ = of_entry.size(0);
-      }
+    for (const auto& letter : mail_.letters) {
+      rows.push_back(letter.rows);
     }
-    came_ = swap_counts(sent_, cloud_);
+    came_ = swap_counts(mail_.counts, cloud_);
     guests_ = all_to_all_rows(
-        at::cat(rows), 0, mail_.splits, row_sums(came_), cloud_.group);
+        at::cat(rows),
+        0,
+        row_sums(mail_.counts),
+        row_sums(came_),
+        cloud_.group);
   }
 
   Tensor send_back(const Tensor& rows) {
     return all_to_all_rows(
-        rows, 0, row_sums(came_), mail_.splits, cloud_.group);
+        rows, 0, row_sums(came_), row_sums(mail_.counts), cloud_.group);
   }
 
   void answer_nearest() {
     const int64_t most = *wanted_.most;
     std::vector<Tensor> squares{at::empty({0, most}, options_)};
     std::vector<Tensor> rows{at::empty({0, most}, options_.dtype(at::kLong))};
-    each_part(came_, [&](int64_t, int64_t entry, int64_t begin, int64_t count) {
+    each_guest([&](int64_t, int64_t entry, int64_t begin, int64_t count) {
       const auto found =
           nearest_in(trees_[entry], guests_.narrow(0, begin, count), most);
       squares.push_back(found.squares);
@@ -200,27 +206,31 @@ class ByBoxes {
     });
     const auto all_squares = send_back(at::cat(squares));
     const auto all_rows = send_back(at::cat(rows));
-    each_part(sent_, [&](int64_t rank, int64_t entry, int64_t b, int64_t n) {
+    int64_t begin = 0;
+    for (const auto& [rank, entry, places, sent] : mail_.letters) {
+      const int64_t n = places.numel();
       set_.take(
           entry,
-          mail_.places[rank][entry],
-          Nearest{all_squares.narrow(0, b, n), all_rows.narrow(0, b, n)});
-    });
+          places,
+          Nearest{
+              all_squares.narrow(0, begin, n), all_rows.narrow(0, begin, n)});
+      begin += n;
+    }
   }
 
   void answer_pairs() {
     std::vector<Tensor> counts{at::empty({0}, options_.dtype(at::kLong))};
     std::vector<Tensor> squares{at::empty({0}, options_)};
     std::vector<Tensor> rows{at::empty({0}, options_.dtype(at::kLong))};
-    auto own = came_.clone(); // pairs for each rank and entry
-    auto* pairs = own.mutable_data_ptr<int64_t>();
-    each_part(came_, [&](int64_t, int64_t entry, int64_t begin, int64_t count) {
+    const auto own = at::zeros_like(came_); // pairs for each rank and entry
+    auto* const pairs = own.mutable_data_ptr<int64_t>();
+    each_guest([&](int64_t i, int64_t entry, int64_t begin, int64_t count) {
       const auto found =
           pairs_in(trees_[entry], guests_.narrow(0, begin, count));
       counts.push_back(found.counts);
       squares.push_back(found.squares);
       rows.push_back(found.rows);
-      *pairs++ = found.rows.numel();
+      pairs[i] = found.rows.numel();
     });
     const auto theirs = swap_counts(own, cloud_);
     const auto give = row_sums(own);
@@ -230,18 +240,21 @@ class ByBoxes {
         all_to_all_rows(at::cat(squares), 0, give, get, cloud_.group);
     const auto all_rows =
         all_to_all_rows(at::cat(rows), 0, give, get, cloud_.group);
+    const auto* const found = theirs.const_data_ptr<int64_t>();
     int64_t query = 0;
-    each_part(theirs, [&](int64_t rank, int64_t entry, int64_t b, int64_t n) {
-      const auto& places = mail_.places[rank][entry];
+    int64_t pair = 0;
+    for (const auto& [rank, entry, places, sent] : mail_.letters) {
+      const int64_t n = found[rank * batch_ + entry];
       set_.take(
           entry,
           places,
           Pairs{
               all_counts.narrow(0, query, places.numel()),
-              all_rows.narrow(0, b, n),
-              all_squares.narrow(0, b, n)});
+              all_rows.narrow(0, pair, n),
+              all_squares.narrow(0, pair, n)});
       query += places.numel();
-    });
+      pair += n;
+    }
   }
 
   Wanted wanted_;
@@ -252,8 +265,7 @@ class ByBoxes {
   QuerySet set_;
   Trees trees_;
   Mail mail_;
-  Tensor sent_; // queries to each rank, of each entry
-  Tensor came_; // and from it
+  Tensor came_; // queries of each rank, of each entry
   Tensor guests_; // those queries
 };
 

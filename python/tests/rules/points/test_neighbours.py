@@ -281,6 +281,24 @@ def test_queries_travel_only_where_a_nearer_point_may_be(mesh):
 # ---- errors -----------------------------------------------------------------
 
 
+@ranks(8)
+@pytest.mark.parametrize("most", [3, None])
+def test_nothing_is_made_for_ranks_that_are_far(mesh, most):
+    x = torch.arange(80.0)[:, None]
+    points = shard(x, mesh, [Shard(0)])
+
+    def find(cloud):
+        return radius_search(cloud, cloud, 1.5, most)
+
+    with shardtensor.point_transport("boxes"):
+        with torch.autograd.profiler.profile() as profile:
+            found = find(points)
+        assert_close(found, find(x))
+    names = [event.name for event in profile.function_events]
+    # Two neighbours' queries are taken from the own ones, and their answers.
+    assert names.count("aten::index_select") < 2 * 8
+
+
 @ranks(2)
 def test_errors_are_the_same_on_all_ranks(mesh):
     points, queries = cloud(8, 3, grad=False), cloud(4, 3, grad=False)
