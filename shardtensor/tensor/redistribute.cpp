@@ -223,10 +223,9 @@ at::Tensor redistribute_local(
   return plan->zeroed ? at::zeros_like(result) : result;
 }
 
-int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
-  if (from == to) {
-    return 0;
-  }
+namespace {
+
+int64_t find_cost(const SpecPtr& from, const SpecPtr& to) {
   const auto plan = find_plan(from, to);
   int64_t cost = 0;
   for (const auto& reduced : plan->reduced) {
@@ -237,6 +236,18 @@ int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
   return plan->exchanges
       ? cost + moved_elements(plan->moved_from, plan->moved_to)
       : cost;
+}
+
+} // namespace
+
+int64_t redistribute_cost(const SpecPtr& from, const SpecPtr& to) {
+  if (from == to) {
+    return 0;
+  }
+  static PlanCache<int64_t> costs; // to count what moves looks at all ranks
+  PlanKey key;
+  key.add(from).add(to);
+  return *costs.find(key, [&] { return find_cost(from, to); });
 }
 
 } // namespace shardtensor::detail

@@ -94,42 +94,59 @@ std::vector<int64_t> local_padding(
   return pad;
 }
 
+struct ConstantPadPlan {
+  SpecPtr input;
+  SpecPtr output;
+  std::vector<int64_t> local; // as PyTorch lists it
+};
+
+ConstantPadPlan plan_constant_pad(const SpecPtr& spec, IntArrayRef pad) {
+  const auto padding = padding_by_dim(spec->dim(), pad);
+  for (int64_t dim = 0; dim < spec->dim(); ++dim) {
+    const auto removed = std::min<int64_t>(padding[dim].before, 0) +
+        std::min<int64_t>(padding[dim].after, 0);
+    TORCH_CHECK(
+        spec->size(dim) + removed >= 0,
+        "aten::constant_pad_nd: padding ",
+        pad,
+        " removes more than the ",
+        spec->size(dim),
+        " rows of dim ",
+        dim);
+  }
+  ConstantPadPlan plan{stencil_layout(spec, {}), {}, {}};
+  plan.output = padded_layout(plan.input, padding);
+  if (spec->mesh()->contains_this_rank()) {
+    plan.local = local_padding(plan.input, plan.output, padding);
+  }
+  return plan;
+}
+
 Tensor constant_pad_function(
     const Tensor& x,
     IntArrayRef pad,
     const at::Scalar& value) {
-  const int64_t ndim = x.dim();
   TORCH_CHECK(
-      pad.size() % 2 == 0 && static_cast<int64_t>(pad.size()) <= 2 * ndim,
+      pad.size() % 2 == 0 && static_cast<int64_t>(pad.size()) <= 2 * x.dim(),
       "aten::constant_pad_nd: expected a pair of numbers for at most ",
-      ndim,
+      x.dim(),
       " dims, got ",
       pad);
-  const auto padding = padding_by_dim(ndim, pad);
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    const auto removed = std::min<int64_t>(padding[dim].before, 0) +
-        std::min<int64_t>(padding[dim].after, 0);
-    TORCH_CHECK(
-        x.size(dim) + removed >= 0,
-        "aten::constant_pad_nd: padding ",
-        pad,
-        " removes more than the ",
-        x.size(dim),
-        " rows of dim ",
-        dim);
-  }
-  const SpecPtr input = stencil_layout(spec(x), {});
-  const SpecPtr output = padded_layout(input, padding);
-  const Tensor local = to_local(redistribute(x, input));
-  if (!input->mesh()->contains_this_rank()) {
+  static PlanCache<ConstantPadPlan> plans;
+  PlanKey key;
+  key.add(spec(x)).add(pad);
+  const auto plan =
+      plans.find(key, [&] { return plan_constant_pad(spec(x), pad); });
+  const Tensor local = to_local(redistribute(x, plan->input));
+  if (!plan->input->mesh()->contains_this_rank()) {
     return from_local(
-        local.new_zeros(output->local_sizes()),
-        output,
+        local.new_zeros(plan->output->local_sizes()),
+        plan->output,
         x.suggest_memory_format());
   }
   return from_local(
-      at::constant_pad_nd(local, local_padding(input, output, padding), value),
-      output,
+      at::constant_pad_nd(local, plan->local, value),
+      plan->output,
       x.suggest_memory_format());
 }
 
