@@ -6,6 +6,7 @@
 #include <ATen/ops/gather.h>
 #include <ATen/ops/gather_ops.h>
 #include <ATen/ops/index.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/take_along_dim_ops.h>
 #include <torch/library.h>
 
@@ -80,6 +81,29 @@ std::optional<Tensor> gather_rows(
   return in_order(at::index(x, named.indices), named.order).contiguous();
 }
 
+/// Of rows that all ranks have, by a cut index of rows.
+std::optional<Tensor> gather_own_rows(
+    const Tensor& self,
+    int64_t given_dim,
+    const Tensor& index) {
+  const auto dim = wrapped_dim(self, given_dim, index);
+  if (!dim || !is_cut(index) || spec(self)->is_sharded(*dim)) {
+    return {};
+  }
+  const auto dims = dims_of_rows(self, *dim, index);
+  if (!dims || dims->size() > 1) {
+    return {};
+  }
+  auto sizes = self.sizes().vec();
+  sizes[*dim] = index.size(*dim);
+  if (index.sizes() != sizes) {
+    return {};
+  }
+  const auto rows = index_of_dims(index, *dims);
+  check_gather_index("aten::gather", rows, *dim, self.size(*dim));
+  return at::index_select(self, *dim, rows);
+}
+
 Tensor gather_function(
     c10::DispatchKeySet keys,
     const Tensor& self,
@@ -88,8 +112,10 @@ Tensor gather_function(
     bool sparse_grad) {
   using Op = at::_ops::gather;
   if (!sparse_grad) {
-    if (const auto found = gather_rows(self, dim, index)) {
-      return *found;
+    for (const auto gathers : {gather_rows, gather_own_rows}) {
+      if (const auto found = gathers(self, dim, index)) {
+        return *found;
+      }
     }
   }
   return FunctionLevel<Op, Op::schema>::call(

@@ -12,6 +12,7 @@
 #include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/memory_order.h"
 #include "shardtensor/rules/index/row_exchange.h"
+#include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/rules/index/rules.h"
 #include "shardtensor/tensor/redistribute.h"
@@ -102,6 +103,7 @@ at::Tensor index_kernel(const at::Tensor& self_or_plain, const Indices& given) {
     return index_kernel(self.unsqueeze(0), *indices);
   }
   const auto result = read_by_index(self, given);
+  note_read_layout(self, given, result);
   const auto strides = indexed_strides(self, given, result.sizes().vec());
   return strides.empty()
       ? result

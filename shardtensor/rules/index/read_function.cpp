@@ -269,6 +269,15 @@ Tensor masked_select_function(const Tensor& self, const Tensor& mask) {
   return at::index(self.expand(sizes), indices);
 }
 
+/// Rows of x that x's ranks have, by an index whose pieces they name.
+bool has_rows_of_cut_index(const Tensor& x, int64_t dim, const Tensor& index) {
+  return is_cut(index) && spec(index)->mesh() == spec(x)->mesh() &&
+      !spec(x)->is_sharded(dim) &&
+      std::ranges::all_of(spec(index)->axes(0), [&](int64_t axis) {
+           return spec(x)->placement(axis).is_replicate();
+         });
+}
+
 Tensor index_select_function(
     c10::DispatchKeySet keys,
     const Tensor& x,
@@ -278,13 +287,19 @@ Tensor index_select_function(
   if (is_shard_tensor(x) && x.dim() > 0 && index.dim() == 1 &&
       is_row_index(index) && !is_traced(impl_of(x)->local())) {
     const auto place = at::maybe_wrap_dim(dim, x.dim());
-    if (const auto cut = cut_for_rows(
-            "aten::index_select",
-            x,
-            place,
-            index,
-            /*may_be_negative=*/false)) {
+    constexpr auto op = "aten::index_select";
+    if (const auto cut =
+            cut_for_rows(op, x, place, index, /*may_be_negative=*/false)) {
       return Op::call(x, dim, *cut);
+    }
+    const bool names_few_rows =
+        spec(x)->is_sharded(place) && !is_cut(index) && index.numel() > 0;
+    if (names_few_rows || has_rows_of_cut_index(x, place, index)) {
+      check_index(op, index, place, x.size(place), /*may_be_negative=*/false);
+      Indices rows;
+      rows.resize(place);
+      rows.push_back(index);
+      return at::index(x, rows).contiguous();
     }
   }
   return without_rule<Op>(keys, x, dim, index);

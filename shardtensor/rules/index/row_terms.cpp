@@ -1,5 +1,6 @@
 #include "shardtensor/rules/index/row_terms.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -211,6 +212,58 @@ SpecPtr layout_of_put_rows(
   const auto layout = layout_of_new(
       self, {"", index, has_rows ? values : at::Tensor(), dim, /*reduce=*/""});
   return layout->is_sharded(dim) ? layout : nullptr;
+}
+
+namespace {
+
+LayoutMemory& read_layouts() {
+  static LayoutMemory layouts;
+  return layouts;
+}
+
+PlanKey read_layout_key(
+    at::IntArrayRef sizes,
+    const std::vector<int64_t>& named_dims,
+    const SpecPtr& rows) {
+  PlanKey key;
+  key.add(sizes).add(named_dims).add(rows);
+  return key;
+}
+
+} // namespace
+
+void note_read_layout(
+    const at::Tensor& x,
+    const Indices& given,
+    const at::Tensor& result) {
+  if (!x.requires_grad()) {
+    return;
+  }
+  const auto named = named_by_rows(x, given);
+  if (!named || std::ranges::any_of(named->indices, is_cut)) {
+    return;
+  }
+  const auto own = without_partial(spec(x));
+  const auto rows = without_partial(spec(result));
+  const auto key = read_layout_key(x.sizes(), named->dims, rows);
+  // What is whole is not noted, but where it would be taken for what is cut.
+  if (!axes_of_dims(*own, named->dims).empty() ||
+      read_layouts().find(own->mesh(), key)) {
+    read_layouts().note(own->mesh(), key, own);
+  }
+}
+
+SpecPtr find_read_layout(
+    const at::Tensor& self,
+    const std::vector<int64_t>& named_dims,
+    const at::Tensor& values) {
+  if (!is_new(self) || !is_shard_tensor(values) ||
+      spec(values)->mesh() != spec(self)->mesh()) {
+    return nullptr;
+  }
+  const auto rows = without_partial(spec(values));
+  return read_layouts().find(
+      rows->mesh(), read_layout_key(self.sizes(), named_dims, rows));
 }
 
 void begin_row_write(const at::Tensor& self, const SpecPtr& layout) {

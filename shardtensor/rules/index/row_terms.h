@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "shardtensor/layout/shard_spec.h"
+#include "shardtensor/rules/index/rows.h"
 
 namespace shardtensor::detail {
 
@@ -54,6 +55,25 @@ SpecPtr layout_of_put_rows(
     const at::Tensor& self,
     const at::Tensor& index,
     int64_t dim,
+    const at::Tensor& values);
+
+// Note [Layouts of what is read]
+// The gradient of x[i] is made of zeros, whose layout nobody tells, and rows
+// put into them. Where whole indices name rows of a cut dim, each rank could
+// put them into its own part of it. So reading notes how x lies, and who puts
+// rows of the gradient's layout into zeros of x's sizes asks for the last one
+// noted: a hint, the same on every rank.
+
+/// `result` is x[given].
+void note_read_layout(
+    const at::Tensor& x,
+    const Indices& given,
+    const at::Tensor& result);
+
+/// Null where nothing was noted for such values.
+SpecPtr find_read_layout(
+    const at::Tensor& self,
+    const std::vector<int64_t>& named_dims,
     const at::Tensor& values);
 
 /// Before self is written, in this layout if it is new; without: in any.

@@ -19,6 +19,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/unboxed_kernels.h"
 #include "shardtensor/rules/index/element_rows.h"
 #include "shardtensor/rules/index/flat_rows.h"
@@ -293,6 +294,12 @@ std::optional<Tensor> cut_for_reduction(
   return cut ? std::optional(widened(*cut, *dim, index.sizes())) : std::nullopt;
 }
 
+bool is_cut_along(const Tensor& source, int64_t dim) {
+  const auto wrapped = dim < 0 ? dim + source.dim() : dim;
+  return is_shard_tensor(source) && wrapped >= 0 && wrapped < source.dim() &&
+      spec(source)->is_sharded(wrapped);
+}
+
 template <class Op, class Signature = typename Op::schema>
 struct Reduction;
 
@@ -307,6 +314,13 @@ struct Reduction<
       const Tensor& index,
       const Tensor& source,
       Rest... rest) {
+    if constexpr (!std::is_reference_v<Result>) {
+      if (!is_shard_tensor(self) && is_cut_along(source, dim)) {
+        const auto& mesh = spec(source)->mesh();
+        const auto rows = promote_operand(self, mesh, Op::name);
+        return Op::call(rows, dim, index, source, rest...);
+      }
+    }
     if (const auto cut = cut_for_reduction(self, dim, index, source)) {
       return Op::call(self, dim, *cut, source, rest...);
     }

@@ -316,6 +316,11 @@ SpecPtr layout_of_made(
       return rows;
     }
   }
+  if (named) {
+    if (auto layout = find_read_layout(self, named->dims, values)) {
+      return layout;
+    }
+  }
   return layout_beside_values(self, given, values);
 }
 
