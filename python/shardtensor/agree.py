@@ -35,8 +35,8 @@ def agree(
 ) -> None:
     """Raises on every rank of the mesh what `error` is on one of them, the first
     rank's where several have one; and, by this `title` and of this `kind`, where the
-    ranks were not `told` the same. Communication: one small gather, another one where
-    something is wrong."""
+    ranks were not `told` the same. Communication: a reduction of three numbers, a
+    gather of texts where something is wrong."""
     device = "cpu" if moves_on_host(mesh) else device_of(mesh)
     _agree(whole_group(mesh), device, error, told, "mesh rank", title, kind)
 
@@ -65,18 +65,17 @@ def made_everywhere(make: Callable, told: object = None):
 def _agree(group, device, error, told, rank, title, kind=ValueError):
     digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
     number = 0 if error else int.from_bytes(digest, "little", signed=True)
-    mine = torch.tensor([error is not None, number], device=device)
-    ranks = dist.get_world_size(group)
-    everyone = [torch.empty_like(mine) for _ in range(ranks)]
+    # The largest number is the smallest, too, where the ranks were told the same.
+    extremes = torch.tensor([error is not None, number, ~number], device=device)
     with missing_ranks_named(group):
-        dist.all_gather(everyone, mine, group)
-    rows = torch.stack(everyone).tolist()
-    if all(row == [0, rows[0][1]] for row in rows):
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
+    any_failed, largest, inverse_of_smallest = extremes.tolist()
+    if not any_failed and largest == ~inverse_of_smallest:
         return
-    texts: list = [None] * ranks
-    dist.all_gather_object(texts, _text(error, told), group)
-    failed = [bool(bad) for bad, _ in rows]
-    if not any(failed):
+    told_by: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told_by, (error is not None, _text(error, told)), group)
+    failed, texts = zip(*told_by, strict=True)
+    if not any_failed:
         raise kind(_difference(texts, rank, title))
     _raise(texts, failed, error, rank)
 

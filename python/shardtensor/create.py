@@ -36,7 +36,7 @@ def scatter_tensor(
     Other ranks pass None. `sizes` asks for an uneven split; `global_shape` is
     checked against the tensor, `dtype` converts it. The result is a leaf, in the
     tensor's memory format. Raises alike on every rank for anything but a plain
-    tensor, and for arguments that differ. Communication: one small gather, one small
+    tensor, and for arguments that differ. Communication: one small reduction, one small
     broadcast, three integers from each rank to each, one message to each rank; an
     exchange where `sizes` has a repeated cut."""
 

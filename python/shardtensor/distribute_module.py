@@ -33,9 +33,9 @@ def distribute_module(
     Gradients lie as their parameters do, complete on every rank. Raises alike on every
     rank, before anything changes, for modules and arguments that differ between
     ranks. The two may leave `submodule` out, as PyTorch's may, with its FutureWarning.
-    Communication: one small gather, and that of distribute_tensor for each tensor. As
-    torch.distributed.tensor.distribute_module, whose parameters are
-    DTensors: take that one before fully_shard."""
+    Communication: one small reduction, and that of distribute_tensor for each tensor.
+    As torch.distributed.tensor.distribute_module, whose parameters are DTensors: take
+    that one before fully_shard."""
     mesh = default_mesh() if device_mesh is None else device_mesh
     problem, told = None, None
     try:

@@ -369,7 +369,8 @@ def _around_of(hook):
 def check_replicas(module: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Raises on all ranks, with names, where a parameter or buffer is not the same,
     bit for bit, on all ranks of `mesh` that hold the same piece of it. Default:
-    DistributedManager's mesh. Communication: two small gathers."""
+    DistributedManager's mesh. Communication: a small reduction, a gather of
+    a digest for each."""
     mesh = default_mesh() if mesh is None else mesh
     state: dict[str, torch.Tensor] = {}
     mine = error = None

@@ -29,7 +29,7 @@ def sync_module_over_mesh(
     equal weights, and neither DDP nor FSDP2 along another axis sees to it. Call
     it before fully_shard. Arguments that differ between ranks, and modules that do
     in more than values, are an error on all of them; `verify` compares the values
-    afterwards, too. Not differentiable. Communication: two small gathers, the state
+    afterwards, too. Not differentiable. Communication: two small reductions, the state
     in broadcasts of 250 MB, or of one tensor that is larger; of `verify` an
     all-reduce."""
     if mesh.ndim != 1:

@@ -253,7 +253,7 @@ class DistributedManager(NamedGroups):
         """A mesh over all ranks. One entry of `mesh_shape` may be -1: with 8
         ranks, (-1, 2) is (4, 2). A single process gets a group of its own, so
         that the same program runs without a launcher. Ranks that are told different
-        things all raise. Communication: a small gather.
+        things all raise. Communication: a small reduction.
 
         `backend_override` is init_device_mesh's: axis name -> backend, options or
         both for the groups along this axis. An axis over all ranks gets a group

@@ -250,9 +250,9 @@ class Array:
         is read once.
 
         What goes wrong on one rank is an error on all of them. Communication: one
-        small gather; another one at the first read of lines of text and of meshes,
-        where each rank counts a part of the file; and of a mesh that is read as a
-        whole the rows."""
+        small reduction; a small gather at the first read of lines of text and of
+        meshes, where each rank counts a part of the file; and of a mesh that is read as
+        a whole the rows."""
         mesh = default_mesh() if mesh is None else mesh
         core_mesh(mesh)  # may make a group, with all ranks
         self._count_together(mesh, self._name + print_box(index))

@@ -40,8 +40,8 @@ def statistics(
     """Over all dims of `array[index]` but those in `keep`: keep=(1,) of (time,
     channel, y, x) gives one mean for each channel. Each rank reads its share of the
     dim with the most chunks, some blocks at a time, and merges its terms with the
-    others'; the same bits on every rank. Communication: one small gather, one of the
-    terms."""
+    others'; the same bits on every rank. Communication: a small reduction, a gather of
+    the terms."""
     mesh = default_mesh() if mesh is None else mesh
     position = core_mesh(mesh).position
     if not isinstance(array, Array):

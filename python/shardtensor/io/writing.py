@@ -36,7 +36,7 @@ def create(
     refused, as it is where a group of this name holds any; a variable of this name is
     replaced, in NetCDF one of the same shape taken as it is. What nobody writes is
     the format's fill value. `options`: zarr_format, 2 or 3. One rank does it; an
-    error is raised on all. Communication: one small gather."""
+    error is raised on all. Communication: one small reduction."""
     mesh = default_mesh() if mesh is None else mesh
     core_mesh(mesh)
     told = problem = None
@@ -68,7 +68,7 @@ def write(
     The ranks write at once where chunks are files (Zarr) or pages (.npy), in turn
     where one process may write at a time (HDF5, NetCDF). Chunks that two ranks share
     are sent to one of them before. What goes wrong is one error on all ranks.
-    Communication: small gathers; the rows of shared chunks."""
+    Communication: small reductions; the rows of shared chunks."""
     if not isinstance(tensor, ShardTensor):
         raise TypeError(f"write: expected a ShardTensor, got {type(tensor).__name__}")
     mesh = tensor.device_mesh

@@ -7,11 +7,21 @@ from many_ranks import join, operators_of, run_on_one_of
 from torch.distributed.tensor import Shard
 
 import shardtensor
+from shardtensor.agree import agree
 
 pytestmark = pytest.mark.skipif(
     rig.DEVICE != "cpu", reason="the fake process group has messages for the host"
 )
 ROWS, CHANNELS = 64, 16
+
+
+def agreeing(count):
+    mesh = join(count)
+    return operators_of(lambda: agree(mesh, None, "the same"))[0]
+
+
+def test_agreeing_takes_as_many_operators():
+    assert run_on_one_of(16, agreeing) == run_on_one_of(2048, agreeing)
 
 
 FEW = torch.tensor([1, 5, 3])
