@@ -336,34 +336,24 @@ int64_t linked_pieces(const DimLinks& dim) {
   return pairs;
 }
 
-/// The pairs of positions for each choice of linked pieces. A side's coordinate
-/// is free on an axis that shards no dim there, but for equal coordinates where
-/// a position takes from its own.
-int64_t free_coordinates(const MeshLinks& links) {
-  int64_t pairs = 1;
-  for (int64_t axis = 0; axis < links.mesh.axes(); ++axis) {
-    const int64_t ends = (dim_sharded_by(links, kSource, axis) == nullptr) +
-        (dim_sharded_by(links, kTarget, axis) == nullptr) -
-        (links.along[axis] == Along::Own);
-    for (int64_t end = 0; end < ends; ++end) {
-      pairs *= links.mesh.ranks(axis);
-    }
-  }
-  return pairs;
-}
-
 } // namespace
 
-MeshLinks link_layouts(const ShardSpec& from, const ShardSpec& to) {
+MeshLinks link_axes(const ShardSpec& from, const ShardSpec& to) {
   MeshLinks links{*from.mesh(), {}, {}};
   for (int64_t axis = 0; axis < links.mesh.axes(); ++axis) {
     links.along.push_back(along(from.placement(axis), to.placement(axis)));
   }
   for (int64_t dim = 0; dim < from.dim(); ++dim) {
-    links.dims.push_back(
-        {from.axes(dim),
-         to.axes(dim),
-         sorted(overlaps(stretches(from, dim), stretches(to, dim)))});
+    links.dims.push_back({from.axes(dim), to.axes(dim), {}});
+  }
+  return links;
+}
+
+MeshLinks link_layouts(const ShardSpec& from, const ShardSpec& to) {
+  MeshLinks links = link_axes(from, to);
+  for (int64_t dim = 0; dim < from.dim(); ++dim) {
+    links.dims[dim].links =
+        sorted(overlaps(stretches(from, dim), stretches(to, dim)));
   }
   return links;
 }
@@ -414,24 +404,17 @@ int64_t largest_message(
   return within_dims ? differing : any;
 }
 
-int64_t shared_rows(
-    const DimLinks& dim,
-    int64_t source_piece,
-    int64_t target_piece) {
-  const auto wanted = std::pair(source_piece, target_piece);
-  const auto pieces = [](const Link& link) {
-    return std::pair(link.source_piece, link.target_piece);
-  };
-  auto link = std::lower_bound(
-      dim.links.begin(),
-      dim.links.end(),
-      wanted,
-      [&](const Link& each, const auto& pair) { return pieces(each) < pair; });
-  int64_t rows = 0;
-  for (; link != dim.links.end() && pieces(*link) == wanted; ++link) {
-    rows += link->run.source.extent();
+int64_t free_coordinates(const MeshLinks& links) {
+  int64_t pairs = 1;
+  for (int64_t axis = 0; axis < links.mesh.axes(); ++axis) {
+    const int64_t ends = (dim_sharded_by(links, kSource, axis) == nullptr) +
+        (dim_sharded_by(links, kTarget, axis) == nullptr) -
+        (links.along[axis] == Along::Own);
+    for (int64_t end = 0; end < ends; ++end) {
+      pairs *= links.mesh.ranks(axis);
+    }
   }
-  return rows;
+  return pairs;
 }
 
 int64_t linked_positions(const MeshLinks& links) {
@@ -440,18 +423,6 @@ int64_t linked_positions(const MeshLinks& links) {
     pairs *= linked_pieces(dim);
   }
   return pairs;
-}
-
-int64_t arriving_elements(const MeshLinks& links) {
-  int64_t elements = free_coordinates(links);
-  for (const DimLinks& dim : links.dims) {
-    int64_t rows = 0;
-    for (const Link& link : dim.links) {
-      rows += link.run.source.extent();
-    }
-    elements *= rows;
-  }
-  return elements;
 }
 
 } // namespace shardtensor::detail

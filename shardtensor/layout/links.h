@@ -58,6 +58,9 @@ struct MeshLinks {
   std::vector<DimLinks> dims;
 };
 
+/// What each axis does where `from` becomes `to`, without the links.
+MeshLinks link_axes(const ShardSpec& from, const ShardSpec& to);
+
 /// The links that turn `from` into `to`, of the same mesh and sizes. Example:
 /// 5 rows, Partition({3, 2}) to Partition({1, 4}): piece 0's rows [0, 1) stay,
 /// its rows [1, 3) become rows [0, 2) of piece 1, whose own rows [0, 2) become
@@ -80,15 +83,11 @@ int64_t largest_message(
     const MeshLinks& links,
     const std::vector<int64_t>& crossed);
 
-/// The rows that become part of one piece from another.
-int64_t shared_rows(
-    const DimLinks& dim,
-    int64_t source_piece,
-    int64_t target_piece);
-
 /// The pairs of positions, equal ones among them, that share elements.
 int64_t linked_positions(const MeshLinks& links);
-/// What all positions get together, also from themselves.
-int64_t arriving_elements(const MeshLinks& links);
+/// How many of these pairs there are for each choice of linked pieces. Asks no
+/// link: a side's coordinate is free on an axis that shards no dim there, but
+/// for equal coordinates where a position takes from its own.
+int64_t free_coordinates(const MeshLinks& links);
 
 } // namespace shardtensor::detail

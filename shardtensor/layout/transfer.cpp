@@ -1,5 +1,6 @@
 #include "shardtensor/layout/transfer.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -232,16 +233,56 @@ void check_dims(const std::vector<int64_t>& dims, const ShardSpec& spec) {
   }
 }
 
-/// The elements that a position takes from itself.
-int64_t kept_elements(const MeshLinks& links, int64_t position) {
-  int64_t elements = 1;
-  for (const DimLinks& dim : links.dims) {
-    elements *= shared_rows(
-        dim,
-        links.mesh.piece(position, dim.source_axes),
-        links.mesh.piece(position, dim.target_axes));
+// ---- what moves -------------------------------------------------------------
+
+Partition partition_of(const ShardSpec& spec, int64_t dim) {
+  return spec.is_sharded(dim) ? spec.partition(dim)
+                              : Partition({spec.size(dim)});
+}
+
+/// How many rows of a piece lie before `row`, 0 <= row <= extent.
+int64_t rows_before(const Partition& partition, int64_t piece, int64_t row) {
+  if (row == 0) {
+    return 0; // a period may be empty
   }
-  return elements;
+  const Interval own = partition.interval(piece);
+  const int64_t within = row % partition.period() - own.begin;
+  return row / partition.period() * own.extent() +
+      std::clamp<int64_t>(within, 0, own.extent());
+}
+
+/// The rows that two pieces of a dim have in common, without a look at each
+/// repetition of both.
+int64_t shared_rows(
+    const Partition& coarse,
+    int64_t piece,
+    const Partition& fine,
+    int64_t other) {
+  if (coarse.repeat() > fine.repeat()) {
+    return shared_rows(fine, other, coarse, piece);
+  }
+  const bool alike = fine.period() > 0 && coarse.period() % fine.period() == 0;
+  int64_t rows = 0;
+  for (int64_t k = 0; k < (alike ? 1 : coarse.repeat()); ++k) {
+    const Interval own = coarse.interval(piece).shifted(k * coarse.period());
+    rows +=
+        rows_before(fine, other, own.end) - rows_before(fine, other, own.begin);
+  }
+  return alike ? rows * coarse.repeat() : rows;
+}
+
+/// The elements that positions take from themselves, all of them together.
+int64_t kept_elements(const ShardSpec& from, const ShardSpec& to) {
+  std::vector<int64_t> kept(from.mesh()->ranks(), 1);
+  for (int64_t dim = 0; dim < from.dim(); ++dim) {
+    const Partition before = partition_of(from, dim);
+    const Partition after = partition_of(to, dim);
+    for (int64_t position = 0; position < from.mesh()->ranks(); ++position) {
+      kept[position] *= shared_rows(
+          before, from.piece(dim, position), after, to.piece(dim, position));
+    }
+  }
+  return std::accumulate(kept.begin(), kept.end(), int64_t{0});
 }
 
 } // namespace
@@ -282,12 +323,8 @@ int64_t moved_elements(const SpecPtr& from, const SpecPtr& to) {
   if (from == to) {
     return 0;
   }
-  const MeshLinks links = link_layouts(*from, *to);
-  int64_t moved = arriving_elements(links);
-  for (int64_t position = 0; position < links.mesh.ranks(); ++position) {
-    moved -= kept_elements(links, position);
-  }
-  return moved;
+  return free_coordinates(link_axes(*from, *to)) * from->numel() -
+      kept_elements(*from, *to);
 }
 
 ExchangePlan plan_gather_rows(

@@ -224,6 +224,16 @@ TEST(MovedElements, NothingMovesWhereATermIsAddedOrAverage) {
   EXPECT_EQ(moved_elements(average, rows), 2 * 24);
 }
 
+TEST(MovedElements, LooksAtNoRepetition) {
+  const MeshPtr mesh = mesh_of({2});
+  const int64_t repeats = int64_t{1} << 40;
+  const SpecPtr fine = make_spec(
+      mesh, {3 * repeats}, {Placement::shard(0)}, {Partition({2, 1}, repeats)});
+  const SpecPtr even = make_spec(mesh, {3 * repeats}, {Placement::shard(0)});
+  EXPECT_EQ(moved_elements(fine, even), 3 * repeats / 2);
+  EXPECT_EQ(moved_elements(fine, replicated(fine)), 3 * repeats);
+}
+
 TEST(PlanRedistribute, RepeatedPartitionsThatStayMoveAsOneBox) {
   const MeshPtr mesh = mesh_of({2, 2});
   const Partition merged = Partition({3, 2}).repeated(4);
