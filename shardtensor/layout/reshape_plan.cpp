@@ -127,6 +127,10 @@ struct Cut {
   Placed out;
 };
 
+/// What another repetition of a cut costs, as elements that move: who needs
+/// neighbours sends a box for each.
+constexpr int64_t kElementsPerRepetition = 64;
+
 /// A plan under way: the layouts of input and output, dim by dim.
 class Reshape {
  public:
@@ -235,13 +239,30 @@ class Reshape {
       }
       const auto& [flat, in] = candidate;
       const auto spec = with_cut(dims, axes, in);
-      const Score score{balance, moved_elements(wanted_, spec), flat.repeat()};
+      const auto finer =
+          std::max<int64_t>(flat.repeat() - repeats(group, dims), 0);
+      const Score score{
+          balance,
+          moved_elements(wanted_, spec) + finer * kElementsPerRepetition,
+          flat.repeat()};
       if (score < best) {
         best = score;
         result = spec;
       }
     }
     return result;
+  }
+
+  /// How often a cut of the flattened group is repeated now.
+  int64_t repeats(const Group& group, const std::vector<int64_t>& dims) const {
+    const auto side = in_side(group);
+    int64_t most = 1;
+    for (const int64_t dim : dims) {
+      const auto flat =
+          flatten(side, dim - side.first, wanted_->partition(dim));
+      most = std::max(most, flat.repeat());
+    }
+    return most;
   }
 
   /// Dims that the view leaves as they are, where a mesh axis can go.
@@ -296,45 +317,61 @@ class Reshape {
         for (const int64_t period :
              {in.sizes[i] * in.inner(i), out.sizes[o] * out.inner(o)}) {
           if (period % unit == 0) {
-            add_cuts(result, group, dims, axes, i, o, unit, period);
+            add_even_cut(result, group, axes, i, o, unit, period);
           }
         }
+        add_rounded_cut(result, group, dims, i, o, unit);
       }
     }
     return result;
   }
 
-  /// The old cut points rounded, and an even cut.
-  void add_cuts(
+  void add_even_cut(
       std::vector<Candidate>& result,
       const Group& group,
-      const std::vector<int64_t>& dims,
       const std::vector<int64_t>& axes,
       size_t in_dim,
       size_t out_dim,
       int64_t unit,
       int64_t period) const {
-    const auto in = in_side(group);
-    const auto out = out_side(group);
-    const auto repeat = in.numel() / period;
-    const auto add = [&](const Partition& flat) {
-      auto partition = unflatten(in, in_dim, flat);
-      if (partition && unflatten(out, out_dim, flat)) {
-        const auto dim = in.first + static_cast<int64_t>(in_dim);
-        result.emplace_back(flat, Placed{dim, std::move(*partition)});
-      }
-    };
     std::vector<int64_t> ranks;
     for (const int64_t axis : axes) {
       ranks.push_back(wanted_->mesh()->ranks(axis));
     }
-    add(Partition::chunked(period / unit, ranks).scaled(unit).repeated(repeat));
+    const auto once = Partition::chunked(period / unit, ranks).scaled(unit);
+    const auto repeat = in_side(group).numel() / period;
+    add(result, group, in_dim, out_dim, once.repeated(repeat));
+  }
+
+  /// The old cut points at the nearest multiples of `unit`.
+  void add_rounded_cut(
+      std::vector<Candidate>& result,
+      const Group& group,
+      const std::vector<int64_t>& dims,
+      size_t in_dim,
+      size_t out_dim,
+      int64_t unit) const {
     if (dims.size() == 1) {
+      const auto in = in_side(group);
       const auto own =
           flatten(in, dims[0] - in.first, wanted_->partition(dims[0]));
-      if (own.period() == period) {
-        add(rounded(own, unit));
+      if (own.period() % unit == 0) {
+        add(result, group, in_dim, out_dim, rounded(own, unit));
       }
+    }
+  }
+
+  void add(
+      std::vector<Candidate>& result,
+      const Group& group,
+      size_t in_dim,
+      size_t out_dim,
+      const Partition& flat) const {
+    const auto in = in_side(group);
+    auto partition = unflatten(in, in_dim, flat);
+    if (partition && unflatten(out_side(group), out_dim, flat)) {
+      const auto dim = in.first + static_cast<int64_t>(in_dim);
+      result.emplace_back(flat, Placed{dim, std::move(*partition)});
     }
   }
 

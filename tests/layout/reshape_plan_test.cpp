@@ -118,5 +118,18 @@ TEST(ReshapePlan, RowsOfManyRanksKeepTheirCut) {
   EXPECT_EQ(plan.output->local_sizes(1), (Sizes{4, 2}));
 }
 
+TEST(ReshapePlan, CutsThatAreRepeatedKeepTheirRhythm) {
+  const auto plan =
+      plan_reshape(cut({30'000}, 0, Partition({51, 49}, 300)), {15'000, 2});
+  EXPECT_EQ(plan.wanted, cut({30'000}, 0, Partition({52, 48}, 300)));
+  EXPECT_EQ(plan.output, cut({15'000, 2}, 0, Partition({26, 24}, 300)));
+}
+
+TEST(ReshapePlan, CutsAreNotRepeatedFinerThanTheyWere) {
+  const auto plan =
+      plan_reshape(cut({30'000}, 0, Partition({75, 25}, 300)), {10'000, 3});
+  EXPECT_TRUE(plan.wanted->is_contiguous());
+}
+
 } // namespace
 } // namespace shardtensor::detail

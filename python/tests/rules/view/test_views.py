@@ -3,6 +3,7 @@
 import pytest
 import torch
 from layouts import ALL, check, check_native, placements_of, sweep
+from oracle import Repeated
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Partial, Shard
 
@@ -123,6 +124,20 @@ def test_a_view_that_moves_rows_keeps_every_axis_busy(mesh):
                 y = x.reshape(sizes)
             assert shardtensor.comm_stats().exchanges <= 1
             assert y.to_local().numel() < 1.3 * whole.numel() / mesh.size()
+
+
+@ranks(2, 3, "2x2")
+def test_a_cut_that_is_often_repeated_keeps_its_rhythm(mesh):
+    """At a boundary of each period a row moves, and not the half of all."""
+    pieces = mesh.size()
+    sizes = Repeated([25] * (pieces - 1) + [100 - 25 * (pieces - 1)], 90)
+    whole = torch.randn(9000, dtype=torch.float64, requires_grad=True)
+    x = sharded(whole, placements_of(mesh, 0), {0: sizes})
+    check_op(lambda x: x.reshape(-1, 2) * 2, x, mesh=mesh, second_order=True)
+    part = shard(whole.detach(), mesh, placements_of(mesh, 0), {0: sizes})
+    shardtensor.reset_comm_stats()
+    part.reshape(-1, 2)
+    assert shardtensor.comm_stats().bytes <= 90 * 8 * 2
 
 
 # ---- slices -----------------------------------------------------------------
