@@ -12,6 +12,7 @@
 #include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/split_repeats.h"
 #include "shardtensor/layout/transfer.h"
 
 namespace shardtensor::detail {
@@ -23,8 +24,16 @@ struct ReducedAxes {
   std::vector<int64_t> axes;
 };
 
+/// An exchange of the local tensor in the sizes that it has with its repeated
+/// dims split (Note [Split repeats]).
+struct Step {
+  std::vector<int64_t> sizes;
+  EncodedExchange exchange;
+  std::vector<int64_t> result_sizes; // with dims as they were
+};
+
 /// The steps of a redistribution, a function of the two specs alone:
-/// all-reduces, then one exchange, then terms made from whole values.
+/// all-reduces, then an exchange, then terms made from whole values.
 struct RedistributePlan {
   std::vector<int64_t> averaged; // Partial(avg) axes that the exchange sums
   std::vector<ReducedAxes> reduced;
@@ -32,12 +41,16 @@ struct RedistributePlan {
   SpecPtr moved_to;
   bool exchanges = false;
   bool only_cuts = false; // every rank keeps a part of what it has
-  EncodedExchange exchange;
+  std::vector<Step> steps; // of the exchange
   std::vector<int64_t> padded; // dims whose pieces become terms, zero elsewhere
   bool zeroed = false; // made Partial(sum): another rank holds the value
 
   int64_t bytes() const {
-    return static_cast<int64_t>(sizeof(*this)) + exchange.bytes();
+    auto result = static_cast<int64_t>(sizeof(*this));
+    for (const auto& step : steps) {
+      result += step.exchange.bytes();
+    }
+    return result;
   }
 };
 
@@ -81,6 +94,41 @@ void add_reduced(RedistributePlan& plan, int64_t axis, Reduce reduce) {
     reduced.push_back({reduce, {}});
   }
   reduced.back().axes.push_back(axis);
+}
+
+/// Up to here boxes for each repetition cost less than another exchange.
+constexpr int64_t kFewRepeats = 64;
+
+int64_t most_repeats(const ShardSpec& spec) {
+  int64_t most = 1;
+  for (const int64_t dim : spec.sharded_dims()) {
+    most = std::max(most, spec.partition(dim).repeat());
+  }
+  return most;
+}
+
+void add_exchange(
+    std::vector<Step>& steps,
+    const SpecPtr& from,
+    const SpecPtr& to,
+    at::MemoryFormat format) {
+  auto split = format == at::MemoryFormat::Contiguous ? split_repeats(from, to)
+                                                      : LayoutPair{from, to};
+  if (!split &&
+      std::max(most_repeats(*from), most_repeats(*to)) > kFewRepeats) {
+    const auto between = layout_between(from, to);
+    add_exchange(steps, from, between, format);
+    add_exchange(steps, between, to, format);
+    return;
+  }
+  const auto [source, target] = split.value_or(LayoutPair{from, to});
+  const auto& mesh = *from->mesh();
+  steps.push_back(
+      {source->local_sizes(),
+       in_format(
+           encode(plan_redistribute(source, target, mesh.position()), mesh),
+           format),
+       to->local_sizes()});
 }
 
 RedistributePlan plan_steps(
@@ -142,12 +190,7 @@ RedistributePlan plan_steps(
     plan.only_cuts = cut_only(*plan.moved_from, *plan.moved_to);
     plan.exchanges = !plan.only_cuts;
     if (plan.exchanges && from->mesh()->contains_this_rank()) {
-      plan.exchange = in_format(
-          encode(
-              plan_redistribute(
-                  plan.moved_from, plan.moved_to, from->mesh()->position()),
-              *from->mesh()),
-          format);
+      add_exchange(plan.steps, plan.moved_from, plan.moved_to, format);
     }
   }
   return plan;
@@ -213,7 +256,10 @@ at::Tensor redistribute_local(
     result = at::div(result, at::Scalar(mesh.ranks(axis)));
   }
   if (plan->exchanges) {
-    result = exchange(result, plan->exchange);
+    for (const auto& step : plan->steps) {
+      result = exchange(result.view(step.sizes), step.exchange)
+                   .reshape(step.result_sizes);
+    }
   } else if (plan->only_cuts) {
     result = cut(std::move(result), *from, *to);
   }

@@ -7,6 +7,7 @@ import rig
 import torch
 import torch.distributed as dist
 from layouts import sweep
+from oracle import Repeated
 from ranks import (
     assert_close,
     check_op,
@@ -367,6 +368,28 @@ def test_redistribute_between_uneven_splits(mesh):
             mesh=mesh,
         )
         assert y._spec.sizes() == {0: after}
+
+
+@ranks(2, 3, "2x2")
+def test_redistribute_cuts_that_are_often_repeated(mesh):
+    """More often than their boxes are sent one by one."""
+    pieces, dims = mesh.size(), [Shard(0)] * mesh.ndim
+    splits = [
+        Repeated([1] * (pieces - 1) + [13 - pieces], 100),
+        Repeated([0, *uneven(8, pieces - 1)], 150),
+        Repeated([5, *uneven(115, pieces - 1)], 10),
+        uneven(1200, pieces),
+        [1200, *[0] * (pieces - 1)],
+    ]
+    for before, after in itertools.permutations(splits, 2):
+        x = numbered(1200, 2).requires_grad_()
+        check_op(
+            lambda x, y: x * y,
+            sharded(x, dims, {0: before}),
+            sharded(x.detach() + 1, dims, {0: after}),
+            mesh=mesh,
+            second_order=True,
+        )
 
 
 @ranks("2x2")
