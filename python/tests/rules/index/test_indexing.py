@@ -4,7 +4,8 @@ import pytest
 import rig
 import torch
 import torch.nn.functional as F
-from ranks import check_op, partitions, ranks, shard, sharded
+from layouts import placements_of
+from ranks import assert_close, check_op, partitions, ranks, shard, sharded
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
@@ -180,3 +181,30 @@ def test_gradients_of_reads_along_a_whole_dim_stay_where_they_are(mesh, name):
     assert (stats.exchanges, stats.all_reduces) == (0, 0)
     assert grad._spec == part._spec
     check_op(read, sharded(x, placements, sizes), mesh=mesh, second_order=True)
+
+
+@ranks(2, 3, "2x2")
+def test_rows_that_are_repeated_as_often_as_cut_counts_say(mesh):
+    """No rank is told of others' counts."""
+    counts = torch.tensor([2, 0, 1, 3, 0, 0, 4, 1, 1, 2, 0, 5])
+    x = torch.randn(12, 3, dtype=torch.float64, requires_grad=True)
+    dims = placements_of(mesh, 0)
+    for sizes in partitions(12, mesh.size()):
+        cut = sharded(counts, dims, {0: sizes})
+        with shardtensor.fallback_mode("error"):
+            for given in (sharded(x, dims, {0: sizes}), x):
+                check_op(
+                    lambda x, n: x.repeat_interleave(n, 0),
+                    given,
+                    cut,
+                    mesh=mesh,
+                    second_order=True,
+                )
+            check_op(torch.repeat_interleave, sharded(counts.int(), dims), mesh=mesh)
+        part = shard(counts, mesh, dims, {0: sizes})
+        rows = part.repeat_interleave(part, output_size=19)
+        assert_close(rows, counts.repeat_interleave(counts))
+        with pytest.raises(RuntimeError, match="output_size 18, expected 19"):
+            torch.repeat_interleave(part, output_size=18)
+        with pytest.raises(RuntimeError, match="repeats can not be negative"):
+            torch.repeat_interleave(part - 1)
