@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/_adaptive_avg_pool2d.h>
 #include <ATen/ops/_adaptive_avg_pool3d.h>
 #include <ATen/ops/adaptive_avg_pool1d_ops.h>
@@ -14,9 +15,10 @@
 #include <ATen/ops/adaptive_max_pool2d.h>
 #include <ATen/ops/adaptive_max_pool3d.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/max.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
@@ -27,6 +29,8 @@
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/weighted_rows.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
+#include "shardtensor/threads/parallel_for.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -189,6 +193,9 @@ Tensor averaged(const Adaptive& pool, const Tensor& input) {
 
 // ---- maxima -----------------------------------------------------------------
 
+constexpr int64_t kWindowsPerThread = 1
+    << 12; // windows that are worth a thread
+
 Pair plain_maximum(const Tensor& x, IntArrayRef size) {
   switch (size.size()) {
     case 1:
@@ -200,11 +207,50 @@ Pair plain_maximum(const Tensor& x, IntArrayRef size) {
   }
 }
 
-/// The maximum over each window along `dim`, and its index: windows padded to
-/// one extent by repeating their last row, which is never the first maximum.
-void maximum_of_windows(
-    Tensor& values,
-    Tensor& indices,
+/// The local row of each window's maximum along `dim`: the first, or the last
+/// NaN, as PyTorch's kernels take it.
+template <class S>
+Tensor rows_of_maxima(
+    const Tensor& given,
+    int64_t dim,
+    const WeightedRows& windows) {
+  const Tensor values = given.detach().contiguous();
+  auto sizes = values.sizes().vec();
+  sizes[dim] = windows.outputs.extent();
+  const Tensor found = at::empty(sizes, values.options().dtype(at::kLong));
+  const auto* const from = values.const_data_ptr<S>();
+  auto* const to = found.mutable_data_ptr<int64_t>();
+  const int64_t rows = values.size(dim);
+  const int64_t inner = c10::multiply_integers(values.sizes().slice(dim + 1));
+  const int64_t all = windows.outputs.extent() *
+      c10::multiply_integers(values.sizes().slice(0, dim));
+  parallel_for(all, kWindowsPerThread, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t outer = i / windows.outputs.extent();
+      const auto window =
+          windows.stencil
+              .reads(windows.outputs.begin + i % windows.outputs.extent())
+              .shifted(-windows.rows.begin);
+      for (int64_t k = 0; k < inner; ++k) {
+        const auto* const column = from + outer * rows * inner + k;
+        int64_t largest = window.begin;
+        for (int64_t row = window.begin + 1; row < window.end; ++row) {
+          const S value = column[row * inner];
+          if (value > column[largest * inner] || value != value) {
+            largest = row;
+          }
+        }
+        to[i * inner + k] = largest;
+      }
+    }
+  });
+  return found;
+}
+
+/// The same by operators: windows padded to one extent by repeating their last
+/// row, which is never the first maximum.
+Tensor rows_of_maxima_by_operators(
+    const Tensor& values,
     int64_t dim,
     const WeightedRows& windows) {
   const auto& outputs = windows.outputs;
@@ -220,20 +266,44 @@ void maximum_of_windows(
       rows.push_back(std::min(window.begin + j, window.end - 1));
     }
   }
-  const auto spread = [&](const Tensor& t) {
-    const std::vector<int64_t> shape{outputs.extent(), longest};
-    return t.index_select(dim, index_tensor(rows, t)).unflatten(dim, shape);
-  };
-  const auto all = spread(values);
-  auto [largest, at] = at::max(all, dim + 1, /*keepdim=*/true);
+  const std::vector<int64_t> shape{outputs.extent(), longest};
+  const auto index = index_tensor(rows, values);
+  const auto all =
+      values.detach().index_select(dim, index).unflatten(dim, shape);
   // Of several NaN PyTorch's kernels take the last, its max the first.
   const auto is_nan = all.isnan();
   const auto last =
       is_nan.flip(dim + 1).to(at::kByte).argmax(dim + 1, /*keepdim=*/true);
-  at = at::where(
-      is_nan.any(dim + 1, /*keepdim=*/true), last.neg().add(longest - 1), at);
-  values = largest.squeeze(dim + 1);
-  indices = spread(indices).gather(dim + 1, at).squeeze(dim + 1);
+  const auto at = at::where(
+      is_nan.any(dim + 1, /*keepdim=*/true),
+      last.neg().add(longest - 1),
+      all.argmax(dim + 1, /*keepdim=*/true));
+  std::vector<int64_t> spread(all.dim(), 1);
+  spread[dim] = shape[0];
+  spread[dim + 1] = shape[1];
+  return index.view(spread).expand_as(all).gather(dim + 1, at).squeeze(dim + 1);
+}
+
+/// The maximum over each window along `dim`, and its index.
+void maximum_of_windows(
+    Tensor& values,
+    Tensor& indices,
+    int64_t dim,
+    const WeightedRows& windows) {
+  Tensor rows;
+  // What a transform wraps has no memory of its own.
+  if (values.is_cpu() && values.has_storage() && !has_no_values(values)) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf,
+        at::kBFloat16,
+        values.scalar_type(),
+        "adaptive_max_pool",
+        [&] { rows = rows_of_maxima<scalar_t>(values, dim, windows); });
+  } else {
+    rows = rows_of_maxima_by_operators(values, dim, windows);
+  }
+  values = values.gather(dim, rows);
+  indices = indices.gather(dim, rows);
 }
 
 /// Each element's own flat index within the stencil's dims.
