@@ -2,6 +2,8 @@
 // what is padded before or after it: a constant needs no communication, the
 // other modes fetch the rows that they repeat.
 #include <algorithm>
+#include <limits>
+#include <map>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_pad_circular_ops.h>
@@ -18,6 +20,7 @@
 #include "shardtensor/dispatch/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/transfer.h"
+#include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 
 namespace shardtensor::detail {
@@ -156,7 +159,41 @@ struct PadPlan {
   SpecPtr input;
   SpecPtr output;
   EncodedExchange gather; // local rows, too
+  std::map<int64_t, std::vector<int64_t>> chosen; // of gathered ones, by dim
+
+  int64_t bytes() const {
+    auto result = static_cast<int64_t>(sizeof(*this)) + gather.bytes();
+    for (const auto& [_, rows] : chosen) {
+      result += static_cast<int64_t>(rows.size() * sizeof(int64_t));
+    }
+    return result;
+  }
 };
+
+// A row that stands alone is a box of its own. From so many on a rank gathers
+// the rows that lie between them, and chooses among these.
+constexpr size_t kManyRuns = 256;
+
+/// The rows from the first to the last that are named; every row is.
+Interval span_of(const RowSource& rows) {
+  Interval span = {std::numeric_limits<int64_t>::max(), 0};
+  for (const auto& [begin, extent] : rows.runs()) {
+    span.begin = std::min(span.begin, begin);
+    span.end = std::max(span.end, begin + extent);
+  }
+  return span;
+}
+
+std::vector<int64_t> rows_within(const RowSource& rows, const Interval& span) {
+  std::vector<int64_t> result;
+  result.reserve(rows.extent());
+  for (const auto& [begin, extent] : rows.runs()) {
+    for (int64_t row = begin; row < begin + extent; ++row) {
+      result.push_back(row - span.begin);
+    }
+  }
+  return result;
+}
 
 /// Removing rows comes first where the domain is a ring.
 RowSource source_rows(
@@ -178,13 +215,22 @@ PadPlan plan_pad(
     const std::vector<Padding>& padding,
     Boundary boundary) {
   const SpecPtr input = stencil_layout(spec, {});
-  PadPlan plan{input, padded_layout(input, padding), {}};
-  const auto rows = [&](int64_t dim, int64_t position) {
+  PadPlan plan{input, padded_layout(input, padding), {}, {}};
+  const auto wanted = [&](int64_t dim, int64_t position) {
     return source_rows(
         rows_of(plan.output, padding, dim, position),
         input->size(dim),
         padding[dim],
         boundary);
+  };
+  const auto gathered = [&](int64_t dim, int64_t position) {
+    auto rows = wanted(dim, position);
+    if (rows.runs().size() > kManyRuns) {
+      const auto span = span_of(rows);
+      rows = {};
+      rows.append(span);
+    }
+    return rows;
   };
   std::vector<int64_t> padded;
   for (int64_t dim = 0; dim < input->dim(); ++dim) {
@@ -194,8 +240,14 @@ PadPlan plan_pad(
   }
   const Mesh& mesh = *input->mesh();
   if (mesh.contains_this_rank()) {
-    plan.gather =
-        encode(plan_gather_rows(input, padded, rows, mesh.position()), mesh);
+    plan.gather = encode(
+        plan_gather_rows(input, padded, gathered, mesh.position()), mesh);
+    for (const int64_t dim : padded) {
+      const auto rows = wanted(dim, mesh.position());
+      if (rows.runs().size() > kManyRuns) {
+        plan.chosen[dim] = rows_within(rows, span_of(rows));
+      }
+    }
   }
   return plan;
 }
@@ -226,10 +278,11 @@ Tensor pad_with_rows(
     return from_local(
         local.new_zeros(plan->output->local_sizes()), plan->output, format);
   }
-  return from_local(
-      exchange(local, plan->gather, x.suggest_memory_format()),
-      plan->output,
-      format);
+  auto rows = exchange(local, plan->gather, x.suggest_memory_format());
+  for (const auto& [dim, chosen] : plan->chosen) {
+    rows = rows.index_select(dim, index_tensor(chosen, rows));
+  }
+  return from_local(rows, plan->output, format);
 }
 
 // ---- the operators ----------------------------------------------------------

@@ -3,7 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from ranks import (
+    assert_close,
+    check_op,
+    partitions,
+    ranks,
+    shard,
+    sharded,
+    uneven,
+)
 from torch.distributed.tensor import Shard
 
 
@@ -58,6 +66,21 @@ def test_constants_in_any_dim_and_dtype(mesh):
             sharded(torch.arange(12).view(3, 4), placements),
             mesh=mesh,
         )
+
+
+@ranks(2, 3, "2x2")
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_many_rows_are_chosen_among_those_gathered(mesh, mode):
+    """Not sent one by one."""
+    placements = [Shard(2)] * mesh.ndim
+    pieces = mesh.size()
+    for sizes in (uneven(900, pieces), [0, *uneven(900, pieces - 1)], [2, 898]):
+        if len(sizes) == pieces:
+            x = sharded(leaf(1, 2, 900), placements, {2: sizes})
+            for pad in ((700, 300), (500, -100)):
+                check_op(F.pad, x, pad, mode, mesh=mesh, second_order=True)
+    x = sharded(leaf(1, 2, 900, 3), placements, {2: uneven(900, pieces)})
+    check_op(F.pad, x, (2, 1, 300, 400), mode, mesh=mesh)
 
 
 @ranks(2)
