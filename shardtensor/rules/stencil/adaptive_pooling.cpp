@@ -306,15 +306,12 @@ void maximum_of_windows(
   indices = indices.gather(dim, rows);
 }
 
-/// Each element's own flat index within the stencil's dims.
-Tensor own_indices(const Tensor& x, int64_t first_dim) {
-  int64_t count = 1;
-  for (int64_t dim = first_dim; dim < x.dim(); ++dim) {
-    count *= x.size(dim);
-  }
-  return at::arange(count, x.options().dtype(at::kLong))
-      .view(x.sizes().slice(first_dim))
-      .expand(x.sizes());
+/// Each element's global flat index within the stencil's dims.
+Tensor own_indices(const Tensor& x, const StencilCall& call) {
+  const auto sizes = x.sizes().slice(call.first_dim());
+  const auto own =
+      at::arange(c10::multiply_integers(sizes), x.options().dtype(at::kLong));
+  return global_indices(own, call).view(sizes).expand(x.sizes());
 }
 
 /// Values, and global flat indices.
@@ -325,7 +322,7 @@ Pair local_maximum(const AdaptivePlan& plan, const Tensor& rows) {
   }
   const int64_t first = plan.call.first_dim();
   Tensor values = rows;
-  Tensor indices = global_indices(own_indices(rows, first), plan.call);
+  Tensor indices = own_indices(rows, plan.call);
   for (size_t i = plan.windows.size(); i-- > 0;) {
     maximum_of_windows(
         values, indices, first + static_cast<int64_t>(i), *plan.windows[i]);
