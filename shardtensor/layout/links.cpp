@@ -338,6 +338,11 @@ int64_t linked_pieces(const DimLinks& dim) {
 
 } // namespace
 
+Partition partition_of(const ShardSpec& spec, int64_t dim) {
+  return spec.is_sharded(dim) ? spec.partition(dim)
+                              : Partition({spec.size(dim)});
+}
+
 MeshLinks link_axes(const ShardSpec& from, const ShardSpec& to) {
   MeshLinks links{*from.mesh(), {}, {}};
   for (int64_t axis = 0; axis < links.mesh.axes(); ++axis) {

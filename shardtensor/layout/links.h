@@ -58,6 +58,9 @@ struct MeshLinks {
   std::vector<DimLinks> dims;
 };
 
+/// How a dim is cut: into one piece where it is whole.
+Partition partition_of(const ShardSpec& spec, int64_t dim);
+
 /// What each axis does where `from` becomes `to`, without the links.
 MeshLinks link_axes(const ShardSpec& from, const ShardSpec& to);
 

@@ -5,13 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "shardtensor/layout/links.h"
+
 namespace shardtensor::detail {
 namespace {
-
-Partition partition_of(const ShardSpec& spec, int64_t dim) {
-  return spec.is_sharded(dim) ? spec.partition(dim)
-                              : Partition({spec.size(dim)});
-}
 
 bool is_repeated(const Partition& partition) {
   return !partition.is_contiguous() && partition.extent() > 0;

@@ -235,11 +235,6 @@ void check_dims(const std::vector<int64_t>& dims, const ShardSpec& spec) {
 
 // ---- what moves -------------------------------------------------------------
 
-Partition partition_of(const ShardSpec& spec, int64_t dim) {
-  return spec.is_sharded(dim) ? spec.partition(dim)
-                              : Partition({spec.size(dim)});
-}
-
 /// How many rows of a piece lie before `row`, 0 <= row <= extent.
 int64_t rows_before(const Partition& partition, int64_t piece, int64_t row) {
   if (row == 0) {
