@@ -1,12 +1,24 @@
 """Layouts to sweep, and an operator checked in all of them."""
 
+import itertools
+
 import torch
 from ranks import check_op, partitions, sharded
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardtensor
 
 ALL = (1, 2, 3, 4, "2x2")
+LAYOUTS_1D = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]
+LAYOUTS_2D = list(
+    itertools.product([Shard(0), Shard(1), Replicate(), Partial()], repeat=2)
+)
+
+
+def numbered(*shape):
+    """Every element is its own global index."""
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float64).reshape(shape)
 
 
 def image(*shape, dtype=torch.float64):
