@@ -158,6 +158,8 @@ class Reshape {
   }
 
  private:
+  using Candidate = std::pair<Partition, Placed>;
+
   GroupSide in_side(const Group& group) const {
     return {wanted_->sizes(), group.in_begin, group.in_end};
   }
@@ -204,15 +206,38 @@ class Reshape {
   SpecPtr repaired(const Group& group, const std::vector<int64_t>& dims) const {
     const auto axes = axes_of_dims(*wanted_, dims);
     const auto elsewhere = whole_dims(wanted_, dims, free_dims(group));
-    // How uneven a cut is comes first. What a worse one moves nobody asks: to
-    // count it takes as long as the cut has intervals.
-    using Balance = std::pair<bool, bool>;
-    using Score = std::tuple<Balance, int64_t, int64_t>;
-    const Balance of_elsewhere{true, true};
-    auto most_even = of_elsewhere;
-    std::vector<std::pair<Balance, Candidate>> usable;
-    for (auto& candidate : candidates(group, dims, axes)) {
-      const auto& flat = candidate.first;
+    const auto cuts = most_even_cuts(
+        candidates(group, dims, axes), dims, elsewhere == replicated(wanted_));
+    const auto repeats_now = repeats(group, dims);
+    SpecPtr result = elsewhere;
+    std::pair least{
+        std::numeric_limits<int64_t>::max(),
+        std::numeric_limits<int64_t>::max()};
+    for (const auto& [flat, in] : cuts) {
+      const auto spec = with_cut(dims, axes, in);
+      const auto finer = std::max<int64_t>(flat.repeat() - repeats_now, 0);
+      const std::pair cost{
+          moved_elements(wanted_, spec) + finer * kElementsPerRepetition,
+          flat.repeat()};
+      if (cost < least) {
+        least = cost;
+        result = spec;
+      }
+    }
+    return result;
+  }
+
+  /// What others move nobody asks. Where the dims could be cut elsewhere, or
+  /// one piece would have all, none is taken that gives a rank twice its share.
+  std::vector<Candidate> most_even_cuts(
+      std::vector<Candidate> cuts,
+      const std::vector<int64_t>& dims,
+      bool would_gather) const {
+    using Unevenness = std::pair<bool, bool>;
+    Unevenness least{true, true};
+    std::vector<std::pair<Unevenness, Candidate>> usable;
+    for (auto& cut : cuts) {
+      const auto& flat = cut.first;
       const auto sizes = flat.sizes();
       const auto largest = *std::max_element(sizes.begin(), sizes.end());
       const auto pieces = static_cast<int64_t>(sizes.size());
@@ -221,33 +246,15 @@ class Reshape {
       // A rank gets a third more than its share.
       const bool crowded = grows && 3 * largest * pieces > 4 * flat.period();
       const bool hopeless = pieces > 1 && largest == flat.period();
-      if (lopsided && (hopeless || elsewhere != replicated(wanted_))) {
-        continue;
+      if (!lopsided || (would_gather && !hopeless)) {
+        least = std::min(least, {lopsided, crowded});
+        usable.emplace_back(Unevenness{lopsided, crowded}, std::move(cut));
       }
-      const Balance balance{lopsided, crowded};
-      most_even = std::min(most_even, balance);
-      usable.emplace_back(balance, std::move(candidate));
     }
-    Score best{
-        of_elsewhere,
-        std::numeric_limits<int64_t>::max(),
-        elsewhere->is_sharded()};
-    SpecPtr result = elsewhere;
-    for (const auto& [balance, candidate] : usable) {
-      if (balance != most_even) {
-        continue;
-      }
-      const auto& [flat, in] = candidate;
-      const auto spec = with_cut(dims, axes, in);
-      const auto finer =
-          std::max<int64_t>(flat.repeat() - repeats(group, dims), 0);
-      const Score score{
-          balance,
-          moved_elements(wanted_, spec) + finer * kElementsPerRepetition,
-          flat.repeat()};
-      if (score < best) {
-        best = score;
-        result = spec;
+    std::vector<Candidate> result;
+    for (auto& [unevenness, cut] : usable) {
+      if (unevenness == least) {
+        result.push_back(std::move(cut));
       }
     }
     return result;
@@ -300,8 +307,6 @@ class Reshape {
     partitions[in.dim] = in.partition;
     return make_spec(wanted_->mesh(), wanted_->sizes(), placements, partitions);
   }
-
-  using Candidate = std::pair<Partition, Placed>;
 
   /// Cuts of the group by `axes` that have a place on both sides.
   std::vector<Candidate> candidates(

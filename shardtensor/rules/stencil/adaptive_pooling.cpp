@@ -193,8 +193,8 @@ Tensor averaged(const Adaptive& pool, const Tensor& input) {
 
 // ---- maxima -----------------------------------------------------------------
 
-constexpr int64_t kWindowsPerThread = 1
-    << 12; // windows that are worth a thread
+// Windows that are worth a thread.
+constexpr int64_t kWindowsPerThread = 1 << 12;
 
 Pair plain_maximum(const Tensor& x, IntArrayRef size) {
   switch (size.size()) {
