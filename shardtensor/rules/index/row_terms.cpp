@@ -65,6 +65,10 @@ SpecPtr layout_of_new(const at::Tensor& self, const RowReduction& call) {
   if (!rows) {
     return spec(self);
   }
+  const auto cuts_no_row = [&](const std::vector<int64_t>& axes) {
+    return std::ranges::none_of(
+        axes, [&](int64_t axis) { return rows->placement(axis).is_shard(); });
+  };
   auto placements = spec(self)->placements();
   ShardSpec::Partitions partitions(self.dim());
   partitions[dim] = rows->partition(0);
@@ -82,7 +86,9 @@ SpecPtr layout_of_new(const at::Tensor& self, const RowReduction& call) {
     const auto other = cut.dim > dim ? cut.dim - shift : cut.dim;
     if (cut.is_shard() && (cut.dim < dim || cut.dim > dim + shift)) {
       placements[axis] = Placement::shard(other);
-      partitions[other] = source->partition(cut.dim);
+      if (cuts_no_row(source->axes(cut.dim))) {
+        partitions[other] = source->partition(cut.dim);
+      }
     }
   }
   return make_spec(

@@ -208,3 +208,17 @@ def test_rows_that_are_repeated_as_often_as_cut_counts_say(mesh):
             torch.repeat_interleave(part, output_size=18)
         with pytest.raises(RuntimeError, match="repeats can not be negative"):
             torch.repeat_interleave(part - 1)
+
+
+@ranks("2x2")
+@pytest.mark.parametrize("columns", [0, 3])
+def test_rows_made_beside_a_dim_that_both_axes_cut(mesh, columns):
+    """One of them cuts the rows, the other what the source had of its dim."""
+    x = torch.randn(4, 2, columns, dtype=torch.float64, requires_grad=True)
+    first = torch.tensor([0])
+    check_op(
+        lambda x: x.tanh().index_add(1, first, x.tanh()[:, first]),
+        sharded(x, [Shard(0), Shard(1)]),
+        mesh=mesh,
+        second_order=True,
+    )
