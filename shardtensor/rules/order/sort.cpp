@@ -7,7 +7,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/sort_native.h>
+#include <ATen/ops/sort_ops.h>
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
@@ -191,10 +191,14 @@ Sorted sort_kernel(
   return {stack[0].toTensor(), stack[1].toTensor()};
 }
 
+Sorted default_sort_kernel(const Tensor& self, int64_t dim, bool descending) {
+  return at::sort(self, /*stable=*/false, dim, descending);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, SHARDTENSOR_DISPATCH_KEY, m) {
-  m.impl("sort", at::native::sort);
+  m.impl("sort", default_sort_kernel);
   m.impl("sort.stable", sort_kernel);
 }
 
