@@ -46,12 +46,18 @@ struct Sequence {
   std::string group;
 };
 
+/// Of the others PyTorch refuses some, and lacks operators of wide unsigned
+/// ones.
+bool has_keys(at::ScalarType dtype) {
+  return !at::isComplexType(dtype) && !at::isFloat8Type(dtype) &&
+      !at::isBarebonesUnsignedType(dtype);
+}
+
 std::optional<Sequence> find_sequence(const Tensor& self, int64_t dim) {
   const auto& given = spec(self);
   if (given->is_whole(dim) || self.numel() != self.size(dim) ||
-      self.numel() < kFewest || !self.is_contiguous() || self.is_complex() ||
-      self.scalar_type() == at::kUInt64 ||
-      has_no_values(impl_of(self)->local())) {
+      self.numel() < kFewest || !self.is_contiguous() ||
+      !has_keys(self.scalar_type()) || has_no_values(impl_of(self)->local())) {
     return {};
   }
   const auto& mesh = given->mesh();

@@ -58,8 +58,8 @@ def test_in_every_layout(mesh, kind):
 @ranks(2, 3)
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bool, torch.uint8, torch.int16, torch.int64, torch.half, torch.bfloat16,
-     torch.double],
+    [torch.bool, torch.uint8, torch.uint16, torch.int16, torch.int64, torch.half,
+     torch.bfloat16, torch.double],
 )  # fmt: skip
 def test_dtypes(mesh, dtype):
     x = (torch.randn(LONG) * 30).to(dtype)
@@ -97,6 +97,29 @@ def test_gradients(mesh):
             check_op(call, sharded(x, placements, sizes), mesh=mesh, second_order=True)
 
 
+FOLLOWS = {
+    "quantile": lambda x: torch.quantile(x, x.new_tensor([0.1, 0.5, 0.93])),
+    "searchsorted": lambda x: torch.searchsorted(x.detach().sort()[0], x.detach()),
+    "cumsum": lambda x: x.sort(descending=True)[0].cumsum(0)[::7],
+    "ranks": lambda x: x.detach().argsort().argsort(),
+    "gather": lambda x: x.gather(0, x.argsort(descending=True)),
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, x.argsort(), x),
+    "flip": lambda x: x.sort()[0].flip(0),
+    "where": lambda x: torch.where(x > x.sort()[0][LONG // 3], x, 0),
+    "mask": lambda x: x.sort()[0][x.detach() > 0],
+    "view": lambda x: x.sort()[0].view(200, 100).mean(0),
+    "split": lambda x: torch.cat(x.sort()[0].split(1000)[::-1]),
+}
+
+
+@ranks(2, 3, "2x2")
+def test_what_follows(mesh):
+    x = torch.randn(LONG, dtype=torch.float64, requires_grad=True)
+    for placements, sizes in sweep(mesh, x.shape):
+        for call in FOLLOWS.values():
+            check_op(call, sharded(x, placements, sizes), mesh=mesh)
+
+
 @ranks("2x2")
 def test_along_one_axis_of_two(mesh):
     x = sequence("few values")
@@ -118,6 +141,8 @@ def test_forms(mesh):
     assert s.to("meta").sort()[0].shape == x.shape
     with pytest.raises(RuntimeError, match="not implemented|not support"):
         s.to(torch.complex64).sort()
+    with pytest.raises(RuntimeError, match="not implemented"):
+        s.to(torch.float8_e4m3fn).sort()
     with pytest.raises(IndexError, match="out of range"):
         s.sort(1)
 
