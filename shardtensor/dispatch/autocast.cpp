@@ -21,12 +21,7 @@ std::optional<c10::DispatchKey> active_autocast_key(const at::Tensor& tensor) {
 
 } // namespace
 
-bool autocast_widens(const char* op, const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_floating_point() ||
-      tensor.scalar_type() == at::kDouble ||
-      tensor.scalar_type() == at::kFloat) {
-    return false;
-  }
+bool autocast_lists(const char* op, const at::Tensor& tensor) {
   const auto key = active_autocast_key(tensor);
   if (!key) {
     return false;

@@ -24,13 +24,18 @@ struct ReducedAxes {
   std::vector<int64_t> axes;
 };
 
-/// An exchange of the local tensor in the sizes that it has with its repeated
-/// dims split (Note [Split repeats]).
+/// An exchange of the local tensor.
 struct Step {
-  std::vector<int64_t> sizes;
   EncodedExchange exchange;
+  std::vector<int64_t> sizes; // with repeated dims split, if one is
   std::vector<int64_t> result_sizes; // with dims as they were
 };
+
+at::Tensor run(const Step& step, const at::Tensor& local) {
+  return step.sizes.empty() ? exchange(local, step.exchange)
+                            : exchange(local.view(step.sizes), step.exchange)
+                                  .reshape(step.result_sizes);
+}
 
 /// The steps of a redistribution, a function of the two specs alone:
 /// all-reduces, then an exchange, then terms made from whole values.
@@ -124,10 +129,10 @@ void add_exchange(
   const auto [source, target] = split.value_or(LayoutPair{from, to});
   const auto& mesh = *from->mesh();
   steps.push_back(
-      {source->local_sizes(),
-       in_format(
+      {in_format(
            encode(plan_redistribute(source, target, mesh.position()), mesh),
            format),
+       source == from ? std::vector<int64_t>() : source->local_sizes(),
        to->local_sizes()});
 }
 
@@ -257,8 +262,7 @@ at::Tensor redistribute_local(
   }
   if (plan->exchanges) {
     for (const auto& step : plan->steps) {
-      result = exchange(result.view(step.sizes), step.exchange)
-                   .reshape(step.result_sizes);
+      result = run(step, result);
     }
   } else if (plan->only_cuts) {
     result = cut(std::move(result), *from, *to);
