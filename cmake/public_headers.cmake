@@ -10,10 +10,10 @@ set(public_headers
   shardtensor/collectives/parallel_regions.h
   shardtensor/collectives/ring.h
   shardtensor/collectives/shared_parameters.h
-  shardtensor/comm/all_reduce.h
+  shardtensor/comm/primitives/all_reduce.h
   shardtensor/comm/check_mode.h
-  shardtensor/comm/exchange.h
-  shardtensor/comm/primitives.h
+  shardtensor/comm/primitives/exchange.h
+  shardtensor/comm/primitives/primitives.h
   shardtensor/comm/scope.h
   shardtensor/comm/stats.h
   shardtensor/comm/wait.h
@@ -22,7 +22,7 @@ set(public_headers
   shardtensor/dispatch/fallback.h
   shardtensor/dispatch/function_level.h
   shardtensor/dispatch/function_rule.h
-  shardtensor/dispatch/joined_operands.h
+  shardtensor/dispatch/arguments/joined_operands.h
   shardtensor/dispatch/kernel.h
   shardtensor/dispatch/labels.h
   shardtensor/dispatch/rule.h
@@ -39,9 +39,9 @@ set(public_headers
   shardtensor/layout/mesh.h
   shardtensor/layout/partition.h
   shardtensor/layout/placement.h
-  shardtensor/layout/row_source.h
+  shardtensor/layout/plans/row_source.h
   shardtensor/layout/shard_spec.h
-  shardtensor/layout/transfer.h
+  shardtensor/layout/plans/transfer.h
   shardtensor/rules/attention/transport.h
   shardtensor/rules/index/rules.h
   shardtensor/rules/neighborhood/neighborhood.h
@@ -57,11 +57,11 @@ set(public_headers
   shardtensor/shardtensor.h
   shardtensor/tensor/constant.h
   shardtensor/tensor/create.h
-  shardtensor/tensor/gradient_readers.h
+  shardtensor/tensor/gradients/gradient_readers.h
   shardtensor/tensor/infer_spec.h
   shardtensor/tensor/keys.h
   shardtensor/tensor/moved_view.h
-  shardtensor/tensor/parameter_gradients.h
+  shardtensor/tensor/gradients/parameter_gradients.h
   shardtensor/tensor/random.h
   shardtensor/tensor/scatter.h
   shardtensor/tensor/shard_tensor.h

@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(shardtensor, m) {
-  // Moves boxes between ranks. `code`: see comm/exchange_code.h.
+  // Moves boxes between ranks. `code`: see comm/primitives/exchange_code.h.
   m.def(
       "exchange(Tensor x, int[] code, str group) -> Tensor",
       {at::Tag::pt2_compliant_tag});

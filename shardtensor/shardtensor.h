@@ -17,9 +17,9 @@
 
 // Sharded tensors: operators of PyTorch work on them as on any tensor.
 #include "shardtensor/tensor/create.h"
-#include "shardtensor/tensor/gradient_readers.h"
+#include "shardtensor/tensor/gradients/gradient_readers.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/infer_spec.h"
-#include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
 #include "shardtensor/tensor/scatter.h"
 #include "shardtensor/tensor/shard_tensor.h"
@@ -30,7 +30,7 @@
 #include "shardtensor/collectives/parallel_regions.h"
 #include "shardtensor/collectives/ring.h"
 #include "shardtensor/collectives/shared_parameters.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/halo/halo_exchange.h"
 #include "shardtensor/halo/halo_padding.h"
 #include "shardtensor/halo/sphere.h"

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# From low to high; those of one line know nothing of each other. In rules/ each
-# family is a folder; later lines may use simpler families. Nobody includes
-# mpi, a library of its own.
+# From low to high; those of one line know nothing of each other. A folder that is
+# not listed is a part of the one around it. In rules/ each family is a folder; later
+# lines may use simpler families. Nobody includes mpi, a library of its own.
 LAYERS = [
     {"threads"},
     {"layout", "points"},
+    {"layout/plans"},
     {"comm"},
+    {"comm/primitives"},
     {"collectives"},
     {"tensor", "distributed"},
     {"halo", "mpi"},
@@ -39,7 +41,7 @@ FOR_PYTHON = {
     "shardtensor/comm/roll_call.h",
     "shardtensor/comm/wire.h",
     "shardtensor/dispatch/handlers.h",
-    "shardtensor/dispatch/promotion.h",
+    "shardtensor/dispatch/arguments/promotion.h",
     "shardtensor/distributed/backends.h",
     "shardtensor/distributed/choices.h",
     "shardtensor/distributed/leaving.h",
@@ -61,7 +63,9 @@ KNOW_C10D = {None, "comm", "distributed", "mpi"}
 def layer_of(parts: tuple[str, ...]) -> str | None:
     """The layer of a file below shardtensor/; None for the few at its root."""
     folders = parts[1:-1]
-    return "/".join(folders[: 2 if folders[:1] == ("rules",) else 1]) or None
+    inner = "/".join(folders[:2])
+    listed = folders[:1] == ("rules",) or any(inner in names for names in LAYERS)
+    return (inner if listed else "/".join(folders[:1])) or None
 
 
 def allowed(layer: str) -> set[str]:

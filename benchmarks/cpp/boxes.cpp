@@ -1,6 +1,6 @@
 // Many small boxes of a tensor, packed into one buffer and written from it: one
 // copy for each box, or one kernel that picks their rows. Sets the constants of
-// shardtensor/comm/exchange_schedule.cpp.
+// shardtensor/comm/primitives/exchange_schedule.cpp.
 //
 //     cmake --build build --target benchmark_boxes
 //     build/benchmarks/boxes [rounds]
@@ -18,8 +18,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "shardtensor/comm/box_rows.h"
-#include "shardtensor/comm/exchange_boxes.h"
+#include "shardtensor/comm/primitives/box_rows.h"
+#include "shardtensor/comm/primitives/exchange_boxes.h"
 
 using shardtensor::detail::MessageBox;
 using shardtensor::detail::Messages;

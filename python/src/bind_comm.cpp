@@ -10,7 +10,7 @@
 #include "shardtensor/collectives/ring.h"
 #include "shardtensor/collectives/shared_parameters.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/comm/roll_call.h"
 #include "shardtensor/comm/wire.h"
 

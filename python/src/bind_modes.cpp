@@ -1,13 +1,13 @@
 #include <string>
 
 #include "bindings.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/attention/transport.h"
 #include "shardtensor/rules/points/transport.h"
 #include "shardtensor/rules/stencil/overlap_bytes.h"
-#include "shardtensor/tensor/gradient_readers.h"
-#include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/gradients/gradient_readers.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/random.h"
 #include "shardtensor/threads/setting.h"
 

@@ -15,7 +15,7 @@
 #include "shardtensor/cells/kinds.h"
 #include "shardtensor/cells/vectors.h"
 #include "shardtensor/comm/scope.h"
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/transformed.h"
 

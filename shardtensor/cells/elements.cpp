@@ -13,7 +13,7 @@
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/transformed.h"

@@ -12,9 +12,9 @@
 #include "shardtensor/collectives/check_rows.h"
 #include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/exchange.h"
-#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives/exchange.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 
 namespace shardtensor {
 

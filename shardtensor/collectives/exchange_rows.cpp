@@ -8,9 +8,9 @@
 #include <ATen/ops/full.h>
 #include <c10/core/WrapDimMinimal.h>
 
-#include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/host_numbers.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 
 namespace shardtensor::detail {
 

@@ -8,8 +8,8 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/util/ArrayRef.h>
 
-#include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives/exchange.h"
 
 namespace shardtensor::detail {
 

@@ -6,8 +6,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 
 namespace shardtensor {
 

@@ -11,10 +11,10 @@
 
 #include "shardtensor/collectives/check_rows.h"
 #include "shardtensor/collectives/exchange_rows.h"
-#include "shardtensor/comm/all_reduce.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor {

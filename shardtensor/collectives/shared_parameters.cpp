@@ -6,7 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 
 namespace shardtensor {
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DynamicCast.h>
 
-#include "shardtensor/dispatch/tensor_arguments.h"
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 
 namespace shardtensor {
 

@@ -2,15 +2,15 @@
 
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/constants.h"
+#include "shardtensor/dispatch/arguments/constants.h"
+#include "shardtensor/dispatch/arguments/joined_operands.h"
+#include "shardtensor/dispatch/arguments/overlap.h"
+#include "shardtensor/dispatch/arguments/plain_writes.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
+#include "shardtensor/dispatch/arguments/sparse_operands.h"
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/functional_form.h"
-#include "shardtensor/dispatch/joined_operands.h"
-#include "shardtensor/dispatch/overlap.h"
-#include "shardtensor/dispatch/plain_writes.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
-#include "shardtensor/dispatch/sparse_operands.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/keys.h"
 
 namespace shardtensor {

@@ -7,8 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
 
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/keys.h"
-#include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/transformed.h"
 

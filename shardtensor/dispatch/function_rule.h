@@ -7,10 +7,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/joined_operands.h"
 #include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/joined_operands.h"
 
 namespace shardtensor {
 

@@ -11,11 +11,11 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/call.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/registry.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor::detail {

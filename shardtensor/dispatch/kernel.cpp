@@ -1,6 +1,6 @@
 #include "shardtensor/dispatch/kernel.h"
 
-#include "shardtensor/dispatch/overlap.h"
+#include "shardtensor/dispatch/arguments/overlap.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {

@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "shardtensor/comm/known_error.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/comm/scope.h"
 
 namespace shardtensor::detail {

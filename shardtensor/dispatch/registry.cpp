@@ -13,7 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/constants.h"
+#include "shardtensor/dispatch/arguments/constants.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/functional_form.h"

@@ -4,14 +4,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "shardtensor/dispatch/arguments/overlap.h"
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
-#include "shardtensor/dispatch/overlap.h"
 #include "shardtensor/dispatch/raise_together.h"
 #include "shardtensor/dispatch/rule.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor {

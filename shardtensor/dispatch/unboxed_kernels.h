@@ -11,9 +11,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/detach_ops.h>
 
+#include "shardtensor/dispatch/arguments/plain_writes.h"
 #include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/plain_writes.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
 #include "shardtensor/tensor/dtensor.h"

@@ -4,11 +4,11 @@
 
 #include <ATen/record_function.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/halo/stencil_call.h"
-#include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/layout/transfer.h"
+#include "shardtensor/layout/plans/plan_cache.h"
+#include "shardtensor/layout/plans/transfer.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor {

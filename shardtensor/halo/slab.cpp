@@ -2,7 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
-#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 
 namespace shardtensor::detail {
 namespace {

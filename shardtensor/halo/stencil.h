@@ -7,7 +7,7 @@
 
 #include "shardtensor/layout/interval.h"
 #include "shardtensor/layout/partition.h"
-#include "shardtensor/layout/row_source.h"
+#include "shardtensor/layout/plans/row_source.h"
 
 namespace shardtensor {
 

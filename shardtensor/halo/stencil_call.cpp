@@ -5,8 +5,8 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/record_function.h>
 
-#include "shardtensor/layout/transfer.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/transfer.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {

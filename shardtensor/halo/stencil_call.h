@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/halo/stencil.h"
 #include "shardtensor/layout/shard_spec.h"
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
-#include "shardtensor/layout/constant_layout.h"
+#include "shardtensor/layout/plans/constant_layout.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor {

@@ -9,8 +9,8 @@
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/tensor/equal_on_ranks.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/shard_tensor.h"
-#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor {
 

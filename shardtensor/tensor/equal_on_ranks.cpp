@@ -7,7 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 
 namespace shardtensor::detail {
 namespace {

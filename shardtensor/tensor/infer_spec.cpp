@@ -11,6 +11,7 @@
 #include "shardtensor/comm/check.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/known_error.h"
+#include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/layout/print.h"
 #include "shardtensor/tensor/equal_on_ranks.h"

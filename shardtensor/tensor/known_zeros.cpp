@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "shardtensor/layout/constant_layout.h"
+#include "shardtensor/layout/plans/constant_layout.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {

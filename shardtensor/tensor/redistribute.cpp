@@ -9,11 +9,11 @@
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
 
-#include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/layout/split_repeats.h"
-#include "shardtensor/layout/transfer.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
+#include "shardtensor/layout/plans/plan_cache.h"
+#include "shardtensor/layout/plans/split_repeats.h"
+#include "shardtensor/layout/plans/transfer.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -6,10 +6,10 @@
 #include <ATen/ops/empty.h>
 
 #include "shardtensor/comm/check.h"
-#include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/group.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/comm/scope.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 

@@ -13,13 +13,13 @@
 #include "shardtensor/comm/check_mode.h"
 #include "shardtensor/comm/own_operator.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/tensor/completing_node.h"
 #include "shardtensor/tensor/dtensor.h"
 #include "shardtensor/tensor/equal_on_ranks.h"
+#include "shardtensor/tensor/gradients/completing_node.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/keys.h"
-#include "shardtensor/tensor/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/tangent.h"
 #include "shardtensor/tensor/transformed.h"
 
 namespace shardtensor {

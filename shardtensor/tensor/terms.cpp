@@ -6,9 +6,9 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/accumulate.h>
 
-#include "shardtensor/comm/exchange.h"
-#include "shardtensor/layout/merge_plan.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/comm/primitives/exchange.h"
+#include "shardtensor/layout/plans/merge_plan.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/tensor/redistribute.h"
 
 namespace shardtensor::detail {

@@ -27,8 +27,8 @@ using MergeTerms = c10::function_ref<Terms(const Terms& stacked)>;
 /// All ranks' terms as one, the same bits on every rank of `axes`: `own` are
 /// this rank's, each with as many elements as `spec` gives it. Communication:
 /// one exchange with the other ranks of the axes, if they are at most
-/// kMostTerms; else some more with that many ranks (layout/merge_plan.h). One
-/// for each dtype among the terms. Memory: at most kMostTerms terms.
+/// kMostTerms; else some more with that many ranks (layout/plans/merge_plan.h).
+/// One for each dtype among the terms. Memory: at most kMostTerms terms.
 Terms merge_terms(
     Terms own,
     const SpecPtr& spec,

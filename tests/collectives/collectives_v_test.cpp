@@ -20,7 +20,7 @@
 #include "shardtensor/collectives/collectives_v.h"
 #include "shardtensor/collectives/ring.h"
 #include "shardtensor/comm/group.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 
 namespace shardtensor {
 namespace {

@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "../comm/thread_ranks.h"
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 
 namespace shardtensor {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "shardtensor/collectives/collectives_v.h"
 #include "shardtensor/collectives/exchange_rows.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "thread_ranks.h"
 
 namespace shardtensor {

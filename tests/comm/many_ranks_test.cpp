@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "shardtensor/comm/exchange_schedule.h"
-#include "shardtensor/layout/transfer.h"
+#include "shardtensor/comm/primitives/exchange_schedule.h"
+#include "shardtensor/layout/plans/transfer.h"
 
 // What one rank of thousands plans is as long as its own list of peers.
 

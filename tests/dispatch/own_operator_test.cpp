@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "../comm/thread_ranks.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"

@@ -11,10 +11,10 @@
 #include <torch/library.h>
 
 #include "../layout/support.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/labels.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/registry.h"
 
 namespace shardtensor {

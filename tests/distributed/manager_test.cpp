@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/distributed/backends.h"
 #include "shardtensor/tensor/shard_tensor.h"
 

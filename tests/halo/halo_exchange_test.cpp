@@ -12,7 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "../comm/thread_ranks.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "windows.h"
 

@@ -15,10 +15,10 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 #include "shardtensor/layout/mesh.h"
+#include "shardtensor/layout/plans/transfer.h"
 #include "shardtensor/layout/shard_spec.h"
-#include "shardtensor/layout/transfer.h"
 
 // Every position's local tensor lives in one process: a plan is applied for
 // all positions at once and compared with what each of them should then hold.

@@ -10,7 +10,7 @@
 #include <ATen/ops/var.h>
 #include <gtest/gtest.h>
 
-#include "shardtensor/layout/merge_plan.h"
+#include "shardtensor/layout/plans/merge_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 #include "../comm/late_backend.h"

@@ -9,10 +9,10 @@
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/attention/work_op.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/saved_inputs_node.h"
 #include "shardtensor/tensor/shard_tensor.h"
-#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor::detail {
 namespace {

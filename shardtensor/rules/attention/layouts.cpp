@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "shardtensor/layout/mesh_axes.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/rules/attention/cost.h"
 
 namespace shardtensor::detail {

@@ -11,8 +11,8 @@
 
 #include "shardtensor/collectives/exchange_rows.h"
 #include "shardtensor/collectives/ring.h"
-#include "shardtensor/comm/all_reduce.h"
-#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "shardtensor/layout/interval.h"
-#include "shardtensor/layout/transfer.h"
+#include "shardtensor/layout/plans/transfer.h"
 
 namespace shardtensor::detail {
 

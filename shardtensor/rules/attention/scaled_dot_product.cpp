@@ -5,10 +5,10 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/attention/attention.h"
 #include "shardtensor/rules/attention/shared_heads.h"
 #include "shardtensor/tensor/random.h"

@@ -14,7 +14,7 @@
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/dispatch/along_dim.h"
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/rules/index/element_rows.h"

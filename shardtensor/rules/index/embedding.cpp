@@ -6,8 +6,8 @@
 #include <ATen/ops/embedding_sparse_backward_ops.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 

@@ -4,8 +4,8 @@
 
 #include <c10/util/accumulate.h>
 
-#include "shardtensor/layout/reshape_plan.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/reshape_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {

@@ -10,8 +10,8 @@
 #include <ATen/ops/take_along_dim_ops.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/unboxed_kernels.h"
 #include "shardtensor/rules/index/element_rows.h"
 #include "shardtensor/rules/index/rows.h"

@@ -9,7 +9,7 @@
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/stats.h"
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/rules/index/owners_order.h"

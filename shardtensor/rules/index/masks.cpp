@@ -12,7 +12,7 @@
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"

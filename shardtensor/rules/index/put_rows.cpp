@@ -8,9 +8,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/index/owners_order.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/tensor/redistribute.h"

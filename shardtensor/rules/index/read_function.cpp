@@ -12,11 +12,11 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/index_bounds.h"
+#include "shardtensor/dispatch/arguments/joined_operands.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/index_bounds.h"
-#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/unboxed_kernels.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/flat_rows.h"

@@ -6,7 +6,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/raise_together.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/rules/index/masks.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 

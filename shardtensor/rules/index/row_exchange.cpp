@@ -22,10 +22,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/collectives/exchange_rows.h"
-#include "shardtensor/comm/exchange_code.h"
 #include "shardtensor/comm/group.h"
 #include "shardtensor/comm/host_numbers.h"
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/mesh_axes.h"
 #include "shardtensor/rules/index/rows.h"

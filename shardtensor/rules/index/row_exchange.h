@@ -10,7 +10,7 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/string_view.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/layout/shard_spec.h"
 
 namespace shardtensor::detail {

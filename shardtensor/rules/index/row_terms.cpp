@@ -9,10 +9,10 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/primitives.h"
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/layout_memory.h"
+#include "shardtensor/layout/plans/layout_memory.h"
 #include "shardtensor/rules/index/row_exchange.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"

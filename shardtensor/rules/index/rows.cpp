@@ -10,10 +10,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/dispatch/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -17,9 +17,9 @@
 #include <c10/util/Metaprogramming.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/index_bounds.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/index_bounds.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/dispatch/unboxed_kernels.h"
 #include "shardtensor/rules/index/element_rows.h"
 #include "shardtensor/rules/index/flat_rows.h"

@@ -13,7 +13,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/rules/index/row_terms.h"
 #include "shardtensor/rules/index/rows.h"
 #include "shardtensor/tensor/terms.h"

@@ -16,8 +16,8 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/layout/reduced_spec.h"
-#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/index/flat_rows.h"
 #include "shardtensor/rules/index/masks.h"
 #include "shardtensor/rules/index/put_rows.h"

@@ -11,12 +11,12 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
-#include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/tensor/dtensor.h"
-#include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 // einsum merges dims, for it is a product of matrices in the end. Two cut dims

@@ -1,8 +1,8 @@
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
 
 // x @ weight^T + bias where every row is whole: rows are independent, so the
 // plain operator runs on the shard, and forward and backward communicate

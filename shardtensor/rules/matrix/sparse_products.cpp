@@ -12,12 +12,12 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 
-#include "shardtensor/comm/primitives.h"
-#include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/dispatch/sparse_operands.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
+#include "shardtensor/dispatch/arguments/sparse_operands.h"
 #include "shardtensor/layout/global_rows.h"
 #include "shardtensor/rules/matrix/whole_factor.h"
-#include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
 

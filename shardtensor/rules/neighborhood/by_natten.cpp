@@ -3,7 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/comm/own_operator.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/neighborhood/device_table.h"
 
 namespace shardtensor::detail {

@@ -12,7 +12,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/attention/merge.h"
 #include "shardtensor/rules/neighborhood/device_table.h"
 

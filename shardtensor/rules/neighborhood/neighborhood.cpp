@@ -6,17 +6,17 @@
 #include <ATen/core/List.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange.h"
 #include "shardtensor/comm/own_operator.h"
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/comm/primitives/exchange.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/attention/shared_heads.h"
 #include "shardtensor/rules/neighborhood/op.h"
 #include "shardtensor/rules/neighborhood/overlap.h"
-#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 
 namespace shardtensor {
 

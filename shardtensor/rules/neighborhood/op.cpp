@@ -11,7 +11,7 @@
 #include "shardtensor/rules/neighborhood/by_natten.h"
 #include "shardtensor/rules/neighborhood/by_windows.h"
 #include "shardtensor/rules/neighborhood/kernel.h"
-#include "shardtensor/tensor/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -15,7 +15,7 @@
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/rules/neighborhood/by_windows.h"
 #include "shardtensor/rules/neighborhood/kernel.h"
-#include "shardtensor/tensor/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
 
 namespace shardtensor::detail {
 namespace {

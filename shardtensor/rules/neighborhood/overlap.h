@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/layout/shard_spec.h"
 #include "shardtensor/rules/neighborhood/windows.h"
 

@@ -2,9 +2,9 @@
 
 #include <numeric>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
 
 namespace shardtensor::detail {

@@ -16,7 +16,7 @@
 #include <ATen/ops/var_mean.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/norm/arguments.h"
 

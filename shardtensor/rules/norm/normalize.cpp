@@ -8,11 +8,11 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/rules/norm/norm_kernels.h"
 #include "shardtensor/rules/norm/normalize.h"
 #include "shardtensor/rules/norm/passes.h"
-#include "shardtensor/tensor/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/tensor/terms.h"
 

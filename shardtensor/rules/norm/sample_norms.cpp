@@ -10,8 +10,8 @@
 
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_rule.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/layout/reduced_spec.h"
-#include "shardtensor/layout/view_plan.h"
 #include "shardtensor/rules/norm/arguments.h"
 
 // Norms of each sample at the function level. Where no covered dim is sharded,

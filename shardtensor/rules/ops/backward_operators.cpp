@@ -71,8 +71,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
 
 namespace shardtensor::detail {
 namespace {

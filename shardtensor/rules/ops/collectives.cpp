@@ -4,8 +4,8 @@
 #include <ATen/core/List.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/constant.h"
 #include "shardtensor/tensor/keys.h"
 

@@ -7,7 +7,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/index_bounds.h"
+#include "shardtensor/dispatch/arguments/index_bounds.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
 

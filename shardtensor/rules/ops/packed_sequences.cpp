@@ -3,12 +3,12 @@
 
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/joined_operands.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/joined_operands.h"
-#include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
 #include "shardtensor/tensor/keys.h"
 
 // Packed sequences, rows of all steps one after the other, and the recurrent

@@ -13,13 +13,13 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/joined_operands.h"
 #include "shardtensor/dispatch/function_level.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/registry.h"
-#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 
 namespace shardtensor::detail {
 

@@ -5,14 +5,14 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/joined_operands.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
+#include "shardtensor/dispatch/arguments/tensor_arguments.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/joined_operands.h"
-#include "shardtensor/dispatch/promotion.h"
-#include "shardtensor/dispatch/tensor_arguments.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/keys.h"
-#include "shardtensor/tensor/parameter_gradients.h"
 
 // Recurrent layers and cells. Samples know nothing of each other: where they
 // alone are cut, each rank calls the layer on its own ones, as one device does.

@@ -10,13 +10,13 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/merge_plan.h"
-#include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/layout/view_plan.h"
-#include "shardtensor/tensor/linear_map.h"
+#include "shardtensor/layout/plans/merge_plan.h"
+#include "shardtensor/layout/plans/plan_cache.h"
+#include "shardtensor/layout/plans/view_plan.h"
+#include "shardtensor/tensor/gradients/linear_map.h"
 #include "shardtensor/tensor/redistribute.h"
 
 // cumsum along a cut dim. Every piece is summed up by itself; the pieces'

@@ -19,7 +19,7 @@
 #include "shardtensor/dispatch/along_dim.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/tensor/order_keys.h"
 #include "shardtensor/tensor/redistribute.h"
 

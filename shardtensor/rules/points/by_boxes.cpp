@@ -13,7 +13,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "shardtensor/collectives/exchange_rows.h"
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 #include "shardtensor/points/boxes.h"
 #include "shardtensor/rules/points/query_set.h"
 

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 #include "shardtensor/comm/transforms.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"

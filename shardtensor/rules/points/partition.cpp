@@ -15,7 +15,7 @@
 #include "shardtensor/collectives/route.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
-#include "shardtensor/dispatch/promotion.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/points/curve.h"
 #include "shardtensor/rules/points/bisection.h"

@@ -9,11 +9,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/all_reduce.h"
+#include "shardtensor/comm/primitives/all_reduce.h"
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/points/surface.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"

@@ -12,8 +12,8 @@
 
 #include "shardtensor/comm/scope.h"
 #include "shardtensor/comm/transforms.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/points/finite.h"
 #include "shardtensor/rules/points/unique_rows.h"
 #include "shardtensor/tensor/keys.h"

@@ -12,8 +12,8 @@
 #include <torch/library.h>
 
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/rules/points/finite.h"
 #include "shardtensor/tensor/keys.h"
 #include "shardtensor/tensor/shard_tensor.h"

@@ -5,7 +5,7 @@
 #include <ATen/ops/full.h>
 #include <c10/util/hash.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/dispatch/kernel.h"
 
 namespace shardtensor::detail {

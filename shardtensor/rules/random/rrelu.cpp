@@ -12,9 +12,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/rules/random/counter_numbers.h"
 #include "shardtensor/rules/random/random_whole.h"
 #include "shardtensor/tensor/random.h"

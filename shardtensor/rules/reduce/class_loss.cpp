@@ -10,11 +10,11 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/layout/reduced_spec.h"
-#include "shardtensor/tensor/tangent.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 
 // Losses of log-probabilities against class indices. Every rank computes the
 // plain loss of its piece: other ranks' classes are ignored targets. The sum of

@@ -4,9 +4,9 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/joined_operands.h"
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/joined_operands.h"
 #include "shardtensor/dispatch/labels.h"
 
 // Losses that are a pointwise function and then a reduction. The function level

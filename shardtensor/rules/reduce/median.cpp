@@ -7,8 +7,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
-#include "shardtensor/dispatch/refused_dtype.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/rules/reduce/reduction.h"
 #include "shardtensor/tensor/order_keys.h"
 

@@ -8,9 +8,9 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/rules/reduce/reduction.h"
 
 // Reductions as lines of a table, their kernels made from the signatures in

@@ -18,9 +18,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/dispatch/refused_dtype.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/softmax_kernels.h"
 #include "shardtensor/tensor/terms.h"

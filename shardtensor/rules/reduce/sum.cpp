@@ -5,13 +5,13 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/reduce/moments.h"
 #include "shardtensor/rules/reduce/sum.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/redistribute.h"
-#include "shardtensor/tensor/tangent.h"
 
 // Note [Sums at the function level]
 // ATen's derivative of a sum expands the gradient to the global sizes; what

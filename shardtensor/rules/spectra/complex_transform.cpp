@@ -6,13 +6,13 @@
 #include <ATen/ops/_fft_c2c.h>
 #include <ATen/ops/zeros.h>
 
-#include "shardtensor/comm/exchange_code.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
+#include "shardtensor/layout/plans/view_plan.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/known_zeros.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
-#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -14,7 +14,7 @@
 #include "shardtensor/dispatch/fallback.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/spectra/complex_transform.h"
 #include "shardtensor/rules/spectra/home.h"
 #include "shardtensor/rules/spectra/memory_order.h"

@@ -7,12 +7,12 @@
 #include <ATen/ops/stft.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
-#include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/tensor/parameter_gradients.h"
+#include "shardtensor/layout/plans/plan_cache.h"
+#include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "shardtensor/layout/layout_memory.h"
+#include "shardtensor/layout/plans/layout_memory.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -23,7 +23,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"

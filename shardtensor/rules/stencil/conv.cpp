@@ -16,15 +16,15 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/conv_overlap.h"
 #include "shardtensor/rules/stencil/lone_column.h"
 #include "shardtensor/rules/stencil/overlap_bytes.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/volume_conv.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
-#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor::detail {
 namespace {

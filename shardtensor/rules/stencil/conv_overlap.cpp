@@ -2,9 +2,9 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 #include "shardtensor/comm/scope.h"
-#include "shardtensor/tensor/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -26,7 +26,7 @@
 #include <ATen/ops/upsample_trilinear3d_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 #include "shardtensor/rules/stencil/upsample_overlap.h"

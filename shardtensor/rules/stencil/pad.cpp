@@ -16,10 +16,10 @@
 #include <ATen/ops/replication_pad3d_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange.h"
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/comm/primitives/exchange.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
-#include "shardtensor/layout/transfer.h"
+#include "shardtensor/layout/plans/transfer.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 
 namespace shardtensor::detail {
 namespace {

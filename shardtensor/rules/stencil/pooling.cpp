@@ -13,7 +13,7 @@
 #include <ATen/ops/max_pool3d_with_indices_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/dispatch/autocast.h"
+#include "shardtensor/dispatch/arguments/autocast.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/rules/stencil/global_indices.h"
 #include "shardtensor/rules/stencil/run_stencil.h"

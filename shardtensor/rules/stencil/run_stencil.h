@@ -6,10 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "shardtensor/dispatch/arguments/promotion.h"
 #include "shardtensor/dispatch/function_level.h"
-#include "shardtensor/dispatch/promotion.h"
 #include "shardtensor/halo/stencil_call.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 
 namespace shardtensor::detail {
 

@@ -6,8 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
-#include "shardtensor/comm/primitives.h"
-#include "shardtensor/tensor/linear_map.h"
+#include "shardtensor/comm/primitives/primitives.h"
+#include "shardtensor/tensor/gradients/linear_map.h"
 
 namespace shardtensor::detail {
 namespace {

@@ -8,9 +8,9 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/mkldnn_convolution.h>
 
-#include "shardtensor/tensor/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/saved_inputs_node.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
-#include "shardtensor/tensor/tangent.h"
 
 namespace shardtensor::detail {
 namespace {

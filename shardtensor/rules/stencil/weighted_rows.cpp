@@ -15,7 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "shardtensor/rules/stencil/plan_tensors.h"
-#include "shardtensor/tensor/linear_map.h"
+#include "shardtensor/tensor/gradients/linear_map.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"
 #include "shardtensor/threads/parallel_for.h"
 

@@ -8,7 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardtensor/dispatch/fallback.h"
-#include "shardtensor/layout/layout_memory.h"
+#include "shardtensor/layout/plans/layout_memory.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 namespace shardtensor::detail {

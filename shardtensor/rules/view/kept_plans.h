@@ -4,7 +4,7 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/view_plan.h"
 
 namespace shardtensor::detail {
 

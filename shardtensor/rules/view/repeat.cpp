@@ -6,13 +6,13 @@
 #include <ATen/ops/repeat_ops.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/primitives.h"
+#include "shardtensor/comm/primitives/primitives.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/halo/stencil.h"
-#include "shardtensor/layout/plan_cache.h"
-#include "shardtensor/layout/view_plan.h"
+#include "shardtensor/layout/plans/plan_cache.h"
+#include "shardtensor/layout/plans/view_plan.h"
 #include "shardtensor/tensor/known_zeros.h"
 
 // Dims repeated, rolled and flipped, and what is left of a triangle.

@@ -11,10 +11,10 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange.h"
+#include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/halo/stencil_call.h"
-#include "shardtensor/layout/plan_cache.h"
+#include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/view/kept_plans.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/shard_tensor_impl.h"

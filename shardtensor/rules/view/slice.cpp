@@ -7,7 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "shardtensor/comm/exchange_code.h"
+#include "shardtensor/comm/primitives/exchange_code.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/traced_messages.h"

@@ -8,7 +8,7 @@
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/kernel.h"
-#include "shardtensor/layout/reshape_plan.h"
+#include "shardtensor/layout/plans/reshape_plan.h"
 #include "shardtensor/rules/view/kept_plans.h"
 
 // View operators, below autograd: a plan says in which layout the local view

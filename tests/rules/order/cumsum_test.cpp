@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "shardtensor/layout/merge_plan.h"
+#include "shardtensor/layout/plans/merge_plan.h"
 #include "shardtensor/tensor/shard_tensor.h"
 
 #include "../../comm/thread_ranks.h"

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "shardtensor/layout/merge_plan.h"
+#include "shardtensor/layout/plans/merge_plan.h"
 
 namespace shardtensor::detail {
 namespace {
