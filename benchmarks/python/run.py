@@ -109,6 +109,7 @@ def timed_tables(launcher, parts):
 def measure(results, wanted):
     import torch
     import torch.distributed as dist
+    from timing import give_back_memory
 
     torch.set_num_threads(1)
     mesh = device.join(RANKS)
@@ -116,6 +117,7 @@ def measure(results, wanted):
     backend = names.get(dist.get_backend(), dist.get_backend())
     tables = []
     for part in wanted:
+        give_back_memory()
         tables.append(importlib.import_module(part).table(mesh))
         tables[-1].title += f", over {backend}"
         if dist.get_rank() == 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from report import Table
-from timing import compare
+from timing import compare, give_back_memory
 
 import shardtensor
 from shardtensor import Shard, ShardTensor
@@ -134,6 +134,7 @@ def transforms():
     ranks share. Computing them takes 13 GB, in a process that gives these back."""
     with tempfile.TemporaryDirectory() as folder:
         names = [folder]
+        give_back_memory()
         dist.broadcast_object_list(names)
         if dist.get_rank() == 0:
             subprocess.run([sys.executable, __file__, folder], check=True)

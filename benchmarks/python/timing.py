@@ -1,5 +1,7 @@
 """Fair timing of several variants of the same work over all ranks."""
 
+import ctypes
+import gc
 import statistics
 import time
 
@@ -59,6 +61,12 @@ def block(fn, calls):
         fn()
     device.finish()
     return (time.perf_counter() - begin) / calls
+
+
+def give_back_memory():
+    """To the system what is free but was kept: see KEEP_MEMORY in run.py."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def slowest_rank(seconds):
