@@ -1,3 +1,4 @@
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,8 +51,29 @@ void type_at_birth(const at::Tensor& tensor) {
   }
 }
 
+/// At each call PyTorch looks these up, by C string, in every argument and
+/// result of a derived class; as new strings they miss Python's cache of
+/// attributes.
+PyObject* get_attribute(PyObject* self, char* name) {
+  struct AskedFor {
+    const char* text;
+    PyObject* name = PyUnicode_InternFromString(text);
+  };
+  static const AskedFor asked_for[] = {
+      {"__torch_function__"}, {"__torch_dispatch__"}};
+  for (const auto& known : asked_for) {
+    if (std::strcmp(known.text, name) == 0) {
+      return PyObject_GetAttr(self, known.name);
+    }
+  }
+  const auto other =
+      py::reinterpret_steal<py::object>(PyUnicode_FromString(name));
+  return other ? PyObject_GetAttr(self, other.ptr()) : nullptr;
+}
+
 void set_tensor_class(const py::type& type) {
   tensor_class = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+  tensor_class->tp_getattr = &get_attribute;
   set_birth_hook(&type_at_birth);
 }
 
