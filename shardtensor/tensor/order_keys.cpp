@@ -33,6 +33,15 @@ at::Tensor order_keys(const at::Tensor& values) {
                   : std::numeric_limits<int32_t>::max());
 }
 
+at::Tensor sort_keys(const at::Tensor& values) {
+  return order_keys(values.is_floating_point() ? values.add(0) : values);
+}
+
+bool has_order_keys(at::ScalarType dtype) {
+  return !at::isComplexType(dtype) && !at::isFloat8Type(dtype) &&
+      !at::isBarebonesUnsignedType(dtype);
+}
+
 at::Tensor values_of_keys(const at::Tensor& keys, at::ScalarType dtype) {
   if (!at::isFloatingType(dtype)) {
     return keys.to(dtype);

@@ -24,8 +24,6 @@ Decision same_sizes_rule(Call& call) {
 
 constexpr auto& scan_rule =
     rule_with_strides<same_sizes_rule, row_major_strides>;
-constexpr auto& topk_rule =
-    rule_with_strides<along_dim_rule, row_major_strides>;
 
 /// The Meta kernel refuses what is not deterministic on CUDA, whatever the
 /// device.
@@ -127,7 +125,6 @@ const RegisterRules chosen_elements{
         "aten::median.dim",
         "aten::nanmedian.dim",
     }};
-const RegisterRules largest{{"aten::topk", topk_rule}};
 const RegisterRules renorms{
     renorm_rule,
     {

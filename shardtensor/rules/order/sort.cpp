@@ -46,18 +46,12 @@ struct Sequence {
   std::string group;
 };
 
-/// Of the others PyTorch refuses some, and lacks operators of wide unsigned
-/// ones.
-bool has_keys(at::ScalarType dtype) {
-  return !at::isComplexType(dtype) && !at::isFloat8Type(dtype) &&
-      !at::isBarebonesUnsignedType(dtype);
-}
-
 std::optional<Sequence> find_sequence(const Tensor& self, int64_t dim) {
   const auto& given = spec(self);
   if (given->is_whole(dim) || self.numel() != self.size(dim) ||
       self.numel() < kFewest || !self.is_contiguous() ||
-      !has_keys(self.scalar_type()) || has_no_values(impl_of(self)->local())) {
+      !has_order_keys(self.scalar_type()) ||
+      has_no_values(impl_of(self)->local())) {
     return {};
   }
   const auto& mesh = given->mesh();
@@ -71,10 +65,8 @@ std::optional<Sequence> find_sequence(const Tensor& self, int64_t dim) {
       axes.size() == 1 ? mesh->group(axes.front()) : mesh->group()};
 }
 
-/// Ascending integers; zeros of both signs are equal.
 Tensor keys_in_order(const Tensor& values, bool descending) {
-  const auto keys =
-      order_keys(values.is_floating_point() ? values.add(0) : values);
+  const auto keys = sort_keys(values);
   return descending ? keys.bitwise_not() : keys;
 }
 
