@@ -127,16 +127,26 @@ def agree_on_call(
 @contextlib.contextmanager
 def errors_on_all_ranks(op: str, group: dist.ProcessGroup | None):
     """What Python finds wrong in a call of a collective, before it: an error on all
-    ranks of the group (of the job, where it is none), which else agree on the call."""
+    ranks of the group (of the job, where it is none), which else agree on the call.
+    A rank that is not in the group raises alone: nobody waits for it."""
     try:
         yield
     except Exception as problem:  # noqa: BLE001  whatever it is, others wait
         kind = _KINDS[kind_of(problem)]
         told = kind(f"{op}: {str(problem).removeprefix(op + ': ')}")
-        if torch.compiler.is_compiling() or not dist.is_initialized():
+        if (
+            torch.compiler.is_compiling()
+            or not dist.is_initialized()
+            or is_foreign(group)
+        ):
             raise told from None
         known = isinstance(group, dist.ProcessGroup)
         agree_on_call(group if known else dist.group.WORLD, op, told)
+
+
+def is_foreign(group: object) -> bool:
+    """Whether it is what new_group gives a rank that is not in the group."""
+    return isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER
 
 
 def _device_of(group):

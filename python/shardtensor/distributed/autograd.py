@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardtensor import _C, _ops
-from shardtensor.agree import agree_on_call, errors_on_all_ranks
+from shardtensor.agree import agree_on_call, errors_on_all_ranks, is_foreign
 
 _HALVES = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32)
@@ -206,6 +206,8 @@ def broadcast(
 
 def place_of(group: dist.ProcessGroup | None) -> tuple[int, str]:
     """How many ranks, and the group's name; without a job one rank."""
+    if is_foreign(group):
+        raise ValueError("expected a group that this rank is in")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"expected a ProcessGroup or None, got {group!r}")
     if group is None and not dist.is_initialized():

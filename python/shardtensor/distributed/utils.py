@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from shardtensor import _C, _ops
 from shardtensor.agree import agree_on_call, errors_on_all_ranks
-from shardtensor.distributed.autograd import check_local, number
+from shardtensor.distributed.autograd import check_local, number, place_of
 from shardtensor.distributed.manager import (
     DistributedManager,
     UninitializedManagerError,
@@ -53,8 +53,9 @@ def distributed_transpose(
     """Cuts `dim0` into one part for each rank and sends part i to rank i; what
     comes, joined along `dim1` by the caller, is the tensor cut along `dim0`
     instead. Not differentiable; ShardTensor.redistribute is."""
-    ranks = dist.get_world_size(group)
+    dist.get_world_size(group)  # raises without a job
     with errors_on_all_ranks("distributed_transpose", group):
+        ranks, _ = place_of(group)
         check_local(tensor)
         dim0, dim1 = number("dim0", dim0), number("dim1", dim1)
         _check_transpose(tensor, dim0, dim1, ranks)

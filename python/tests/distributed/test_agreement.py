@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardtensor import _ops
 from shardtensor import distributed as st
 from shardtensor.distributed import DistributedManager
+from shardtensor.distributed.utils import distributed_transpose
 
 
 @ranks(2, 3)
@@ -36,6 +37,24 @@ def test_makers_raise_the_same_on_some_ranks_of_a_job(mesh):
 def test_what_all_ranks_got_wrong_names_no_rank(mesh):
     with pytest.raises(ValueError, match="expected 7 in dim 0$"):
         st.reduce_scatter_v(torch.ones(3), [7] + [0] * (mesh.size() - 1))
+
+
+@ranks(3)
+def test_a_rank_outside_of_the_group_raises_alone(mesh):
+    some = dist.new_group([0, 1])
+    calls = [
+        lambda x: st.all_gather_v(x, [1, 2], group=some),
+        lambda x: st.all_reduce(x.sum(), group=some),
+        lambda x: distributed_transpose(x.sum().repeat(2, 2), 0, 1, some),
+    ]
+    for call in calls:
+        x = torch.ones(1 + dist.get_rank())
+        if dist.get_rank() < 2:
+            call(x)
+        else:
+            with pytest.raises(ValueError, match="group that this rank is in$"):
+                call(x)
+        assert st.broadcast(x.sum(), 1).item() == 2
 
 
 @ranks(2)
