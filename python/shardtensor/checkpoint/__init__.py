@@ -50,9 +50,9 @@ def save(
     A checkpoint appears when it is complete: whenever the job is killed, those
     before it can be loaded. `keep` of them stay then, this one and those of the
     highest steps. `step`, `keep` and the keys are compared between ranks."""
-    told = "save", step, keep, sorted(state)
     writer, items = made_everywhere(
-        lambda: (_writer(folder, step, keep), State(state).items()), told
+        lambda: (_writer(folder, step, keep), State(state).items()),
+        lambda _: ("save", step, keep, _keys(state)),
     )
     wait(_under_way)
     with _explained(), missing_ranks_named():
@@ -66,10 +66,9 @@ def async_save(
     result() of what it returns waits for the end, and raises what went wrong. An
     earlier one is waited for: two would mix their messages. Communication: on a
     group of its own, of gloo."""
-    told = "async_save", step, keep, sorted(state)
     writer, copied = made_everywhere(
         lambda: (_writer(folder, step, keep), Stager().stage(State(state).items())),
-        told,
+        lambda _: ("async_save", step, keep, _keys(state)),
     )
     wait(_under_way)
     group = _own_group()
@@ -96,7 +95,7 @@ def load(
     was read. An async_save under way is waited for.
     `missing_ok`: None where there is no such checkpoint, for a job that goes on
     where there is one; rank 0 says so for all."""
-    told = "load", step, missing_ok, sorted(state)
+    told = lambda _: ("load", step, missing_ok, _keys(state))  # noqa: E731
     step, found = _steps_on_rank_0(folder, step, told)
     if not found or step not in (None, *found):
         if missing_ok:
@@ -126,6 +125,10 @@ def _writer(folder, step, keep):
     if keep is not None and keep < 1:
         raise ValueError(f"checkpoint: expected to keep 1 or more, got {keep}")
     return files.Writer(files.folder_of(Path(folder), step), keep)
+
+
+def _keys(state):
+    return sorted(map(str, state))
 
 
 def _whole_number(what, value):

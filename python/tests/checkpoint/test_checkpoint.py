@@ -242,6 +242,7 @@ def nested(mesh, value):
         "pair": Pair(field.clone(), value),
         "numbers": (value, {"a": value}),
         "keys": {1: field.clone(), 2: value, "list": [value, {3: value}]},
+        5: value,
     }
 
 

@@ -247,6 +247,16 @@ def test_what_is_wrong_on_one_rank_is_one_error_on_all(mesh, tmp_path):
             "no module beside the optimizer 'y'.*" + mine,
         ),
         (
+            lambda: save(None if last else {"x": x}, tmp_path, 1),
+            TypeError,
+            "'NoneType' object is not iterable" + mine,
+        ),
+        (
+            lambda: checkpoint.load(None if last else {"x": x}, tmp_path),
+            TypeError,
+            "'NoneType' object is not iterable" + mine,
+        ),
+        (
             lambda: save({"x": Unsaved()}, tmp_path, 1),
             RuntimeError,
             "no state here" + mine,
