@@ -65,12 +65,13 @@ MpiBackend::~MpiBackend() = default;
 
 // ---- collectives ------------------------------------------------------------
 
-MpiCall MpiBackend::call(const char* name, OpType type, Limit limit) const {
+MpiCall MpiBackend::call(const char* name, OpType type, Limit limit) {
   return {
       name,
       type,
       collectives_,
       limit > Limit(0) ? limit : limit_,
+      ++calls_,
       rank_,
       size_};
 }
@@ -259,7 +260,7 @@ MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {
 // ---- point to point ---------------------------------------------------------
 
 MpiCall MpiBackend::message(const char* name, OpType type) const {
-  return {name, type, messages_, limit_, rank_, size_};
+  return {name, type, messages_, limit_, /*call=*/0, rank_, size_};
 }
 
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int rank, int tag) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -101,10 +103,11 @@ class MpiBackend : public c10d::Backend {
   MpiCall call(
       const char* name,
       c10d::OpType type,
-      std::chrono::milliseconds limit) const;
+      std::chrono::milliseconds limit);
   MpiCall message(const char* name, c10d::OpType type) const;
 
   std::chrono::milliseconds limit_;
+  std::atomic<uint64_t> calls_{0}; // of collectives
   MPI_Comm collectives_ = MPI_COMM_NULL;
   MPI_Comm messages_ = MPI_COMM_NULL; // tags of send() stay apart
 };

@@ -116,9 +116,10 @@ MpiCall::MpiCall(
     c10d::OpType type,
     MPI_Comm comm,
     std::chrono::milliseconds limit,
+    uint64_t call,
     int rank,
     int ranks)
-    : MpiOperation(type, comm, limit),
+    : MpiOperation(type, comm, limit, call),
       name_(name),
       rank_(rank),
       ranks_(ranks) {}

@@ -16,12 +16,14 @@ class MpiCall : public MpiOperation {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  /// `name` is what errors call it; rank and ranks are those of the group.
+  /// `name` is what errors call it; rank and ranks are those of the group,
+  /// `call` is as in MpiOperation.
   MpiCall(
       const char* name,
       c10d::OpType type,
       MPI_Comm comm,
       std::chrono::milliseconds limit,
+      uint64_t call,
       int rank,
       int ranks);
 

@@ -33,9 +33,14 @@ void never_free(MpiOperation operation) {
 // longer message than the receiver has room for is an error by the standard,
 // but Open MPI 5 writes beyond the end first. Messages of collectives therefore
 // carry their size as tag, and one of another size is never taken: the time
-// limit then says so.
-int tag_of(int bytes) {
-  return bytes % MpiSession::get().largest_tag();
+// limit then says so. Their tags tell calls apart, too: the second half of one
+// starts when somebody waits, on some ranks before the next call, on others
+// after it.
+int tag_of(int bytes, uint64_t call) {
+  constexpr uint64_t kStep = 1327217885; // calls in a row lie far apart
+  const auto tags = static_cast<uint64_t>(MpiSession::get().largest_tag());
+  return static_cast<int>(
+      (static_cast<uint64_t>(bytes) + call % tags * kStep) % tags);
 }
 
 /// Calls start(data, bytes) for pieces that an int can count.
@@ -75,8 +80,9 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
 MpiOperation::MpiOperation(
     c10d::OpType type,
     MPI_Comm comm,
-    std::chrono::milliseconds limit)
-    : type_(type), comm_(comm), limit_(limit) {
+    std::chrono::milliseconds limit,
+    uint64_t call)
+    : type_(type), comm_(comm), limit_(limit), call_(call) {
   TORCH_CHECK(
       !MpiSession::get().abandoned(),
       "mpi: an earlier operation failed half-way");
@@ -84,7 +90,7 @@ MpiOperation::MpiOperation(
 
 void MpiOperation::send(const at::Tensor& x, int rank, std::optional<int> tag) {
   for_each_chunk(x, [&](void* data, int bytes) {
-    const int number = tag.value_or(tag_of(bytes));
+    const int number = tag.value_or(tag_of(bytes, call_));
     return MPI_Isend(
         data,
         bytes,
@@ -101,7 +107,7 @@ void MpiOperation::receive(
     int rank,
     std::optional<int> tag) {
   for_each_chunk(x, [&](void* data, int bytes) {
-    const int number = tag.value_or(tag_of(bytes));
+    const int number = tag.value_or(tag_of(bytes, call_));
     return MPI_Irecv(
         data, bytes, MPI_BYTE, rank, number, comm_, next(x, rank, bytes));
   });

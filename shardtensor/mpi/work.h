@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -21,13 +22,16 @@ class MpiOperation {
  public:
   using Step = std::function<void(MpiOperation&)>;
 
+  /// `call` is the number of a collective among those of its group.
   MpiOperation(
       c10d::OpType type,
       MPI_Comm comm,
-      std::chrono::milliseconds limit);
+      std::chrono::milliseconds limit,
+      uint64_t call);
 
   /// Starts one message of a contiguous tensor; none if it is empty. Without a
-  /// tag only a message of the same size is taken, see Note [Tags are sizes].
+  /// tag only a message of the same call and size is taken, see Note [Tags are
+  /// sizes].
   void send(const at::Tensor& x, int rank, std::optional<int> tag = {});
   void receive(const at::Tensor& x, int rank, std::optional<int> tag = {});
   void barrier();
@@ -52,6 +56,7 @@ class MpiOperation {
   c10d::OpType type_;
   MPI_Comm comm_;
   std::chrono::milliseconds limit_; // counted from the start
+  uint64_t call_;
   std::vector<MPI_Request> requests_;
   std::vector<int> received_; // bytes per request; -1: receives nothing
   std::vector<int> ranks_; // per request; -1: all or any

@@ -204,6 +204,24 @@ TEST(MpiPeers, GathersAndExchangesFlatTensors) {
   expect_close(at::cat(received), 10 * numbers + me);
 }
 
+/// Large enough for a second half.
+Tensors large(double value) {
+  return {at::full({9000}, value, at::kFloat)};
+}
+
+TEST(MpiPeers, KeepsApartCallsOfWhichARankPolledOne) {
+  const auto ranks = static_cast<double>(manager().world_size());
+  auto first = large(1), second = large(7);
+  const auto work = world()->allreduce(first);
+  while (manager().rank() == 0 && !work->isCompleted()) {
+  }
+  const auto next = world()->allreduce(second);
+  work->wait();
+  next->wait();
+  expect_close(first[0], large(ranks)[0]);
+  expect_close(second[0], large(7 * ranks)[0]);
+}
+
 TEST(MpiPeers, GivesAFutureOfItsResults) {
   const auto ranks = static_cast<double>(manager().world_size());
   Tensors both{at::ones({2}), at::ones({5000})};
