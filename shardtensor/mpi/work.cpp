@@ -278,8 +278,9 @@ bool MpiWork::wait(std::chrono::milliseconds limit) {
   if (limit <= kNoTimeout || limit > operation_.limit_) {
     limit = operation_.limit_;
   }
+  const auto begin = Clock::now(); // before it nothing had made progress
   for (int polls = 0; !test(); ++polls) {
-    if (Clock::now() - begin_ > limit) {
+    if (Clock::now() - begin > limit) {
       fail(
           c10::str(
               "not finished after ",

@@ -55,7 +55,7 @@ class MpiOperation {
 
   c10d::OpType type_;
   MPI_Comm comm_;
-  std::chrono::milliseconds limit_; // counted from the start
+  std::chrono::milliseconds limit_; // of a wait
   uint64_t call_;
   std::vector<MPI_Request> requests_;
   std::vector<int> received_; // bytes per request; -1: receives nothing
@@ -93,7 +93,6 @@ class MpiWork : public c10d::Work {
   [[noreturn]] void fail(const std::string& cause);
 
   MpiOperation operation_;
-  Clock::time_point begin_ = Clock::now();
   int source_ = -1; // of a receive
   bool done_ = false;
 };

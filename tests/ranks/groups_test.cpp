@@ -1,5 +1,7 @@
 // The process groups that DistributedManager makes: MPI's or gloo's.
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "support.h"
 
@@ -220,6 +222,16 @@ TEST(MpiPeers, KeepsApartCallsOfWhichARankPolledOne) {
   next->wait();
   expect_close(first[0], large(ranks)[0]);
   expect_close(second[0], large(7 * ranks)[0]);
+}
+
+TEST(MpiPeers, BoundsAWaitAndNotTheTimeBeforeIt) {
+  auto x = large(1);
+  c10d::AllreduceOptions options;
+  options.timeout = std::chrono::seconds(1);
+  const auto work = world()->allreduce(x, options);
+  std::this_thread::sleep_for(2 * options.timeout);
+  work->wait();
+  expect_close(x[0], large(static_cast<double>(manager().world_size()))[0]);
 }
 
 TEST(MpiPeers, GivesAFutureOfItsResults) {
