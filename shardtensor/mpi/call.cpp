@@ -277,9 +277,9 @@ void MpiCall::all_gather(const Tensors& rows, const at::Tensor& x) {
 }
 
 void MpiCall::exchange(const Tensors& received, const Tensors& parts) {
+  received[rank_].copy_(parts[rank_]);
   receive_all(received);
   send_all(parts);
-  received[rank_].copy_(parts[rank_]);
 }
 
 void MpiCall::all_reduce(const at::Tensor& x, const c10d::ReduceOp& op) {
