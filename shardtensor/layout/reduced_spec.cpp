@@ -29,9 +29,7 @@ std::vector<int64_t> reduced_dims(
         bound - 1,
         "], got ",
         dim);
-    if (ndim > 0) {
-      result.push_back(dim < 0 ? dim + ndim : dim);
-    }
+    result.push_back(dim < 0 ? dim + bound : dim);
   }
   std::sort(result.begin(), result.end());
   TORCH_CHECK(
@@ -39,6 +37,9 @@ std::vector<int64_t> reduced_dims(
       op,
       ": a dim appears twice in ",
       *dims);
+  if (ndim == 0) {
+    result.clear(); // its dim 0 is none
+  }
   return result;
 }
 

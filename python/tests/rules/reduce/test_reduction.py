@@ -363,6 +363,9 @@ def test_wrong_dims_are_pytorchs_errors(mesh):
             reduce(part, 2)
         with pytest.raises(RuntimeError, match="appears (twice|multiple)"):
             reduce(part, (0, -2))
+    for reduce in (torch.sum, torch.mean, torch.std_mean, torch.linalg.vector_norm):
+        with pytest.raises(RuntimeError, match="appears (twice|multiple)"):
+            reduce(part.sum(), dim=(0, -1))
     with pytest.raises(RuntimeError, match="mean"):
         part.long().mean()
 
