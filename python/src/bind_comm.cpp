@@ -102,13 +102,19 @@ void bind_comm(py::module_& module) {
       py::arg("x"),
       py::arg("reduce"),
       py::arg("group"));
-  module.def("fused_dtype", &fused_dtype, py::arg("tensors"));
+  module.def(
+      "fused_dtype",
+      [](const std::vector<at::Tensor>& tensors, const std::string& reduce) {
+        return fused_dtype(tensors, parse_reduce(reduce));
+      },
+      py::arg("tensors"),
+      py::arg("reduce"));
   module.def(
       "fuse",
       &fuse,
       ReleaseGil(),
       py::arg("tensors"),
-      py::arg("buffer_dtype"),
+      py::arg("dtype"),
       py::arg("device"));
   module.def(
       "split_like",

@@ -39,7 +39,9 @@ at::Tensor reduce_loss_op(
 
 } // namespace
 
-at::ScalarType fused_dtype(const std::vector<at::Tensor>& tensors) {
+at::ScalarType fused_dtype(
+    const std::vector<at::Tensor>& tensors,
+    Reduce reduce) {
   size_t exact = 0;
   for (const auto& tensor : tensors) {
     exact += is_exact(tensor.scalar_type());
@@ -48,6 +50,9 @@ at::ScalarType fused_dtype(const std::vector<at::Tensor>& tensors) {
       exact == 0 || exact == tensors.size(),
       "fused_all_reduce: integer or bool tensors beside floating ones: say the "
       "buffer_dtype, for not every integer is a float");
+  if (exact > 0 && reduce == Reduce::Avg) {
+    return at::kLong; // their sum may be none of theirs
+  }
   auto dtype = exact == 0 ? at::kFloat : at::kBool;
   for (const auto& tensor : tensors) {
     dtype = at::promoteTypes(dtype, tensor.scalar_type());
@@ -57,9 +62,8 @@ at::ScalarType fused_dtype(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor fuse(
     const std::vector<at::Tensor>& tensors,
-    std::optional<at::ScalarType> buffer_dtype,
+    at::ScalarType dtype,
     std::optional<at::Device> device) {
-  const auto dtype = buffer_dtype ? *buffer_dtype : fused_dtype(tensors);
   std::vector<at::Tensor> flat;
   flat.reserve(tensors.size());
   for (const auto& tensor : tensors) {
@@ -105,10 +109,10 @@ std::vector<at::Tensor> fused_all_reduce(
     return {};
   }
   const bool averages = reduce == Reduce::Avg;
+  const auto dtype =
+      buffer_dtype ? *buffer_dtype : fused_dtype(tensors, reduce);
   const auto total = all_reduce(
-      fuse(tensors, buffer_dtype, device),
-      averages ? Reduce::Sum : reduce,
-      group);
+      fuse(tensors, dtype, device), averages ? Reduce::Sum : reduce, group);
   return split_like(
       averages ? average(total, Group(group).ranks()) : total, tensors);
 }

@@ -19,8 +19,9 @@ namespace shardtensor {
 /// Every tensor reduced over the ranks of the group, new ones of the same
 /// shapes, dtypes and devices: sum, average, maximum or minimum. They travel in
 /// one buffer of `buffer_dtype` (none: the tensors' promoted dtype, floats as
-/// fp32 at least) on `device` (none: the first tensor's). An average of
-/// integers is rounded towards zero. Communication: one all-reduce of all
+/// fp32 at least, averages of integers as int64) on `device` (none: the first
+/// tensor's). An average of integers is rounded towards zero, of booleans it is
+/// whether all are true. Communication: one all-reduce of all
 /// elements. Raises a ValueError for a product, and for integers beside floats
 /// without a buffer_dtype.
 ///
@@ -43,11 +44,13 @@ at::Tensor reduce_loss(
 // ---- for the Python package, whose messages may be asynchronous ---
 
 /// The dtype that they travel in unless told otherwise.
-at::ScalarType fused_dtype(const std::vector<at::Tensor>& tensors);
+at::ScalarType fused_dtype(
+    const std::vector<at::Tensor>& tensors,
+    Reduce reduce);
 /// The tensors' elements in one buffer, and a buffer's as tensors like these.
 at::Tensor fuse(
     const std::vector<at::Tensor>& tensors,
-    std::optional<at::ScalarType> buffer_dtype,
+    at::ScalarType dtype,
     std::optional<at::Device> device);
 std::vector<at::Tensor> split_like(
     const at::Tensor& buffer,

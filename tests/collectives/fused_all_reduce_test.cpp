@@ -37,6 +37,15 @@ TEST_P(FusedAllReduce, ReducesManyTensors) {
     const auto mean = fused_all_reduce({whole}, Reduce::Avg, mesh->group());
     EXPECT_TRUE(at::equal(mean[0], at::full({1}, 4, at::kLong)));
     EXPECT_TRUE(fused_all_reduce({}, Reduce::Sum, mesh->group()).empty());
+    // Sums that their dtypes do not have.
+    const auto byte = at::full({}, 90 + own, at::kChar);
+    const auto alike = at::ones({}, at::kBool);
+    const auto one = at::full({}, own == 1, at::kBool);
+    const auto means =
+        fused_all_reduce({byte, alike, one}, Reduce::Avg, mesh->group());
+    EXPECT_TRUE(at::equal(means[0], at::full({}, 92, at::kChar)));
+    EXPECT_TRUE(means[1].item<bool>());
+    EXPECT_FALSE(means[2].item<bool>());
   });
 }
 

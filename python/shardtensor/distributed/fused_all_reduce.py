@@ -58,11 +58,12 @@ def fused_all_reduce(
     does for each. Ranks may insert keys in any order. `op`: SUM, AVG, MAX or MIN.
 
     The values travel in one buffer of `buffer_dtype` (default: the leaves'
-    promoted dtype, floats as fp32 at least; integers beside floats need it
-    said), on `device` (default: the first leaf's). With `async_op` the result is
-    (container, work): the tensors hold this rank's values until work.wait(),
-    then the reduced ones. Ranks whose containers differ all raise. Not
-    differentiable.
+    promoted dtype, floats as fp32 at least, averages of integers as int64; integers
+    beside floats need it said), on `device` (default: the first leaf's). Averages of
+    integers are rounded towards zero, one of booleans is whether all are true. With
+    `async_op` the result is (container, work): the tensors hold this rank's values
+    until work.wait(), then the reduced ones. Ranks whose containers differ all raise.
+    Not differentiable.
 
         fused_all_reduce({"loss": loss, "error": error}, op=dist.ReduceOp.AVG)
     """
@@ -77,10 +78,10 @@ def fused_all_reduce(
         result = _copy(tensors, leaves, cut)
         found = list(leaves.values())
         if buffer_dtype is None and not torch.compiler.is_compiling():
-            buffer_dtype = _C.fused_dtype(found)
+            buffer_dtype = _C.fused_dtype(found, reduce)
         told = _told(reduce + ", async" * async_op, leaves, cut, buffer_dtype)
         place = _place(found, device)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, others wait
         problem = error
     if ranks > 1:
         buffer = None if problem else torch.empty(0, device=place)
@@ -116,6 +117,7 @@ def _start(leaves, op, group, dtype, device):
     """The same, on its way."""
     averages = _is(op, dist.ReduceOp.AVG)
     reduce = "sum" if averages else _name(op)
+    dtype = dtype or _C.fused_dtype(leaves, _name(op))
     buffer = _C.fuse(leaves, dtype, device)
     wire, sent = _C.to_wire(buffer, reduce)
     how = next(known for known, name in _OPS if name == sent)

@@ -90,6 +90,20 @@ def test_integers_alone_are_exact(mesh):
     assert mean.dtype == torch.int64 and mean.item() == 5
 
 
+@ranks(1, 2, 3)
+def test_averages_of_small_integers_do_not_overflow(mesh):
+    first = dist.get_rank() == 0
+    values = [torch.tensor(200, dtype=torch.uint8), torch.tensor([-100, 100]).char()]
+    values += [torch.tensor([True, first])]
+    now = fused_all_reduce(values, op=dist.ReduceOp.AVG)
+    later, work = fused_all_reduce(values, op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    for averages in (now, later):
+        assert averages[0].item() == 200 and averages[1].tolist() == [-100, 100]
+        assert averages[2].tolist() == [True, mesh.size() == 1]
+        assert [x.dtype for x in averages] == [x.dtype for x in values]
+
+
 @ranks(2)
 def test_halves_travel_as_fp32_unless_told_otherwise(mesh):
     x = torch.tensor(2048.0 if dist.get_rank() else 1.0, dtype=torch.half)
