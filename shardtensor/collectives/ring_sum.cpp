@@ -51,7 +51,9 @@ at::Tensor sum_of_terms(
       ring.group,
       stops,
       is_recorded ? ", recorded for backward" : "");
-  return sum;
+  const auto is_input = [&](const at::Tensor& x) { return sum.is_alias_of(x); };
+  return is_input(block) || std::ranges::any_of(own, is_input) ? sum.clone()
+                                                               : sum;
 }
 
 /// The gradients of one term; undefined for what it does not depend on.

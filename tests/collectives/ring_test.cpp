@@ -6,8 +6,10 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -208,6 +210,26 @@ TEST(RingSum, IsThatOfAllBlocksTogether) {
           all_reduce(grads[2].detach(), Reduce::Sum, mesh->group());
       EXPECT_TRUE(at::allclose(factors, scale.grad()));
       EXPECT_THROW(grads[1].sum().backward(), c10::Error);
+    });
+  }
+}
+
+TEST(RingSum, TakesConjugatesAndATermThatIsTheBlock) {
+  using Complex = c10::complex<double>;
+  const auto same = [](const at::Tensor& block, const auto&) { return block; };
+  for (const int64_t ranks : {1, 2, 3}) {
+    run_on_mesh({ranks}, [&](const MeshPtr& mesh) {
+      const auto rank = static_cast<double>(mesh->position());
+      const auto all = static_cast<double>(ranks);
+      const auto x = at::full({2}, Complex(1, rank), at::kComplexDouble)
+                         .set_requires_grad(true);
+      for (const auto& block : {x, x.conj()}) {
+        const auto sum = ring_sum(same, block, {}, {}, mesh->group());
+        const auto imaginary = (block.is_conj() ? -all : all) * (all - 1) / 2;
+        EXPECT_TRUE(at::equal(sum, at::full_like(x, Complex(all, imaginary))));
+        const auto grads = torch::autograd::grad({at::real(sum).sum()}, {x});
+        EXPECT_TRUE(at::equal(grads[0], at::full_like(x, all)));
+      }
     });
   }
 }

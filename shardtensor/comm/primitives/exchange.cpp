@@ -236,6 +236,11 @@ at::Tensor checked_source(const at::Tensor& x, const ExchangeCode& code) {
   return in_order_of_boxes(x, code);
 }
 
+/// As the dispatcher hands a tensor to the operator.
+at::Tensor resolved(const at::Tensor& x) {
+  return x.is_conj() || x.is_neg() ? x.resolve_conj().resolve_neg() : x;
+}
+
 /// Writes target, which may be made by `meanwhile`.
 void run_exchange(
     const at::Tensor& target,
@@ -408,7 +413,7 @@ at::Tensor exchange_during(
     const at::Tensor& x,
     const EncodedExchange& encoded,
     c10::function_ref<void()> meanwhile) {
-  return exchange_to_new(x, encoded.code, encoded.group, meanwhile);
+  return exchange_to_new(resolved(x), encoded.code, encoded.group, meanwhile);
 }
 
 void exchange_onto(
@@ -421,7 +426,7 @@ void exchange_onto(
     return;
   }
   const auto schedule = find_schedule(encoded.code, x, /*adds=*/true);
-  const auto source = checked_source(x, schedule->code);
+  const auto source = checked_source(resolved(x), schedule->code);
   at::Tensor boxed;
   run_exchange(boxed, source, *schedule, encoded.group, [&] {
     meanwhile();
