@@ -37,7 +37,7 @@ class DistributedRFFT2:
             if x.is_complex():
                 raise TypeError(f"expected real numbers, got {x.dtype}")
             along_rows = torch.fft.fft(x, s[0], rows, norm)
-        _agree_on_call("DistributedRFFT2", x, s, dim, norm, group)
+        _agree_on_call("DistributedRFFT2", x, columns, s, dim, norm, group)
         cut = _transpose(along_rows, rows, columns, group)
         y = torch.fft.fft(cut, s[1], columns, norm)
         return y.narrow(columns, 0, y.shape[columns] // 2 + 1)
@@ -62,7 +62,7 @@ class DistributedIRFFT2:
             # The columns come first, unlike those of irfft2: no real transform.
             halves = _with_conjugates(x, columns, extent)
             along_columns = torch.fft.ifft(halves, extent, columns, norm)
-        _agree_on_call("DistributedIRFFT2", x, s, dim, norm, group)
+        _agree_on_call("DistributedIRFFT2", x, rows, s, dim, norm, group)
         cut = _transpose(along_columns, columns, rows, group)
         return torch.fft.ifft(cut, s[0], rows, norm).real
 
@@ -84,8 +84,9 @@ def _two_dims(x, s, dim, norm):
     return rows, columns
 
 
-def _agree_on_call(name, x, s, dim, norm, group):
-    told = f"{name} of {x.dtype} tensors of {x.dim()} dims, "
+def _agree_on_call(name, x, cut, s, dim, norm, group):
+    sizes = ["*" if d == cut else str(size) for d, size in enumerate(x.shape)]
+    told = f"{name} of {x.dtype} tensors [{', '.join(sizes)}], "
     agree_on_call(group, f"{told}s={tuple(s)}, dim={tuple(dim)}, norm={norm!r}", x=x)
 
 

@@ -1,5 +1,7 @@
 """PhysicsNeMo's distributed FFT of strips: the whole transform's pieces."""
 
+import re
+
 import pytest
 import torch
 from ranks import assert_close, ranks, uneven
@@ -62,3 +64,16 @@ def test_what_is_no_plane_of_real_numbers_is_an_error(mesh):
         DistributedRFFT2.apply(x.to(torch.complex64))
     with pytest.raises(ValueError, match="two dims, got"):
         DistributedIRFFT2.apply(x, (None, None), (1, -1))
+
+
+@ranks(2)
+def test_strips_of_another_shape_are_an_error(mesh):
+    DistributedManager.initialize()
+    DistributedManager.create_process_subgroup("spatial_parallel", mesh.size())
+    x = torch.randn((2, 3, 4, 4) if mesh.get_local_rank() else (3, 2, 4, 4))
+    for transform, sizes in (
+        (DistributedRFFT2, "2, 3, 4, *"),
+        (DistributedIRFFT2, "2, 3, *, 4"),
+    ):
+        with pytest.raises(ValueError, match=r"rank 1: .* \[" + re.escape(sizes)):
+            transform.apply(x)
