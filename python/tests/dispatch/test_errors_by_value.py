@@ -62,6 +62,8 @@ REFUSED = {
         division(torch.fmod),
         division(lambda x, y: torch.div(x, y, rounding_mode="trunc")),
         division(lambda x, y: x.remainder_(y)),
+        division(lambda _, y: 7 % y),
+        lambda cut: cut(torch.arange(4)) // torch.tensor([1, 2, 3, 0]),
         lambda cut: cut(torch.arange(4)) % 0,
         lambda cut: cut(torch.arange(4)) // torch.zeros(4, dtype=torch.long),
     ],

@@ -203,6 +203,18 @@ bool divides_integers(const std::string& op) {
       (begins("aten::div") && op.find("_mode") != std::string::npos);
 }
 
+/// Whether ranks look at other parts of the divisor, of which one is zero.
+bool cuts_divisor(const Call& call, const Decision& decision) {
+  const auto divisor = call.argument_index("other");
+  for (size_t i = 0; i < decision.inputs.size(); ++i) {
+    const auto& needed = decision.inputs[i];
+    if (call.operand(i).argument == divisor && needed && needed->is_sharded()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// A divisor that all ranks hold is zero on all that have anything to divide.
 Decision division_rule(Call& call) {
   auto decision = pointwise_rule(call);
@@ -215,9 +227,7 @@ Decision division_rule(Call& call) {
   if (!of_integers || !layout || !layout->is_sharded()) {
     return decision;
   }
-  const bool has_own_divisor =
-      operands.size() > 1 && operands[1].spec && operands[1].spec->is_sharded();
-  if (has_own_divisor || layout->has_empty_piece()) {
+  if (cuts_divisor(call, decision) || layout->has_empty_piece()) {
     decision.refuses_values = layout;
   }
   return decision;
