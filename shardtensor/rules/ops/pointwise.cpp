@@ -30,8 +30,16 @@ Decision linear_rule(Call& call) {
   return elementwise_rule(call, linearity);
 }
 
-/// Terms times an infinity, or divided by zero, do not add up to what the sum
-/// would give.
+// Terms times an infinity, or divided by zero, do not add up to what the sum
+// would give.
+
+Decision sum_rule(Call& call) {
+  const auto kind = factor_kind(call.argument("alpha").toScalar());
+  return elementwise_rule(
+      call,
+      kind == FactorKind::NotFinite ? Linearity::None : Linearity::Additive);
+}
+
 Decision product_rule(Call& call) {
   const bool infinite =
       std::ranges::any_of(call.operands(), [](const Operand& operand) {
@@ -120,7 +128,6 @@ Decision log_sigmoid_backward_rule(Call& call) {
 const std::vector<RuleEntry>& linear_rules() {
   constexpr auto copy = linear_rule<Linearity::Copy>;
   constexpr auto unary = linear_rule<Linearity::Unary>;
-  constexpr auto additive = linear_rule<Linearity::Additive>;
   static const std::vector<RuleEntry> table = {
       {"aten::alias", copy},
       {"aten::detach", copy},
@@ -136,12 +143,12 @@ const std::vector<RuleEntry>& linear_rules() {
       {"aten::mul_.Scalar", product_with_number_rule},
       {"aten::div.Scalar", quotient_by_number_rule},
       {"aten::div_.Scalar", quotient_by_number_rule},
-      {"aten::add.Tensor", additive},
-      {"aten::add_.Tensor", additive},
-      {"aten::sub.Tensor", additive},
-      {"aten::sub_.Tensor", additive},
-      {"aten::rsub.Tensor", additive},
-      {"aten::complex", additive},
+      {"aten::add.Tensor", sum_rule},
+      {"aten::add_.Tensor", sum_rule},
+      {"aten::sub.Tensor", sum_rule},
+      {"aten::sub_.Tensor", sum_rule},
+      {"aten::rsub.Tensor", sum_rule},
+      {"aten::complex", linear_rule<Linearity::Additive>},
       {"aten::mul.Tensor", product_rule},
       {"aten::mul_.Tensor", product_rule},
       {"aten::div.Tensor", quotient_rule},

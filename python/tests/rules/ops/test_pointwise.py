@@ -130,7 +130,8 @@ def test_a_sum_is_done_before_terms_become_infinite(mesh):
         lambda x: x / torch.tensor(0.0), lambda x: x / torch.zeros(3),
         lambda x: x.clone().mul_(inf), lambda x: x.clone().div_(0),
         lambda x: x / complex(0, 0), lambda x: torch.ops.aten.mul.Scalar(x, inf),
-        lambda x: torch.ops.aten.div.Scalar(x, 0),
+        lambda x: torch.ops.aten.div.Scalar(x, 0), lambda x: x.add(x, alpha=inf),
+        lambda x: x.clone().sub_(x, alpha=inf),
     ):  # fmt: skip
         # Decisions are kept: ordinary numbers before must not decide for these.
         assert_close(part * 2 / 3, x * 2 / 3)
