@@ -13,6 +13,7 @@ import shardtensor
 RESULTS = {
     "one": lambda x: x.exp(),
     "number": lambda x: x * 2,
+    "power_of_number": lambda x: 2.0**x,
     "itself": lambda x: x + x,
     "contiguous": lambda x: x + torch.ones(x.shape, dtype=x.dtype),
     "contiguous_first": lambda x: torch.ones(x.shape, dtype=x.dtype) + x,

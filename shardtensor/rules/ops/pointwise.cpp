@@ -290,6 +290,8 @@ constexpr RuleEntry kInAnotherOrder[] = {
     {"aten::masked_fill.Scalar", copied_rule},
     {"aten::masked_fill.Tensor", copied_rule},
     {"aten::mvlgamma", copied_rule},
+    {"aten::pow.Scalar", copied_rule},
+    {"aten::pow.Scalar_out", copied_rule},
 };
 
 Rule pointwise_rule_of(const std::string& op) {
