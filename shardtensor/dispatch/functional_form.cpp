@@ -206,7 +206,7 @@ at::Tensor own(const at::Tensor& result, const Stack& arguments) {
     }
     const auto& local = impl_of(result)->local();
     if (impl_of(given)->local().is_alias_of(local)) {
-      return wrap(local.clone(), spec(result));
+      return wrap(local.clone(), spec(result), result.strides());
     }
   }
   return result;
@@ -245,7 +245,7 @@ void write_result(
       result.sizes(),
       ", it cannot be written into a tensor of sizes ",
       target.sizes());
-  impl->set(part.tensor, part.spec);
+  impl->set(part.tensor, part.spec, result.strides());
   note_written(target);
 }
 

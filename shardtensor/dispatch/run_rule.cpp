@@ -153,11 +153,13 @@ void replace_operands(
 // ---- results ----------------------------------------------------------------
 
 /// Brings what the local call wrote back into the wrapper that it was for.
+/// `strides_of` a result of other sizes.
 void write_back(
     const Operand& operand,
     const at::Tensor& local,
     const SpecPtr& wanted,
-    const SpecPtr& output) {
+    const SpecPtr& output,
+    c10::function_ref<std::vector<int64_t>(const ShardSpec&)> strides_of) {
   if (!is_shard_tensor(operand.tensor)) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         local.is_same(operand.tensor),
@@ -184,7 +186,7 @@ void write_back(
   impl->set(
       local,
       result,
-      keeps_sizes ? operand.tensor.strides() : at::IntArrayRef());
+      keeps_sizes ? operand.tensor.strides().vec() : strides_of(*result));
   note_written(operand.tensor);
 }
 
@@ -230,6 +232,12 @@ class Outputs {
     return value;
   }
 
+  /// Of an output that is a new tensor.
+  std::vector<int64_t> strides(size_t index, const ShardSpec& spec) const {
+    return index < decision_.strides.size()
+        ? decision_.strides[index]
+        : nominal_strides(call_, decision_.strides_of, spec.sizes());
+  }
   /// The spec of the next output, or null.
   SpecPtr take() {
     const auto index = next_++;
@@ -245,12 +253,7 @@ class Outputs {
       spec = make_replicated(call_.mesh(), local.sizes().vec());
     }
     if (!locals_.viewed) {
-      return wrap(
-          local,
-          spec,
-          index < decision_.strides.size()
-              ? decision_.strides[index]
-              : nominal_strides(call_, decision_.strides_of, spec->sizes()));
+      return wrap(local, spec, strides(index, *spec));
     }
     const auto& tensor = locals_.viewed->tensor;
     const auto strides = tensor.sizes() == at::IntArrayRef(spec->sizes())
@@ -304,14 +307,22 @@ void finish(
     }
     const auto index = static_cast<size_t>(target - call.operands().data());
     write_back(
-        *target, value.toTensor(), wanted_of(decision, index), outputs.take());
+        *target,
+        value.toTensor(),
+        wanted_of(decision, index),
+        outputs.take(),
+        [&](const ShardSpec& spec) { return outputs.strides(i, spec); });
     handled[index] = true;
     value = target->tensor;
   }
   for (size_t i = 0; i < call.operands().size(); ++i) {
     if (call.operand(i).written && !handled[i]) {
       write_back(
-          call.operand(i), locals.tensors[i], wanted_of(decision, i), nullptr);
+          call.operand(i),
+          locals.tensors[i],
+          wanted_of(decision, i),
+          nullptr,
+          [](const ShardSpec&) { return std::vector<int64_t>(); });
     }
   }
 }

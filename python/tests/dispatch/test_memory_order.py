@@ -78,6 +78,38 @@ def test_results_lie_as_on_one_device(mesh, memory):
             assert actual.stride() == expected.stride(), f"{name} of {memory}"
 
 
+# Written into a tensor without elements, which gets their sizes.
+MADE = {
+    "one": torch.exp,
+    "number": lambda x, out: torch.mul(x, 2, out=out),
+    "power_of_number": lambda x, out: torch.pow(2.0, x, out=out),
+    "itself": lambda x, out: torch.atan2(x, x, out=out),
+    "where": lambda x, out: torch.where(x > 0, x, x, out=out),
+    "sum": lambda x, out: torch.sum(x, 0, out=out),
+    "amax": lambda x, out: torch.amax(x, 0, keepdim=True, out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 0, out=out),
+    "softmax": lambda x, out: torch.softmax(x, 0, out=out),
+    "cat": lambda x, out: torch.cat([x, x], 1, out=out),
+    "tril": lambda x, out: torch.tril(x, out=out),
+    "index_select": lambda x, out: torch.index_select(
+        x, 0, torch.tensor([0, 0]), out=out
+    ),
+}
+
+
+@ranks(2)
+@pytest.mark.parametrize("memory", MEMORY)
+def test_an_empty_out_lies_as_on_one_device(mesh, memory):
+    shape, lay = MEMORY[memory]
+    base = torch.randn(shape, dtype=torch.float64)
+    whole, part = lay(base), lay(shard(base, mesh, [Shard(0)]))
+    for name, fn in MADE.items():
+        expected, actual = whole.new_empty(0), part.new_empty(0)
+        fn(whole, out=expected), fn(part, out=actual)
+        assert_close(actual, expected, what=name)
+        assert actual.stride() == expected.stride(), f"{name} of {memory}"
+
+
 @ranks(2)
 def test_products_lie_as_on_one_device(mesh):
     a, b = torch.randn(3, 5, 2), torch.randn(3, 2, 4)
