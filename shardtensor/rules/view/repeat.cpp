@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -135,10 +136,17 @@ std::map<int64_t, int64_t> shifts_of(
   return result;
 }
 
-/// Of a rolled tensor: CUDA's kernel makes it row-major.
-at::MemoryFormat rolled_format(const at::Tensor& self) {
-  return self.is_cuda() ? at::MemoryFormat::Contiguous
-                        : self.suggest_memory_format();
+/// Of a rolled tensor: CUDA's kernel makes it row-major, the CPU's where a dim
+/// goes around as a whole.
+at::MemoryFormat rolled_format(
+    const at::Tensor& self,
+    const std::map<int64_t, int64_t>& rolled) {
+  const bool row_major =
+      self.is_cuda() || std::ranges::any_of(rolled, [](const auto& of_dim) {
+        return of_dim.second == 0;
+      });
+  return row_major ? at::MemoryFormat::Contiguous
+                   : self.suggest_memory_format();
 }
 
 at::Tensor roll_kernel(
@@ -160,6 +168,7 @@ at::Tensor roll_kernel(
       dims);
   auto [local, layout] = local_of(self, contiguous(spec(self)));
   const auto rolled = shifts_of(self, shifts, dims);
+  const auto format = rolled_format(self, rolled);
   std::vector<int64_t> cut;
   std::vector<int64_t> shifts_of_cut;
   for (const auto& [dim, shift] : rolled) {
@@ -174,12 +183,11 @@ at::Tensor roll_kernel(
     return boundary_rows(
         rows.shifted(-rolled.at(dim)), self.size(dim), Boundary::Periodic);
   };
-  local = take_rows(
-      "roll", shifts_of_cut, local, layout, rolled_format(self), cut, from);
+  local = take_rows("roll", shifts_of_cut, local, layout, format, cut, from);
   const auto result = wrap(
       local.is_alias_of(impl_of(self)->local()) ? local.clone() : local,
       layout,
-      strides_of_format(rolled_format(self), self.sizes().vec()));
+      strides_of_format(format, self.sizes().vec()));
   if (const auto* known = nonzero_box(self)) {
     auto box = *known;
     for (const auto& [dim, shift] : rolled) {
