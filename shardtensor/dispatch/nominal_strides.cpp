@@ -78,7 +78,8 @@ int compare_dims(
   return 0;
 }
 
-/// Also its dims of one element, whose strides may otherwise be any number.
+} // namespace
+
 bool has_row_major_strides(const at::Tensor& x) {
   int64_t next = 1;
   for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
@@ -89,8 +90,6 @@ bool has_row_major_strides(const at::Tensor& x) {
   }
   return true;
 }
-
-} // namespace
 
 Dims memory_order(const std::vector<Dims>& strides, const Dims& sizes) {
   Dims order(sizes.size());

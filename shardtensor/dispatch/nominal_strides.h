@@ -41,6 +41,10 @@ Decision rule_with_strides(Call& call) {
 
 // -----------------------------------------------------------------------------
 
+/// Whether it is contiguous, its dims of one element, too, whose strides may
+/// otherwise be any number.
+bool has_row_major_strides(const at::Tensor& x);
+
 /// What TensorIterator gives a tensor of `sizes` made of these operands, which
 /// may be broadcast: dims in memory in the order that the first operand that
 /// tells two of them apart has them in.

@@ -14,6 +14,7 @@
 #include "shardtensor/dispatch/arguments/plain_writes.h"
 #include "shardtensor/dispatch/boxed_call.h"
 #include "shardtensor/dispatch/function_level.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/dispatch/rule.h"
 #include "shardtensor/dispatch/unboxed.h"
 #include "shardtensor/tensor/dtensor.h"
@@ -106,7 +107,7 @@ c10::KernelFunction function_level() {
 
 /// Looks at all arguments: tensors of one layout without a Partial, dense in
 /// the same order, and plain numbers. A pointwise result then has that layout
-/// and that order.
+/// and that order, beside a number that of dims of one element, too.
 class Alike {
  public:
   void see(const at::Tensor& tensor) {
@@ -115,6 +116,7 @@ class Alike {
       holds_ = holds_ && tensor.defined() && tensor.dim() == 0;
       return;
     }
+    row_major_ = row_major_ && has_row_major_strides(tensor);
     const auto& own = spec(tensor);
     if (!spec_) {
       spec_ = &own;
@@ -132,7 +134,7 @@ class Alike {
   void see(const Other&) {}
 
   bool holds() const {
-    return holds_ && spec_;
+    return holds_ && spec_ && (all_sharded_ || row_major_ || !strides_.empty());
   }
   bool all_sharded() const {
     return all_sharded_;
@@ -148,6 +150,7 @@ class Alike {
  private:
   bool holds_ = true;
   bool all_sharded_ = true;
+  bool row_major_ = true;
   const SpecPtr* spec_ = nullptr;
   at::IntArrayRef strides_;
 };

@@ -13,6 +13,10 @@ MEMORY = {
         (3, 4, 6, 5),
         lambda x: x.contiguous(memory_format=torch.channels_last),
     ),
+    "one_channel": (
+        (3, 1, 6, 5),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+    ),
     "computed": ((3, 4, 6, 5), lambda x: x.permute(0, 2, 3, 1) * 2 + 1),
     "steps": ((8, 12, 3), lambda x: x[:, ::2]),
     "inner": ((8, 12), lambda x: x[:, 3:9]),

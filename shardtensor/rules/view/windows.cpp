@@ -12,6 +12,7 @@
 
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
+#include "shardtensor/dispatch/nominal_strides.h"
 #include "shardtensor/rules/view/kept_plans.h"
 #include "shardtensor/rules/view/shared_windows.h"
 
@@ -358,18 +359,6 @@ at::Tensor as_strided_function(
 
 // ---- other element types ----------------------------------------------------
 
-/// Contiguous, with the usual strides for dims of size 0 and 1, too.
-bool is_standard(const at::Tensor& tensor) {
-  int64_t stride = 1;
-  for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
-    if (tensor.stride(dim) != stride) {
-      return false;
-    }
-    stride *= std::max<int64_t>(tensor.size(dim), 1);
-  }
-  return true;
-}
-
 /// Memory that holds the numbers themselves, not what conj() or imag makes of
 /// them when it is read.
 ViewSource resolved_source(ViewSource source, const at::Tensor& self) {
@@ -411,7 +400,7 @@ at::Tensor view_as_complex_kernel(const at::Tensor& self) {
       [](const at::Tensor& whole) { return at::view_as_complex(whole); });
   note_view_repair("view_as_complex", own, plan->wanted);
   auto source = resolved_source(view_source(self, plan->wanted), self);
-  if (!is_standard(source.local)) {
+  if (!has_row_major_strides(source.local)) {
     source = contiguous_source(source, self);
   }
   auto local = source.local.numel() == 0
@@ -472,7 +461,7 @@ at::Tensor view_dtype_kernel(const at::Tensor& self, at::ScalarType dtype) {
       [&](const at::Tensor& whole) { return whole.view(dtype); });
   note_view_repair("view.dtype", own, plan->wanted);
   auto source = resolved_source(view_source(self, plan->wanted), self);
-  if (from != to && !is_standard(source.local)) {
+  if (from != to && !has_row_major_strides(source.local)) {
     source = contiguous_source(source, self);
   }
   // Strides of tensors without elements may not divide.
