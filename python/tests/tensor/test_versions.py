@@ -91,3 +91,20 @@ def test_a_piece_and_its_shard_tensor_share_a_version(mesh):
     with torch.inference_mode():
         x = ShardTensor.from_local(values(3, 4), mesh, [Shard(0)])
         assert_close(x + values(1, 4) * 0, x.full_tensor())
+
+
+@ranks(1, 2)
+def test_gradients_that_were_summed_together_are_written_one_by_one(mesh):
+    def penalty(x):
+        weight = torch.ones(4, 3, 3, dtype=torch.float64, requires_grad=True)
+        bias = torch.ones(4, dtype=torch.float64, requires_grad=True)
+        loss = F.conv1d(x, weight, bias, padding=1).pow(2).sum()
+        of_weight, of_bias = torch.autograd.grad(
+            loss, (weight, bias), create_graph=True
+        )
+        squares = of_weight.pow(2).sum()  # saves it
+        of_bias.mul_(2)
+        return torch.autograd.grad(squares, weight)[0]
+
+    x = values(2, 3, 8)
+    assert_close(penalty(shard(x, mesh, [Shard(2)])), penalty(x))

@@ -84,6 +84,11 @@ std::vector<at::Tensor> sum_together(
       totals[i] =
           total.narrow(0, offset, terms[i].numel()).view(terms[i].sizes());
       offset += terms[i].numel();
+      if (members.size() > 1 && !is_traced(total) && !total.is_inference()) {
+        // They lie in one memory, but each is written by itself.
+        torch::autograd::impl::set_version_counter(
+            totals[i], c10::VariableVersion(0));
+      }
     }
   }
   return totals;
