@@ -53,6 +53,9 @@ void push_results(
     const py::object& result,
     Stack* stack) {
   const auto& returns = schema.returns();
+  if (returns.empty()) {
+    return;
+  }
   if (returns.size() == 1) {
     stack->push_back(torch::jit::toIValue(result, returns[0].type()));
     return;

@@ -195,6 +195,23 @@ def test_dispatch_handlers_get_arguments_and_give_several_results(mesh):
 
 
 @ranks(2)
+def test_a_dispatch_handler_of_an_operator_without_results(mesh):
+    op = torch.ops.aten._foreach_add_.Scalar
+
+    def twice(tensors, number):
+        for tensor in tensors:
+            tensor.add_(2 * number)
+
+    x = shard(torch.zeros(4), mesh, [Shard(0)])
+    ShardTensor.register_dispatch_handler(op, twice)
+    try:
+        torch._foreach_add_([x], 1.0)
+    finally:
+        ShardTensor.unregister_dispatch_handler(op)
+    assert_close(x, torch.full((4,), 2.0))
+
+
+@ranks(2)
 def test_errors_of_a_handler_reach_the_caller(mesh):
     s = shard(torch.randn(6), mesh, [Shard(0)])
 
