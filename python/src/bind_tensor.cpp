@@ -100,7 +100,18 @@ void bind_access(py::module_& module) {
             impl->local().sizes(),
             ", got ",
             local.sizes());
-        impl->set(local.detach(), impl->spec());
+        TORCH_CHECK_TYPE(
+            local.dtype() == tensor.dtype() &&
+                local.device() == tensor.device(),
+            "_local_tensor: expected ",
+            tensor.dtype(),
+            " on ",
+            tensor.device(),
+            ", got ",
+            local.dtype(),
+            " on ",
+            local.device());
+        impl->set(local.detach(), impl->spec(), tensor.strides().vec());
       },
       py::arg("tensor"),
       py::arg("local"));

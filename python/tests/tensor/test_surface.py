@@ -378,3 +378,17 @@ def test_partial_terms_are_told_apart_from_values(mesh):
     assert_close(x * 2, 2 * numbered(3))
     assert_close(x + 1, numbered(3) + 1)
     assert_close(x.exp(), numbered(3).exp())
+
+
+@ranks(2)
+def test_another_piece_keeps_what_the_tensor_shows(mesh):
+    images = numbered(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    x = shard(numbered(2, 3, 4, 4), mesh, [Shard(2)])
+    x = x.contiguous(memory_format=torch.channels_last)
+    x._local_tensor = x._local_tensor * 2
+    assert_close(x, images * 2)
+    assert x.stride() == images.stride()
+    with pytest.raises(TypeError, match="expected double on .*, got float"):
+        x._local_tensor = x._local_tensor.float()
+    with pytest.raises(ValueError, match="expected sizes"):
+        x._local_tensor = x._local_tensor[:1]
