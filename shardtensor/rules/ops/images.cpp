@@ -24,7 +24,8 @@ using Dims = std::vector<int64_t>;
 Decision kept_dims_rule(Call& call, int64_t kept, Linearity linearity) {
   const auto labels_of = [&](size_t dims) {
     Dims own(dims, kPrivate);
-    for (int64_t dim = 0; dim < kept; ++dim) {
+    const auto cut = std::min(kept, static_cast<int64_t>(dims)); // or it raises
+    for (int64_t dim = 0; dim < cut; ++dim) {
       own[dim] = dim;
     }
     return own;
