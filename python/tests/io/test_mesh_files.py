@@ -143,6 +143,33 @@ def test_words_in_vtks_fields_are_left_out(tmp_path, monkeypatch):
     assert torch.equal(found, torch.from_numpy(expected))
 
 
+def test_what_vtk_says_of_arrays_is_left_out(tmp_path, monkeypatch):
+    """As ParaView writes it, behind the array that it is about."""
+    about = b"METADATA\nINFORMATION 1\nNAME L2_NORM_RANGE LOCATION vtkDataArray\n"
+    about += b"DATA 2 0 9 \n\n"
+    parts = [b"# vtk DataFile Version 4.2\n\nBINARY\nDATASET UNSTRUCTURED_GRID\n"]
+    for head, count, dtype in (
+        ("POINTS 3 double", 9, ">f8"),
+        ("CELLS 1 4", 4, ">i4"),
+        ("CELL_TYPES 1", 1, ">i4"),
+        ("POINT_DATA 3\nFIELD FieldData 2\na 1 3 double", 3, ">f8"),
+        ("b 2 3 int", 6, ">i4"),
+        ("CELL_DATA 1\nFIELD FieldData 1\nc 1 1 int", 1, ">i4"),
+    ):
+        numbers = np.array([3, 0, 1, 2] if "CELLS" in head else np.arange(count) + 5)
+        told = b"" if "CELL" in head else about
+        parts.append(
+            f"{head}\n".encode() + numbers.astype(dtype).tobytes() + b"\n" + told
+        )
+    path = tmp_path / "a.vtk"
+    path.write_bytes(b"".join(parts))
+    expected = variables(path)
+    is_read_whole(monkeypatch)
+    for name in ("points", "point_data/a", "point_data/b", "cell_data/c/triangle"):
+        found = shardtensor.io.open(path, name)[...].numpy()
+        np.testing.assert_array_equal(found, expected[name])
+
+
 def test_a_compressor_that_is_not_there(tmp_path, monkeypatch):
     path = written("vtu, raw, zlib", tmp_path)
     text = path.read_bytes()

@@ -66,9 +66,14 @@ class _Reader:
         return line
 
     def _words(self) -> list[str]:
-        """Of the next line that has any; none at the end."""
+        """Of the next line that has any, behind what VTK says of the array before;
+        none at the end."""
         while self._at < self._file.size:
-            if words := self._line().split():
+            words = self._line().split()
+            if words == ["METADATA"]:
+                while self._line():
+                    pass
+            elif words:
                 return words
         return []
 
@@ -87,9 +92,6 @@ class _Reader:
         elif name in ("POINT_DATA", "CELL_DATA"):
             self._rows = int(words[1])
             self._active = self._data[name.split("_")[0]]
-        elif name == "METADATA":
-            while self._line():
-                pass
         elif name == "FIELD":
             for _ in range(int(words[2])):
                 self._field(self._words())
