@@ -20,6 +20,7 @@
 #include "shardtensor/layout/cut_by_all.h"
 #include "shardtensor/layout/reduced_spec.h"
 #include "shardtensor/rules/index/row_exchange.h"
+#include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/shard_tensor.h"
 #include "shardtensor/tensor/transformed.h"
 
@@ -317,7 +318,8 @@ Tensor ShardGraph::halo(
     c10::function_ref<void(const Tensor&)> meanwhile) const {
   const CommScope scope("shardtensor::ShardGraph.halo");
   auto own = own_rows(x);
-  if (is_transformed(own)) { // its levels record operators
+  // Levels record operators, which have tangents.
+  if (is_transformed(own) || has_tangent({own})) {
     meanwhile(own);
     return at::cat({own, exchange_->others(own, 0)});
   }

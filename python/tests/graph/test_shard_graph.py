@@ -9,6 +9,7 @@ import pytest
 import torch
 from networks import Forecast
 from ranks import assert_close, check_op, partitions, ranks, shard, sharded
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Replicate, Shard
 
 import shardtensor
@@ -385,6 +386,24 @@ def test_a_rank_may_use_own_rows_alone(mesh):
             uses[node - 1] += 3
     assert_close(grad, 2 * uses)
     assert_close(second, 4 * uses**2)
+
+
+@ranks(1, 2, 3, "2x2")
+def test_tangents_of_the_halo_travel_with_it(mesh):
+    edges = torch.arange(2 * EDGES).reshape(2, EDGES) * 5 % NODES
+    nodes = partition_nodes(mesh, owners=torch.arange(NODES) % mesh.size())
+    graph = ShardGraph(edges, nodes)
+    value, tangent = (
+        shard(torch.randn(NODES, 2), mesh, on_all(Shard(0), mesh)) for _ in range(2)
+    )
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(value, tangent)
+        table, first = graph.halo(dual, meanwhile=lambda own: 2 * own)
+        found = [forward_ad.unpack_dual(x) for x in (table, first)]
+    expected = graph.halo(tangent)
+    torch.testing.assert_close(found[0].primal, graph.halo(value))
+    torch.testing.assert_close(found[0].tangent, expected)
+    torch.testing.assert_close(found[1].tangent, 2 * expected[: len(first)])
 
 
 @ranks(2, 3)
