@@ -140,8 +140,9 @@ def ring_sum(
     the order of ring_tour. Differentiable once, also where fn is: backward is
     a tour on which fn runs again, and the gradient of each piece travels to its
     owner. `own` are local tensors that stay here; what else fn uses gets no
-    gradient. fn must not write into a piece, which may be on its way. `shapes`,
-    communication and errors: as ring_tour.
+    gradient; forward mode of `block` and torch.func's transforms are errors. fn must
+    not write into a piece, which may be on its way. `shapes`, communication and
+    errors: as ring_tour.
 
         own = bodies.to_local()
         forces = ring_sum(attraction, own, own, mesh=mesh)"""

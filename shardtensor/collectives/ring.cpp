@@ -13,6 +13,7 @@
 #include "shardtensor/comm/host_numbers.h"
 #include "shardtensor/comm/primitives/exchange.h"
 #include "shardtensor/comm/primitives/exchange_code.h"
+#include "shardtensor/comm/transforms.h"
 
 namespace shardtensor {
 
@@ -309,16 +310,16 @@ BlockSizes detail::ring_tour_as(
     const BlockSizes& sizes,
     const std::string& group_name,
     const RingStops& stops,
-    const std::string& note) {
+    c10::function_ref<std::string()> note) {
   const Group group(group_name);
-  agree_on_call(group, block, [&] {
-    return tour_call(
-        name,
-        group,
-        block,
-        sizes,
-        (stops.returned ? ", with terms" : "") + note);
-  });
+  {
+    const OutsideTransforms of_all_levels;
+    agree_on_call(group, values_inside(block), [&] {
+      check_not_transformed(name, block);
+      const auto* const terms = stops.returned ? ", with terms" : "";
+      return tour_call(name, group, block, sizes, terms + note());
+    });
+  }
   auto all = sizes.empty() ? gather_sizes(block, group) : sizes;
   CheckedStops own(name, stops);
   ring_tour_of_agreed(block, all, group_name, own.checked());

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 
 namespace shardtensor {
 
@@ -47,13 +48,13 @@ struct RingStops {
 /// One tour. `sizes` are those of every rank's block, in rank order, or empty:
 /// ranks tell each other theirs, of one number of dims. Blocks may differ in
 /// all sizes and be empty. Told sizes or dtypes that differ between ranks are
-/// an error on every rank, and so is what a stop raises on one of them: after
-/// it no stop is called there, but messages go on. Seen neither by autograd nor
-/// by a compiler. Communication: three integers from each rank to each before
-/// and after, an all-gather of the sizes where none are told, then per other
-/// rank one message each way, and one more each way where terms are returned;
-/// none waits for another stop of a third rank. Thread safety / ordering: as in
-/// primitives.h.
+/// an error on every rank, and so are tensors of torch.func's transforms and
+/// what a stop raises on one of them: after it no stop is called there, but
+/// messages go on. Seen neither by autograd nor by a compiler. Communication:
+/// three integers from each rank to each before and after, an all-gather of the
+/// sizes where none are told, then per other rank one message each way, and one
+/// more each way where terms are returned; none waits for another stop of a
+/// third rank. Thread safety / ordering: as in primitives.h.
 ///
 /// Example: ranks 0, 1 and 2 hold {1}, {2} and {3}: rank 0 meets {1}, {3} from
 /// rank 2 and {2} from rank 1.
@@ -72,7 +73,8 @@ using RingTerm = std::function<
 /// on which it is computed again, and the gradient of each block travels to its
 /// owner. What else the term uses gets no gradient. Communication, ordering and
 /// errors: as ring_tour, in backward with terms; a sum that autograd records on
-/// some ranks alone is an error, too.
+/// some ranks alone is an error, too, and so is a block with a forward-mode
+/// tangent.
 ///
 /// Example: forces between bodies that no rank holds all of,
 ///   ring_sum(attraction, bodies, {bodies}, sizes, mesh->group()).
@@ -93,15 +95,16 @@ void ring_tour_of_agreed(
     const std::string& group,
     const RingStops& stops);
 
-/// ring_tour by another name, for errors; ranks compare the `note`, too. The
-/// sizes of every rank's block.
+/// ring_tour by another name, for errors. Ranks compare the `note`, too; what
+/// it raises on one rank is an error on every rank. The sizes of every rank's
+/// block.
 std::vector<std::vector<int64_t>> ring_tour_as(
     const char* name,
     const at::Tensor& block,
     const std::vector<std::vector<int64_t>>& sizes,
     const std::string& group,
     const RingStops& stops,
-    const std::string& note = "");
+    c10::function_ref<std::string()> note = [] { return std::string(); });
 
 } // namespace detail
 

@@ -10,6 +10,7 @@
 #include "shardtensor/collectives/ring.h"
 #include "shardtensor/comm/autograd_node.h"
 #include "shardtensor/comm/scope.h"
+#include "shardtensor/comm/transforms.h"
 
 namespace shardtensor {
 
@@ -26,6 +27,20 @@ struct Ring {
   std::vector<std::vector<int64_t>> sizes;
   std::string group;
 };
+
+/// Raises for what would drop what other ranks' blocks say of a derivative.
+void check_mode_of(
+    const at::Tensor& block,
+    const std::vector<at::Tensor>& own) {
+  for (const auto& x : own) {
+    check_not_transformed(kName, x);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !torch::autograd::isFwGradDefined(block),
+      kName,
+      ": expected a block without a forward-mode tangent, got one with; use "
+      "reverse mode");
+}
 
 /// The ring has the sizes of its blocks afterwards.
 at::Tensor sum_of_terms(
@@ -44,13 +59,10 @@ at::Tensor sum_of_terms(
     meet(piece);
     return at::Tensor();
   };
-  ring.sizes = ring_tour_as(
-      kName,
-      block,
-      ring.sizes,
-      ring.group,
-      stops,
-      is_recorded ? ", recorded for backward" : "");
+  ring.sizes = ring_tour_as(kName, block, ring.sizes, ring.group, stops, [&] {
+    check_mode_of(block, own);
+    return std::string(is_recorded ? ", recorded for backward" : "");
+  });
   const auto is_input = [&](const at::Tensor& x) { return sum.is_alias_of(x); };
   return is_input(block) || std::ranges::any_of(own, is_input) ? sum.clone()
                                                                : sum;

@@ -32,6 +32,14 @@ at::Tensor values_inside(at::Tensor tensor) {
   return tensor;
 }
 
+void check_not_transformed(const char* op, const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      values_inside(tensor).is_same(tensor),
+      op,
+      ": expected tensors outside of torch.func's transforms, got one inside; "
+      "use torch.autograd.grad");
+}
+
 at::Tensor value_inside(const at::Tensor& tensor) {
   auto value = without_levels(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(

@@ -39,6 +39,9 @@ std::optional<Samples> samples_of(const at::Tensor& tensor);
 /// samples.
 at::Tensor values_inside(at::Tensor tensor);
 
+/// Raises where a level is around the tensor, which messages cannot take.
+void check_not_transformed(const char* op, const at::Tensor& tensor);
+
 /// What the host may read. Raises for what vmap batches: it has a value for
 /// each sample.
 at::Tensor value_inside(const at::Tensor& tensor);

@@ -370,3 +370,29 @@ def test_arguments_of_another_kind(mesh):
         unhalo_padding(block, mesh, config)
     with pytest.raises(TypeError, match="expected a tensor, got None"):
         unhalo_padding(None, mesh, config)
+
+
+@ranks(1, 2, 3)
+def test_modes_in_which_a_ring_sum_has_no_derivative(mesh):
+    def total(block, own):
+        return ring_sum(torch.mul, block, own, mesh=mesh)
+
+    x = torch.ones(3)
+    transformed = "ring_sum: expected tensors outside of torch.func's transforms"
+    for call in (
+        lambda: torch.func.grad(lambda block: total(block, x).sum())(x),
+        lambda: torch.func.grad(lambda own: total(x, own).sum())(x),
+        lambda: torch.func.jvp(lambda own: total(x, own), (x,), (x,)),
+        lambda: torch.func.vmap(lambda block: total(block, block))(x.expand(2, 3)),
+    ):
+        with pytest.raises(RuntimeError, match=transformed):
+            call()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match="a block without a forward-mode tang"):
+            total(dual, x)
+        of_own = torch.autograd.forward_ad.unpack_dual(total(x, dual)).tangent
+    torch.testing.assert_close(of_own, mesh.size() * x)
+    with pytest.raises(RuntimeError, match="ring_tour: expected tensors outside"):
+        torch.func.vmap(lambda b: ring_tour(b, lambda *_: None, mesh))(x.expand(2, 3))
+    torch.testing.assert_close(total(x, x), mesh.size() * x)
