@@ -4,7 +4,9 @@
 #include <limits>
 #include <numeric>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_cross.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -199,8 +201,9 @@ Tensor row_dot(const Tensor& a, const Tensor& b) {
 }
 
 /// Where each query's nearest part, which stays the same, is nearest to it:
-/// corner 0, or along edge 0, or on the inside of the face whose corners begin
-/// with that part. In double: the areas of slivers are differences.
+/// corner 0, or along edge 0, or on the plane of the face whose corners begin
+/// with that part. In double, and by the normal: the area of a sliver that two
+/// edges' products tell is a difference that may be none.
 Tensor nearest_points(
     const Tensor& vertices,
     const Tensor& all_faces,
@@ -214,21 +217,16 @@ Tensor nearest_points(
   };
   const auto from = corner(0);
   const auto u = corner(1).sub(from);
-  const auto v = corner(2).sub(from);
+  const auto normal = at::linalg_cross(u, corner(2).sub(from));
   const auto way = points.sub(from);
-  const auto on_edge = found.parts.ge(3).unsqueeze(1);
+  const auto share = [&](const Tensor& is_part, const Tensor& along) {
+    const auto square = at::where(is_part, row_dot(along, along), 1);
+    return at::where(is_part, row_dot(way, along).div(square).mul(along), 0);
+  };
   const auto inside = found.parts.eq(NearestFaces::kInside).unsqueeze(1);
-  const auto uu = at::where(on_edge, row_dot(u, u), 1);
-  const auto uv = row_dot(u, v);
-  const auto vv = row_dot(v, v);
-  const auto area = at::where(inside, uu.mul(vv).sub(uv.square()), 1);
-  const auto wu = row_dot(way, u);
-  const auto wv = row_dot(way, v);
-  const auto s =
-      at::where(inside, wu.mul(vv).sub(wv.mul(uv)).div(area), wu.div(uu));
-  const auto t = wv.mul(uu).sub(wu.mul(uv)).div(area);
-  return from.add(at::where(on_edge, s.mul(u), 0))
-      .add(at::where(inside, t.mul(v), 0));
+  const auto on_edge = found.parts.ge(3).unsqueeze(1).logical_and(~inside);
+  return at::where(
+      inside, points.sub(share(inside, normal)), from.add(share(on_edge, u)));
 }
 
 /// The signed length of the way; its derivatives are zero at zero.

@@ -164,3 +164,15 @@ def test_slivers(height):
         )
         assert abs(abs(distance.item()) - 0.1) < 1e-5
         assert (nearest - corners.mean(0)).norm() < 1e-3
+
+
+def test_slivers_whose_area_is_no_difference():
+    """Of the products of its edges, even in double."""
+    corners = torch.tensor([[0, 0, 0], [1, 0, 0], [0.5, 1e-9, 0]], dtype=torch.float64)
+    point = torch.tensor([0.5, 5e-10, 1], dtype=torch.float64, requires_grad=True)
+    distance, nearest, _ = signed_distance_field(
+        corners, torch.tensor([[0, 1, 2]]), point
+    )
+    assert distance.item() == 1 and nearest.tolist() == [0.5, 5e-10, 0]
+    (way,) = torch.autograd.grad(distance, point)
+    assert way.tolist() == [0, 0, 1]
