@@ -80,17 +80,6 @@ int compare_dims(
 
 } // namespace
 
-bool has_row_major_strides(const at::Tensor& x) {
-  int64_t next = 1;
-  for (int64_t dim = x.dim() - 1; dim >= 0; --dim) {
-    if (x.stride(dim) != next) {
-      return false;
-    }
-    next *= std::max<int64_t>(x.size(dim), 1);
-  }
-  return true;
-}
-
 Dims memory_order(const std::vector<Dims>& strides, const Dims& sizes) {
   Dims order(sizes.size());
   std::iota(order.rbegin(), order.rend(), 0);

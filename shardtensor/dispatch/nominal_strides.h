@@ -1,7 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "shardtensor/dispatch/rule.h"
 
@@ -43,7 +46,18 @@ Decision rule_with_strides(Call& call) {
 
 /// Whether it is contiguous, its dims of one element, too, whose strides may
 /// otherwise be any number.
-bool has_row_major_strides(const at::Tensor& x);
+inline bool has_row_major_strides(const at::Tensor& x) {
+  const auto sizes = x.sizes();
+  const auto strides = x.strides();
+  int64_t next = 1;
+  for (auto dim = sizes.size(); dim-- > 0;) {
+    if (strides[dim] != next) {
+      return false;
+    }
+    next *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return true;
+}
 
 /// What TensorIterator gives a tensor of `sizes` made of these operands, which
 /// may be broadcast: dims in memory in the order that the first operand that
