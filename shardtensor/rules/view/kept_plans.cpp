@@ -118,6 +118,9 @@ bool is_spread(const ShardSpec& spec, int64_t axis) {
 
 /// What the ranks of some axis shared, each of them or one would hold alone.
 bool gathers(const ShardSpec& own, const ShardSpec& wanted) {
+  if (own.numel() == 0) {
+    return false;
+  }
   for (int64_t axis = 0; axis < own.mesh()->axes(); ++axis) {
     if (is_spread(own, axis) && !is_spread(wanted, axis)) {
       return true;

@@ -110,6 +110,13 @@ def test_a_view_that_gathers_is_counted_and_refused_in_error_mode(mesh):
                 x.view(7, 5)
 
 
+@ranks(2)
+def test_a_view_of_nothing_gathers_nothing(mesh):
+    x = shard(torch.ones(5, 0, 3), mesh, [Shard(0)])
+    with shardtensor.fallback_mode("error"):
+        assert x.view(0, 7).flatten().sum().item() == 0
+
+
 @ranks(2, 3, "2x2")
 def test_a_view_that_moves_rows_keeps_every_axis_busy(mesh):
     whole = torch.randn(2, 4, 13, 16, dtype=torch.float64, requires_grad=True)
