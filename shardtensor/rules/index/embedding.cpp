@@ -38,6 +38,10 @@ Decision embedding_rule(Call& call) {
       Linearity::None);
 }
 
+bool is_cut(const at::Tensor& x) {
+  return is_shard_tensor(x) && spec(x)->is_sharded();
+}
+
 at::Tensor embedding_kernel(
     const at::Tensor& weight,
     const at::Tensor& indices,
@@ -45,8 +49,9 @@ at::Tensor embedding_kernel(
     bool scale_grad_by_freq,
     bool sparse) {
   TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D, got ", weight.dim());
-  if (is_shard_tensor(indices) && spec(indices)->is_sharded()) {
-    // See Note [Indices out of bounds].
+  if (is_cut(indices) || is_cut(weight)) {
+    // See Note [Indices out of bounds]: where the table's rows are cut, the
+    // indices are, instead.
     check_index("aten::embedding", indices, 0, weight.size(0));
   }
   static const auto op =

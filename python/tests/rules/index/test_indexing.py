@@ -125,6 +125,16 @@ def test_embedding_of_sharded_tokens(mesh):
             )
 
 
+@pytest.mark.skipif(rig.DEVICE != "cpu", reason="a device's kernels check nothing")
+@ranks(2, 3, "2x2")
+def test_tokens_outside_of_a_table_are_an_error_on_every_rank(mesh):
+    for placement in Shard(0), Shard(1):  # tokens are cut in place of rows
+        table = shard(torch.rand(4, 4), mesh, [placement] * mesh.ndim)
+        for tokens in torch.tensor([0, 1, 2, 4]), torch.tensor([[0, 1]] * 3 + [[1, 7]]):
+            with pytest.raises(IndexError, match="index [47] is out of bounds"):
+                F.embedding(tokens, table)
+
+
 @ranks(2)
 @pytest.mark.parametrize("write", [False, True])
 def test_every_gathered_mask_counts_as_a_fallback(mesh, write):
