@@ -131,8 +131,8 @@ void bind_dtensor(py::module_& module) {
       [](const MeshHandle& whole, const MeshHandle& part) {
         return axes_in(*part, *whole).has_value();
       },
-      py::arg("whole"),
-      py::arg("part"));
+      py::arg("whole").none(false),
+      py::arg("part").none(false));
   module.def(
       "from_dtensor",
       [](const at::Tensor& dtensor) {

@@ -220,7 +220,7 @@ void bind_spec(py::module_& module) {
         return handle(with_placements(
             spec, std::move(placements), std::move(partitions)));
       },
-      py::arg("spec"),
+      py::arg("spec").none(false),
       py::arg("placements"),
       py::arg("partitions") = ShardSpec::Partitions());
   module.def(
@@ -232,7 +232,7 @@ void bind_spec(py::module_& module) {
         return handle(
             infer_spec_along_axes(mesh, placements, local_sizes, along));
       },
-      py::arg("mesh"),
+      py::arg("mesh").none(false),
       py::arg("placements"),
       py::arg("local_sizes"),
       py::arg("along"));
@@ -244,7 +244,7 @@ void bind_spec(py::module_& module) {
         return handle(
             infer_even_spec(mesh, placements, std::move(local_sizes)));
       },
-      py::arg("mesh"),
+      py::arg("mesh").none(false),
       py::arg("placements"),
       py::arg("local_sizes"));
 }

@@ -202,7 +202,7 @@ void bind_tensor(py::module_& module) {
       },
       ReleaseGil(),
       py::arg("local"),
-      py::arg("spec"),
+      py::arg("spec").none(false),
       py::arg("strides"),
       "A new wrapper of given strides: what a compiled graph returns.");
   module.def(

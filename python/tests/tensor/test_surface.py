@@ -392,3 +392,17 @@ def test_another_piece_keeps_what_the_tensor_shows(mesh):
         x._local_tensor = x._local_tensor.float()
     with pytest.raises(ValueError, match="expected sizes"):
         x._local_tensor = x._local_tensor[:1]
+
+
+def test_no_layout_is_an_error():
+    from shardtensor import _C
+
+    for call in (
+        lambda: _C.with_placements(None, []),
+        lambda: _C.infer_even_spec(None, [], []),
+        lambda: _C.infer_spec_along_axes(None, [], [], []),
+        lambda: _C.unflatten(torch.zeros(2), None, []),
+        lambda: _C.has_axes(None, None),
+    ):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            call()
