@@ -131,11 +131,14 @@ SpecPtr layout_of_rows(
 /// The layout of the cut dim `dim` alone.
 SpecPtr layout_of_dim(const SpecPtr& spec, int64_t dim);
 
-/// What has one dim, as dim `dim` of `dims`: the others have one element.
+/// What has one dim, as dim `dim` of `dims`: the others have one element. Not
+/// by view(), which could cut another of them where `x` has one, too.
 inline at::Tensor viewed_along(const at::Tensor& x, int64_t dim, int64_t dims) {
-  std::vector<int64_t> sizes(dims, 1);
-  sizes[dim] = -1;
-  return x.view(sizes);
+  auto result = x;
+  for (int64_t i = 0; i < dims; ++i) {
+    result = i == dim ? result : result.unsqueeze(i);
+  }
+  return result;
 }
 
 /// Indices of int64, negative ones of `extent` rows counted from the front.

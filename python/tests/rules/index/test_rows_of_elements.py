@@ -295,3 +295,28 @@ def test_results_lie_in_the_memory_order_of_one_device(mesh):
             ):
                 assert_close(found, expected)
                 assert found.stride() == expected.stride()
+
+
+ONE_ROW = {
+    "scatter_add": lambda x, dim, index, y: x.scatter_add(dim, index, y),
+    "scatter_reduce": lambda x, dim, index, y: x.scatter_reduce(dim, index, y, "amax"),
+    "scatter": lambda x, dim, index, y: x.scatter(dim, index, y),
+    "gather": lambda x, dim, index, y: x.gather(dim, index) * y,
+}
+
+
+@ranks(2, "2x2")
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_one_row_of_any_dim(mesh, name):
+    """The index has one element along several dims: which of them is cut?"""
+    index = torch.tensor([2])
+    for dim in range(3):
+        x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+        y = torch.randn_like(x).narrow(dim, 0, 1).detach().requires_grad_()
+        for given in (index, sharded(index, [Shard(0)] * mesh.ndim)):
+            check_op(
+                lambda x, index, y, dim=dim: ONE_ROW[name](
+                    x, dim, index.view(1, 1, 1).expand(y.shape), y
+                ),
+                sharded(x, [Shard(dim)] * mesh.ndim), given, y, mesh=mesh,
+            )  # fmt: skip
