@@ -84,7 +84,8 @@ SpecPtr layout_of_new(const at::Tensor& self, const RowReduction& call) {
     const auto cut = source->placement(axis);
     const auto shift = index->dim() - 1;
     const auto other = cut.dim > dim ? cut.dim - shift : cut.dim;
-    if (cut.is_shard() && (cut.dim < dim || cut.dim > dim + shift)) {
+    if (cut.is_shard() && (cut.dim < dim || cut.dim > dim + shift) &&
+        source->size(cut.dim) == self.size(other)) {
       placements[axis] = Placement::shard(other);
       if (cuts_no_row(source->axes(cut.dim))) {
         partitions[other] = source->partition(cut.dim);
@@ -210,7 +211,8 @@ SpecPtr layout_of_put_rows(
   const auto is_beside = [&](const at::Tensor& x) {
     return is_shard_tensor(x) && spec(x)->mesh() == spec(self)->mesh();
   };
-  if (!is_new(self) || !is_beside(index) || !spec(index)->is_sharded(0)) {
+  if (!is_new(self) || !is_beside(index) || index.dim() == 0 ||
+      !spec(index)->is_sharded(0)) {
     return nullptr;
   }
   const bool has_rows =

@@ -251,3 +251,34 @@ def test_segment_reduce_may_leave_the_last_rows_out(mesh):
     cut = shard(data.detach(), mesh, [Shard(0)])
     with pytest.raises(ValueError, match=f"at most the {EDGES} rows of data, got"):
         torch.segment_reduce(cut, "sum", lengths=lengths + 1, unsafe=True)
+
+
+@ranks("2x2")
+def test_values_that_are_broadcast_say_nothing_of_a_dim(mesh):
+    index, values = torch.randperm(EDGES), torch.randn(EDGES, 1)
+
+    def put(index, values):
+        made = torch.zeros(1 << 13, 16)
+        made[index] = values
+        return made
+
+    expected = put(index, values)
+    with shardtensor.new_tensors_on(mesh):
+        made = put(
+            shard(index, mesh, [Shard(0), Replicate()]),
+            shard(values, mesh, [Shard(0), Shard(1)], {1: [1, 0]}),
+        )
+    assert_close(made, expected)
+
+
+@ranks(2, "2x2")
+def test_one_row_named_by_an_index_without_dims(mesh):
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    check_op(
+        lambda x, index, value: x.index_put((index,), value, accumulate=True),
+        sharded(x, [Shard(0)] * mesh.ndim),
+        sharded(torch.tensor(4), [Replicate()] * mesh.ndim),
+        sharded(value, [Replicate()] * mesh.ndim),
+        mesh=mesh, second_order=True,
+    )  # fmt: skip
