@@ -195,9 +195,9 @@ at::Tensor reduced(
     return joined;
   }
   const auto divisors = (counts + (call.includes_self() ? 1 : 0)).clamp_min(1);
-  return at::isFloatingType(self.scalar_type())
-      ? at::div(joined, divisors.to(self.scalar_type()))
-      : at::div(joined, divisors, "floor").to(self.scalar_type());
+  return at::isIntegralType(self.scalar_type(), /*includeBool=*/true)
+      ? at::div(joined, divisors, "floor").to(self.scalar_type())
+      : at::div(joined, divisors.to(self.scalar_type()));
 }
 
 /// What `change` makes of self's own part in a layout is that of the result;
@@ -219,6 +219,14 @@ void finish_with(
   call.finish(at::Tensor(self));
 }
 
+/// As PyTorch: index_reduce has no sum.
+void check_reduction(const std::string& op, const std::string& reduce) {
+  TORCH_CHECK(
+      !op.starts_with("aten::index_reduce") || reduce != "sum",
+      op,
+      ": Expected reduce to be one of prod, mean, amax or amin but got sum.");
+}
+
 // The next three do nothing and say so where another way is needed.
 
 bool reads_rows(ByIndex& call, const at::Tensor& index) {
@@ -238,6 +246,7 @@ bool reads_rows(ByIndex& call, const at::Tensor& index) {
 bool reduces_rows(ByIndex& call, const at::Tensor& index) {
   const auto& self = call.self();
   const auto reduce = call.reduce();
+  check_reduction(call.name(), reduce);
   const auto terms = row_terms(
       self,
       {call.name().c_str(),

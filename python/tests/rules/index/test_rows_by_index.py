@@ -116,6 +116,25 @@ def test_truth_values_are_reduced_into_rows(mesh):
                 assert_close(reduce(cut, index), reduce(bits, edges))
 
 
+@ranks(2, 3)
+def test_means_of_complex_rows(mesh):
+    index = torch.tensor([0, 2, 2, 5])
+    x, source = torch.randn(2, 6, 4, dtype=torch.complex64)
+    check_op(
+        lambda x, index: x.index_reduce(0, index, source[:4].to(x.device), "mean"),
+        sharded(x, [Shard(0)]), sharded(index, [Shard(0)]), mesh=mesh,
+    )  # fmt: skip
+
+
+@ranks(2)
+def test_index_reduce_has_no_sum(mesh):
+    x, index = torch.randn(6, 4), torch.tensor([0, 2, 2, 5])
+    cuts = shard(x, mesh, [Shard(0)]), shard(index, mesh, [Shard(0)])
+    for rows, of in ((x, index), cuts):
+        with pytest.raises(RuntimeError, match="one of prod, mean, amax or amin"):
+            rows.index_reduce(0, of, x[:4], "sum")
+
+
 LAYOUTS = {
     "both_axes": ([Shard(0), Shard(0)], [Shard(1), Shard(1)]),
     "channels": ([Shard(0), Shard(1)], [Shard(1), Replicate()]),
