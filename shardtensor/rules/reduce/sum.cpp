@@ -101,12 +101,24 @@ at::Tensor expand_sum(const at::Tensor& grad, const SumGeometry& geometry) {
   return result;
 }
 
-/// Sums are linear in Partial(sum) and Partial(avg); other reductions first.
-at::Tensor without_nonlinear_partial(const at::Tensor& tensor) {
+/// False where a cast of a sum is not the sum of the casts: of its whole part,
+/// and of what is true.
+bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
+  return from == to ||
+      (from != at::kBool && to != at::kBool &&
+       (at::isIntegralType(from, false) || !at::isIntegralType(to, false)));
+}
+
+/// Sums are linear in Partial(sum) and Partial(avg); other reductions first,
+/// and all where terms would be cast.
+at::Tensor without_nonlinear_partial(
+    const at::Tensor& tensor,
+    at::ScalarType dtype) {
+  const bool casts = !cast_is_linear(tensor.scalar_type(), dtype);
   auto placements = spec(tensor)->placements();
   bool changed = false;
   for (auto& placement : placements) {
-    if (!is_linear(placement)) {
+    if (!is_linear(placement) || (casts && placement.is_partial())) {
       placement = Placement::replicate();
       changed = true;
     }
@@ -130,19 +142,21 @@ at::Tensor sum_dims(
     const std::vector<int64_t>& dims,
     bool keepdim,
     std::optional<at::ScalarType> dtype) {
-  const auto tensor = without_nonlinear_partial(input);
+  const auto out_dtype = dtype.value_or(
+      at::isIntegralType(input.scalar_type(), true) ? at::kLong
+                                                    : input.scalar_type());
+  const auto tensor = without_nonlinear_partial(input, out_dtype);
   const auto& from = spec(tensor);
   const auto& local = impl_of(tensor)->local();
-  const auto out_dtype = dtype.value_or(
-      at::isIntegralType(tensor.scalar_type(), true) ? at::kLong
-                                                     : tensor.scalar_type());
   const auto terms = reduced_spec(from, dims, keepdim, Placement::partial());
   at::Tensor result;
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    if (at::isReducedFloatingType(out_dtype) && terms->has_partial()) {
+    const bool is_narrow = at::isReducedFloatingType(out_dtype);
+    if ((is_narrow || out_dtype == at::kBool) && terms->has_partial()) {
       const auto whole = without_partial(terms);
-      const auto sum = local_sum(local, dims, keepdim, at::kFloat);
+      const auto sum =
+          local_sum(local, dims, keepdim, is_narrow ? at::kFloat : out_dtype);
       result = wrap(redistribute_local(sum, terms, whole).to(out_dtype), whole);
     } else {
       result = wrap(local_sum(local, dims, keepdim, out_dtype), terms);

@@ -341,6 +341,19 @@ def test_partial_inputs(mesh):
     )  # fmt: skip
 
 
+@ranks(2, 3, "2x2")
+def test_sums_of_sums_in_another_dtype(mesh):
+    """A sum's whole part is not that of its terms, nor is what is true."""
+    part = shard(torch.full((6, 3), 0.5), mesh, [Shard(0)] * mesh.ndim)
+    for dtype in (torch.int64, torch.bool, torch.float64, torch.bfloat16):
+        expected = torch.full((3,), 3.0).sum(dtype=dtype)
+        assert_close(part.sum(0).sum(dtype=dtype), expected)
+        assert_close(part.sum(0).sum(0, dtype=dtype).sum(), expected.sum())
+    truth = part.sum(0, dtype=torch.bool)
+    assert_close(truth.sum(), torch.tensor(3))
+    assert_close(truth * 2 + truth, torch.full((3,), 3))
+
+
 @ranks(2)
 def test_sums_move_nothing_until_they_are_needed(mesh):
     import shardtensor
