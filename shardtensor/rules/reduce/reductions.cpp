@@ -78,6 +78,7 @@ Moments moments(const Reduction& reduction, bool keepdim, Spread spread) {
                    : std::get<0>(both) * rows;
   } else if (rows > 0) {
     mean = local;
+    squares = (local - local).abs(); // NaN of an infinity
   }
   if (wide) { // of ranks without rows, too
     mean = mean.to(at::promoteTypes(mean.scalar_type(), at::kDouble));

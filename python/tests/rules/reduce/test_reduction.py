@@ -355,6 +355,16 @@ def test_sums_of_sums_in_another_dtype(mesh):
 
 
 @ranks(2)
+def test_the_variance_of_one_number_without_dims(mesh):
+    for value in (1.0, INF, NAN):
+        x = torch.tensor(value)
+        part = shard(x, mesh, [Replicate()])
+        for correction in (0, 1):
+            assert_close(part.var(correction=correction), x.var(correction=correction))
+            assert_close(part.std(correction=correction), x.std(correction=correction))
+
+
+@ranks(2)
 def test_sums_move_nothing_until_they_are_needed(mesh):
     import shardtensor
 
