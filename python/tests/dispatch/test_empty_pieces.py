@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ranks import assert_close, ranks, shard
 from torch import nn
 from torch.distributed.tensor import Shard
@@ -95,6 +96,8 @@ def test_indices_out_of_bounds(mesh):
     ):
         with pytest.raises(IndexError, match="index -?[67] is out of bounds"):
             call()
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+        F.embedding(rows, s)
     assert_close(
         s.index_fill(0, torch.tensor([-6, 5]), 2.0),
         x.index_fill(0, torch.tensor([0, 5]), 2.0),

@@ -10,6 +10,7 @@
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/dispatch/labels.h"
+#include "shardtensor/rules/index/rows.h"
 
 // Rows of a table that indices name. The table's rows are whole, its columns
 // and the indices keep their layout.
@@ -38,10 +39,6 @@ Decision embedding_rule(Call& call) {
       Linearity::None);
 }
 
-bool is_cut(const at::Tensor& x) {
-  return is_shard_tensor(x) && spec(x)->is_sharded();
-}
-
 at::Tensor embedding_kernel(
     const at::Tensor& weight,
     const at::Tensor& indices,
@@ -51,7 +48,7 @@ at::Tensor embedding_kernel(
   TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D, got ", weight.dim());
   if (is_cut(indices) || is_cut(weight)) {
     // See Note [Indices out of bounds]: where the table's rows are cut, the
-    // indices are, instead.
+    // indices are, instead, and a piece without columns looks at none.
     check_index("aten::embedding", indices, 0, weight.size(0));
   }
   static const auto op =
