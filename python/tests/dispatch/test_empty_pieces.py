@@ -147,6 +147,20 @@ def test_dtypes_that_a_kernel_refuses(mesh):
         assert_close(bits.amax(1), (x.real > 0).amax(1))
 
 
+@ranks(2, "2x2")
+def test_class_weights_that_require_grad(mesh):
+    x, target = torch.randn(4, 6), torch.tensor([0, 1, 5, 2])
+    weight = torch.rand(6, requires_grad=True)
+    for dim, sizes in cuts(mesh):
+        s = shard(x, mesh, [Shard(dim)] * mesh.ndim, {dim: sizes})
+        for loss in (F.nll_loss, F.cross_entropy):
+            for given in (x, s):
+                with pytest.raises(RuntimeError, match="argument 'weight'"):
+                    loss(given, target, weight)
+            with torch.no_grad():
+                assert_close(loss(s, target, weight), loss(x, target, weight))
+
+
 @ranks(2, 3, "2x2")
 def test_second_order_of_evaluated_norms(mesh):
     norms = (

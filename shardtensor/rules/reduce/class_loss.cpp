@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/cross_entropy_loss_ops.h>
 #include <ATen/ops/log_softmax.h>
@@ -111,6 +112,11 @@ OptionalTensor plain_weight(
       weight->sizes());
   check_promotions({*weight}, op);
   check_no_tangent("class weights of a loss", *weight);
+  TORCH_CHECK( // a rank without classes would not call what refuses them
+      !(at::GradMode::is_enabled() && weight->requires_grad()),
+      op,
+      " is not differentiable with respect to argument 'weight'. This input "
+      "cannot have requires_grad True.");
   const auto whole = autocast_to_float(
       kLossOp, is_shard_tensor(*weight) ? full_tensor(*weight) : *weight);
   TORCH_CHECK(
