@@ -147,6 +147,48 @@ def test_dtypes_that_a_kernel_refuses(mesh):
         assert_close(bits.amax(1), (x.real > 0).amax(1))
 
 
+def ones(*sizes):
+    return torch.ones(sizes, dtype=torch.bool)
+
+
+# Of truth values (4, 6).
+REFUSED_OF_TRUTH = {
+    "mm": lambda x: x @ ones(6, 3),
+    "mv": lambda x: x @ ones(6),
+    "dot": lambda x: x[:, 0].dot(ones(4)),
+    "addmm": lambda x: torch.addmm(ones(3), x, ones(6, 3)),
+    "addmv": lambda x: torch.addmv(ones(1), x, ones(6)),
+    "bmm": lambda x: x[None].bmm(ones(1, 6, 3)),
+    "baddbmm": lambda x: torch.baddbmm(ones(3), x[None], ones(1, 6, 3)),
+    "matmul": lambda x: x[None] @ ones(6, 3),
+    "linear": lambda x: F.linear(x, ones(3, 6)),
+    "bilinear": lambda x: F.bilinear(x, x, ones(2, 6, 6)),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, ones(3, 6)),
+    "searchsorted": lambda x: torch.searchsorted(ones(3), x),
+    "bucketize": lambda x: torch.bucketize(x, ones(3)),
+    "cdist": lambda x: torch.cdist(x.half(), x.half()),
+    "bincount": lambda x: torch.bincount(x[:, 0]),
+    "trace": lambda x: x.trace(),
+}
+
+
+@ranks(2, 3, "2x2")
+def test_truth_values_that_a_kernel_refuses(mesh):
+    x = ones(4, 6)
+    layouts = [([Shard(dim)] * mesh.ndim, {dim: sizes}) for dim, sizes in cuts(mesh)]
+    if mesh.ndim == 2:
+        layouts.append(([Shard(0), Shard(1)], {0: [0, 4]}))
+    for placements, sizes in layouts:
+        s = shard(x, mesh, placements, sizes)
+        for name, call in REFUSED_OF_TRUTH.items():
+            try:
+                call(x)
+            except Exception as error:
+                with pytest.raises(type(error)):
+                    call(s)
+                    pytest.fail(name)
+
+
 @ranks(2, "2x2")
 def test_class_weights_that_require_grad(mesh):
     x, target = torch.randn(4, 6), torch.tensor([0, 1, 5, 2])

@@ -1,5 +1,6 @@
 #include <numeric>
 
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/labels.h"
 
 // cdist: the distance of every row of one matrix to every row of another. Rows
@@ -49,6 +50,7 @@ Decision cdist_rule(Call& call) {
   if (!is_plain_case(call)) {
     return gathered(call);
   }
+  check_takes_dtypes(call);
   const auto dims = call.operand(0).dim();
   return rule_by_labels(
       call,

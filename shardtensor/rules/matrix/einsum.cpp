@@ -9,6 +9,7 @@
 
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "shardtensor/dispatch/arguments/promotion.h"
@@ -278,11 +279,28 @@ std::shared_ptr<const std::optional<EinsumPlan>> find_plan(
       key, [&] { return plan_einsum(text, tensors, path, mesh); });
 }
 
+/// At most two along each dim, to try whether kernels take the dtype: an empty
+/// piece would not ask.
+std::vector<Tensor> few_zeros_like(at::TensorList tensors) {
+  std::vector<Tensor> zeros;
+  for (const auto& tensor : tensors) {
+    auto sizes = tensor.sizes().vec();
+    for (auto& size : sizes) {
+      size = std::min<int64_t>(size, 2);
+    }
+    zeros.push_back(at::zeros(sizes, tensor.options()));
+  }
+  return zeros;
+}
+
 Tensor einsum_of_pieces(
     c10::string_view text,
     at::TensorList tensors,
     at::OptionalIntArrayRef path,
     const EinsumPlan& plan) {
+  if (at::isIntegralType(tensors[0].scalar_type(), /*includeBool=*/true)) {
+    at::einsum(text, few_zeros_like(tensors), path);
+  }
   std::vector<Tensor> operands;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (must_promote(tensors[i])) {

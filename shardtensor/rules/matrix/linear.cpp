@@ -22,7 +22,9 @@ bool has_whole_rows(
     const Tensor& input,
     const Tensor& weight,
     const Tensor& bias) {
+  // Of integers kernels refuse some, but not without rows.
   if (!is_shard_tensor(input) || !is_whole(weight) || !is_whole(bias) ||
+      at::isIntegralType(input.scalar_type(), /*includeBool=*/true) ||
       weight.dim() != 2 ||
       (bias.defined() && bias.sizes() != weight.sizes().slice(0, 1))) {
     return false;

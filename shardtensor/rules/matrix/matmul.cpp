@@ -9,6 +9,7 @@
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/function_rule.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/nominal_strides.h"
@@ -71,6 +72,7 @@ Decision product_rule(Call& call) {
     check_batches(call);
   }
   check_types(call, 0);
+  check_takes_dtypes(call);
   return rule_by_labels(
       call,
       {{product.left, product.right, product.output}, {product.output}},
@@ -100,6 +102,7 @@ Decision add_product_rule(Call& call) {
   } else if constexpr (&product == &kMv) {
     check_types(call, 1); // any addend
   }
+  check_takes_dtypes(call);
   if (auto sizes = sizes_by_labels(call, labels)) {
     check_expands(addend.tensor.sizes(), sizes->at(0));
     call.set_output_sizes(*std::move(sizes));
@@ -159,6 +162,7 @@ Decision trilinear_rule(Call& call) {
       output.push_back(static_cast<int64_t>(dim));
     }
   }
+  check_takes_dtypes(call);
   return rule_by_labels(call, labels, Linearity::Product);
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/WrapDimUtils.h>
 
 #include "shardtensor/dispatch/along_dim.h"
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/labels.h"
 #include "shardtensor/dispatch/nominal_strides.h"
 
@@ -82,6 +83,7 @@ Decision searchsorted_rule(Call& call) {
     labels.operands.push_back(std::move(own));
   }
   labels.outputs = {numbered(value)};
+  check_takes_dtypes(call);
   auto decision = rule_by_labels(call, labels, Linearity::None);
   if (!call.argument("sorter").isNone()) {
     decision.refuses_values = decision.inputs.back();
@@ -91,6 +93,7 @@ Decision searchsorted_rule(Call& call) {
 
 /// bucketize, isin: the first operand pointwise, the second whole.
 Decision lookup_rule(Call& call) {
+  check_takes_dtypes(call);
   Labels labels;
   for (const auto& operand : call.operands()) {
     labels.operands.push_back(

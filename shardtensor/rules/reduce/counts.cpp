@@ -3,12 +3,15 @@
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/bincount_ops.h>
 #include <ATen/ops/histc.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/trace_ops.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "shardtensor/dispatch/arguments/refused_dtype.h"
 #include "shardtensor/dispatch/kernel.h"
 #include "shardtensor/layout/global_rows.h"
 
@@ -43,6 +46,8 @@ at::Tensor bincount_kernel(
         lowest.item<int64_t>() >= 0,
         "bincount only supports 1-d non-negative integral inputs.");
     minlength = std::max(minlength, highest.item<int64_t>() + 1);
+    check_empty_takes_dtype<at::_ops::bincount>(
+        given.tensor, std::optional<at::Tensor>(), int64_t{0});
   }
   const auto own =
       weighs ? local_of(*weights, given.spec).tensor : at::Tensor();
@@ -81,6 +86,7 @@ at::Tensor histc_kernel(
 at::Tensor trace_kernel(const at::Tensor& self) {
   TORCH_CHECK(self.dim() == 2, "trace: expected a matrix");
   const auto& local = impl_of(self)->local();
+  check_takes_dtype<at::_ops::trace>(local);
   const auto options = local.options().dtype(at::kLong);
   const auto on_diagonal = own_rows(*spec(self), 0, options)
                                .unsqueeze(1)
