@@ -8,8 +8,6 @@ Later, with what needs them, come those of
   new_tensors_on and parallelize: backward runs without the modes of forward;
 - torch.distributed.ProcessGroup.__deepcopy__ (parallelize.py): copies of a module keep
   the group of their norms;
-- FSDPParamGroup's unshard and wait_for_unshard (parallelize.py): buffers of FSDP's own
-  stay plain in a forward that makes others;
 - defaults of torch.distributed.nn.functional (device_mesh.py), when groups are
   forgotten: PyTorch keeps the first default group there;
 - lists and hooks of torch._functorch and torch._inductor, in the first graph that has a

@@ -47,7 +47,8 @@ def new_tensors_on(device_mesh: DeviceMesh | None = None) -> Iterator[None]:
     The results are the same. What torch.utils.checkpoint recomputes in backward is
     recomputed within it. Also a decorator. Default: DistributedManager's mesh.
     Tensors for other devices than the mesh's stay plain, and so do those that a
-    compiled function makes, or one under a transform of torch.func."""
+    compiled function makes, one under a transform of torch.func, and this package or
+    torch.distributed for its own use."""
     hold_in_checkpoints()
     with _Constants(default_mesh() if device_mesh is None else device_mesh):
         yield
@@ -109,14 +110,20 @@ _PLAIN_MEMORY = {
     parameter.UninitializedBuffer.__new__.__code__,
     torch._utils._rebuild_tensor.__code__,
 }
+# Modules that make a rank's own: pieces, FSDP's buffers, numbers that travel.
+_OF_ONE_RANK = ("shardtensor.", "torch.distributed.")
 
 
-def _is_plain_memory() -> bool:
-    """Whether the factory that a mode looks at was called there."""
+def _is_made_plain(func: Callable) -> bool:
+    """Whether the factory that a mode looks at was called for a plain tensor."""
     frame = sys._getframe(2)
     while frame and frame.f_code.co_name == "__torch_function__":  # other modes
         frame = frame.f_back
-    return frame is not None and frame.f_code in _PLAIN_MEMORY
+    if frame is None:
+        return False
+    if frame.f_globals.get("__name__", "").startswith(_OF_ONE_RANK):
+        return True
+    return func is torch.empty and frame.f_code in _PLAIN_MEMORY
 
 
 # Not a dispatch key: that would also see the tensors that PyTorch's kernels,
@@ -132,7 +139,7 @@ class _Constants(TorchFunctionMode):
         if (
             (func in _FACTORIES or func in _FROM_TENSOR)
             and not _is_traced()
-            and not (func is torch.empty and _is_plain_memory())
+            and not _is_made_plain(func)
         ):
             made = self._constant(func, args, kwargs)
             if made is not None:

@@ -271,28 +271,9 @@ _MESHES_OF_FSDP = {"fsdp": _flat, "hsdp": _copies_by_shards}
 def _shard(module, mesh, units, options):
     from torch.distributed.fsdp import fully_shard
 
-    _let_fsdp_make_plain_tensors()
     for unit in _closed(_children(module) if units is None else units, module):
         fully_shard(unit, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
-
-
-@functools.cache
-def _let_fsdp_make_plain_tensors():
-    """Its buffers, in the middle of a forward that makes others."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    def outside_of_modes(method):
-        @functools.wraps(method)
-        def run(*args, **kwargs):
-            with torch._C.DisableTorchFunction():
-                return method(*args, **kwargs)
-
-        return run
-
-    for name in ("unshard", "wait_for_unshard"):
-        method = getattr(FSDPParamGroup, name)
-        setattr(FSDPParamGroup, name, outside_of_modes(method))
 
 
 def _closed(units, module):

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import numpy
 import pytest
 import torch
 from fourier import Spectral
@@ -11,7 +12,7 @@ from ranks import assert_close, check_op, partitions, ranks, shard, sharded, une
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-import shardtensor
+import shardtensor.io
 from shardtensor import ShardTensor, new_tensors_on
 
 
@@ -451,3 +452,28 @@ def test_what_is_loaded_or_copied_stays_plain(mesh):
         assert type(other) is torch.Tensor
         assert torch.equal(other, x)
     assert type(loaded["weight"]) is torch.nn.Parameter
+
+
+@ranks(2, 3, "2x2")
+def test_this_package_makes_what_it_makes_without(mesh, tmp_path):
+    """Pieces, which differ between ranks, and their numbers."""
+    rows = torch.arange(3.0).unsqueeze(1)
+    path = tmp_path / f"{mesh.get_rank()}.npy"
+    numpy.save(path, numpy.zeros((1, 1), "f4"))
+    array = shardtensor.io.open(path)
+    first = rows if mesh.get_rank() == 0 else None
+    cut = [Shard(0)] * mesh.ndim
+    owners = torch.tensor([0, mesh.size() - 1, 0])
+    with new_tensors_on(mesh):
+        read = array.read(..., mesh, cut)
+        made = shardtensor.zeros(3, 2, device_mesh=mesh, placements=cut)
+        sent = shardtensor.scatter_tensor(first, 0, mesh, cut)
+        told = shardtensor.distribute_tensor(rows, mesh, cut)
+        found = shardtensor.io.statistics(array, mesh)
+        nodes = shardtensor.partition_nodes(mesh, owners=owners)
+    assert_close(read, rows[:1])  # one rank alone has a row
+    assert_close(made, torch.zeros(3, 2))
+    assert_close(sent, rows)
+    assert_close(told, rows)
+    assert type(found.mean) is torch.Tensor and found.count == 1
+    assert_close(nodes, torch.tensor([0, 2, 1]))
