@@ -262,10 +262,11 @@ class ShardTensor(torch.Tensor, metaclass=handlers.Registries):
 
     def backward(self, gradient=None, *args, **kwargs) -> None:
         """As torch.Tensor.backward; a plain gradient must be whole and the
-        same on every rank."""
-        if gradient is not None and not isinstance(gradient, ShardTensor):
+        same on every rank. PyTorch raises for one of another shape."""
+        is_whole = isinstance(gradient, torch.Tensor) and gradient.shape == self.shape
+        if is_whole and not isinstance(gradient, ShardTensor):
             core = self._core
-            gradient = _C.promote(gradient.expand(self.shape), core.mesh)
+            gradient = _C.promote(gradient, core.mesh)
             gradient = _C.redistribute(gradient, core.without_partial())
         with anomaly.found_by_all_ranks(self):
             super().backward(gradient, *args, **kwargs)

@@ -355,6 +355,9 @@ def test_backward_takes_plain_and_sharded_gradients(mesh):
         y.backward(give(y))
         assert type(x.grad) is ShardTensor
         assert_close(x.grad, 3 * weights)
+        for other in (weights.new_ones(()), weights[0], weights[:, :1], weights[None]):
+            with pytest.raises(RuntimeError, match="Mismatch in shape: grad_output"):
+                y.backward(other)
 
 
 @ranks(1, 2, 3)
