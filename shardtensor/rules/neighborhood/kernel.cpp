@@ -55,35 +55,36 @@ SHARDTENSOR_LOOPS(double)
 
 // ---- tensors as rows --------------------------------------------------------
 
+/// The innermost dim of cells with more than one of them, which says how far
+/// apart they are. `trailing` dims come after the cells.
+int64_t dim_of_cells(const Tensor& x, int64_t trailing) {
+  int64_t dim = x.dim() - trailing - 1;
+  while (dim > 1 && x.size(dim) <= 1) {
+    --dim;
+  }
+  return dim;
+}
+
 /// In the type of the arithmetic, with features side by side and cells at even
 /// distances in row-major order: (batch, dims..., heads, features).
 Tensor with_even_cells(const Tensor& given) {
   const auto x = given.to(at::toOpMathType(given.scalar_type()));
   bool even = x.size(-1) <= 1 || x.stride(-1) == 1;
-  int64_t cell = 0;
-  for (int64_t dim = x.dim() - 3; dim >= 1; --dim) {
-    if (x.size(dim) <= 1) {
-      continue;
-    }
-    even = even && (cell == 0 || x.stride(dim) == cell);
-    cell = x.stride(dim) * x.size(dim);
+  int64_t dim = dim_of_cells(x, /*trailing=*/2);
+  for (int64_t cell = x.stride(dim); dim >= 1; --dim) {
+    even = even && (x.size(dim) <= 1 || x.stride(dim) == cell);
+    cell *= x.size(dim);
   }
   return even ? x : x.contiguous();
 }
 
-/// The innermost dim of cells with more than one of them says how far apart
-/// they are. `trailing` dims come after the cells.
 template <class T>
 FeatureRows<T> rows_of(const Tensor& x, int64_t trailing = 2) {
-  FeatureRows<T> rows{x.data_ptr<std::remove_const_t<T>>(), x.stride(0), 0, 0};
-  for (int64_t dim = x.dim() - trailing - 1; dim >= 1 && rows.cell == 0;
-       --dim) {
-    if (x.size(dim) > 1) {
-      rows.cell = x.stride(dim);
-    }
-  }
-  rows.head = x.stride(x.dim() - trailing);
-  return rows;
+  return {
+      x.data_ptr<std::remove_const_t<T>>(),
+      x.stride(0),
+      x.stride(dim_of_cells(x, trailing)),
+      x.stride(x.dim() - trailing)};
 }
 
 NeighborhoodPiece piece_of(

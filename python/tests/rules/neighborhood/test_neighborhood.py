@@ -92,6 +92,25 @@ def test_memory_dtypes_and_threads():
                 assert_close(a, e, rtol=tolerance, atol=20 * tolerance)
 
 
+EXPANDED = (5, 1), (1, 6), (1, 1)
+SUMMED = 1, 2, (1, 2), (0, 2), (2, 3), (2, 4)
+
+
+def test_operands_and_gradients_that_are_expanded():
+    """Rows at distance 0 from each other, along one dim or both."""
+    for i, lengths in itertools.product(range(3), EXPANDED):
+        x = list(operands(5, 6))
+        x[i] = operands(*lengths)[i].expand(x[i].shape)
+        assert_close(neighborhood_attention(*x, 3), dense(*x, (3, 3)))
+    x = operands(5, 6)
+    for dims in SUMMED:
+        expected = torch.autograd.grad(dense(*x, (3, 3)).sum(dims).sin().sum(), x)
+        out = neighborhood_attention(*x, 3)
+        actual = torch.autograd.grad(out.sum(dims).sin().sum(), x)
+        for a, e in zip(actual, expected, strict=True):
+            assert_close(a, e, what=f"sum over {dims}")
+
+
 def test_heads_that_serve_several():
     q, _, _ = operands(5, heads=6)
     _, k, v = operands(5, heads=2)
@@ -147,6 +166,15 @@ def test_two_dims_in_any_layout(mesh):
         for rows, columns in (([1, 4], [6, 0]), ([0, 5], [5, 1])):
             cut = placements_of(mesh, 1, 2), {1: rows, 2: columns}
             check(mesh, attend, *(sharded(t, *cut) for t in x), second_order=True)
+
+
+@ranks(2, "2x2")
+def test_means_over_one_of_two_dims(mesh):
+    """Their gradients are expanded along it."""
+    attend = attention_of(3)
+    x = [sharded(t, placements_of(mesh, 1)) for t in operands(7, 6)]
+    for dims in SUMMED:
+        check(mesh, lambda *given, dims=dims: attend(*given).mean(dims), *x)
 
 
 @ranks(3, "2x2")
