@@ -4,7 +4,6 @@
 #include <numeric>
 #include <typeinfo>
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
@@ -19,6 +18,7 @@
 #include "shardtensor/tensor/gradients/parameter_gradients.h"
 #include "shardtensor/tensor/gradients/tangent.h"
 #include "shardtensor/tensor/keys.h"
+#include "shardtensor/tensor/order_in_memory.h"
 #include "shardtensor/tensor/redistribute.h"
 #include "shardtensor/tensor/transformed.h"
 
@@ -193,16 +193,6 @@ void share_version_counter(const at::Tensor& from, const at::Tensor& to) {
     torch::autograd::impl::set_version_counter(
         to, torch::autograd::impl::version_counter(from));
   }
-}
-
-/// Strides of a copy that lies as the tensor does; none: contiguous.
-std::vector<int64_t> order_in_memory(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
-    return {};
-  }
-  return tensor.is_non_overlapping_and_dense()
-      ? tensor.strides().vec()
-      : at::infer_dense_strides(tensor.sizes(), tensor.strides());
 }
 
 // ---- inside of transforms ---------------------------------------------------
@@ -421,7 +411,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to) {
       local = local.clone();
     }
   }
-  auto result = wrap(local, to, order_in_memory(tensor));
+  auto result = wrap(local, to, detail::order_in_memory(tensor));
   connect<RedistributeBackward>(result, tensor, without_partial(from));
   const auto& placements = from->placements();
   if (!std::all_of(placements.begin(), placements.end(), is_linear)) {

@@ -1,8 +1,5 @@
 #include "shardtensor/rules/attention/attention.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -80,37 +77,6 @@ AttentionDropout draw_dropout(
     dropout.keys = operands.key.size(-2);
   }
   return dropout;
-}
-
-/// As PyTorch's kernel leaves them: dims in the order of the query's memory.
-/// The other ways give contiguous outputs.
-std::vector<int64_t> output_strides(
-    const AttentionOperands& operands,
-    const std::vector<int64_t>& sizes) {
-  const auto& query = operands.query;
-  const auto& mask = operands.mask;
-  const auto has_rows = [](const Tensor& x) {
-    return !x.defined() || x.stride(-1) == 1 || x.size(-1) == 1;
-  };
-  const bool by_kernel = query.dim() == 4 &&
-      query.size(-1) == operands.value.size(-1) &&
-      !(mask.defined() && mask.requires_grad()) && has_rows(query) &&
-      has_rows(operands.key) && has_rows(operands.value) && has_rows(mask);
-  if (!by_kernel) {
-    return {};
-  }
-  std::vector<int64_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return query.stride(a) > query.stride(b);
-  });
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
-    strides[*dim] = stride;
-    stride *= std::max<int64_t>(sizes[*dim], 1);
-  }
-  return strides;
 }
 
 /// A ShardTensor in the layout of its operand, of local terms.
@@ -236,7 +202,8 @@ Tensor attention(
     const AttentionOperands& operands,
     const LayoutsPtr& layouts,
     double scale,
-    double dropout_probability) {
+    double dropout_probability,
+    at::IntArrayRef strides) {
   const auto& [query, key, value, mask] = operands;
   const auto dropout = draw_dropout(dropout_probability, operands);
   if (has_tangent({query, key, value, mask})) {
@@ -261,10 +228,7 @@ Tensor attention(
         with_options(layouts->work, scale, dropout));
     all.output = all.output.reshape(layouts->output->local_sizes());
   }
-  const auto output = wrap(
-      all.output,
-      layouts->output,
-      output_strides(operands, layouts->output->sizes()));
+  const auto output = wrap(all.output, layouts->output, strides);
   connect<AttentionBackward>(
       output,
       {query, key, value, mask},

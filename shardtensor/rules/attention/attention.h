@@ -9,12 +9,13 @@ namespace shardtensor::detail {
 /// No scores are kept: backward computes them again, block by block, from the
 /// logarithms of their sums. Differentiable to any order; double backward and
 /// forward mode hold this rank's scores at once. `dropout` is a probability
-/// below 1, by numbers of the "counter" policy. Communication: see
-/// AttentionWork.
+/// below 1, by numbers of the "counter" policy. `strides` are the output's;
+/// none: contiguous. Communication: see AttentionWork.
 at::Tensor attention(
     const AttentionOperands& operands,
     const std::shared_ptr<const AttentionLayouts>& layouts,
     double scale,
-    double dropout);
+    double dropout,
+    at::IntArrayRef strides);
 
 } // namespace shardtensor::detail

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -11,6 +12,7 @@
 #include "shardtensor/layout/plans/plan_cache.h"
 #include "shardtensor/rules/attention/attention.h"
 #include "shardtensor/rules/attention/shared_heads.h"
+#include "shardtensor/tensor/order_in_memory.h"
 #include "shardtensor/tensor/random.h"
 
 // scaled_dot_product_attention as a whole, at the function level: below, it is
@@ -123,6 +125,29 @@ bool takes_mask(const AttentionOperands& operands, bool causal) {
   return at::is_expandable_to(mask.sizes(), sizes);
 }
 
+/// As PyTorch's kernel of the CPU leaves the output: dims in the order of the
+/// query's memory. What it doesn't take has contiguous outputs.
+std::vector<int64_t> output_strides(
+    const AttentionOperands& operands,
+    double dropout,
+    bool enable_gqa) {
+  const auto& [query, key, value, mask] = operands;
+  const int64_t equal = enable_gqa ? 1 : 2; // batch and heads
+  const auto fits = [&, &query = query](const Tensor& x) {
+    return x.size(-2) > 0 && (x.stride(-1) == 1 || x.size(-1) == 1) &&
+        x.sizes().slice(0, equal) == query.sizes().slice(0, equal);
+  };
+  const bool by_kernel = query.dim() == 4 && dropout == 0 &&
+      at::globalContext().userEnabledFlashSDP() &&
+      query.size(-1) == value.size(-1) && fits(query) && fits(key) &&
+      fits(value);
+  const bool with_mask = !mask.defined() ||
+      (!mask.requires_grad() && mask.dim() != 3 &&
+       (mask.stride(-1) == 1 || mask.size(-1) == 1));
+  return by_kernel && with_mask ? order_in_memory(query)
+                                : std::vector<int64_t>();
+}
+
 // ---- the operands -----------------------------------------------------------
 
 /// All batch dims of the same extents, but for the heads of groups.
@@ -181,7 +206,8 @@ Tensor sharded(
     AttentionOperands operands,
     bool causal,
     double scale,
-    double dropout) {
+    double dropout,
+    at::IntArrayRef strides) {
   auto layouts = find_layouts(operands, causal);
   if (layouts->splits_groups) {
     const int64_t dim = operands.query.dim() - 3;
@@ -197,7 +223,7 @@ Tensor sharded(
     operands.mask = redistribute(operands.mask, layouts->mask);
   }
   return redistribute(
-      attention(operands, layouts, scale, dropout), layouts->result);
+      attention(operands, layouts, scale, dropout, strides), layouts->result);
 }
 
 Tensor scaled_dot_product_attention_function(
@@ -233,10 +259,15 @@ Tensor scaled_dot_product_attention_function(
       keep_gradient_layout(*x);
     }
   }
+  const auto strides = output_strides(operands, dropout, enable_gqa);
   expand_batches(operands, enable_gqa);
   const auto features = static_cast<double>(query.size(-1));
   return sharded(
-      operands, causal, scale ? *scale : 1 / std::sqrt(features), dropout);
+      operands,
+      causal,
+      scale ? *scale : 1 / std::sqrt(features),
+      dropout,
+      strides);
 }
 
 } // namespace

@@ -561,24 +561,6 @@ def test_a_changed_output_is_an_error(mesh):
 
 
 @ranks(2)
-def test_strides_are_those_of_one_device(mesh):
-    x = torch.randn(2, 6, 3, 4)
-    for q in (x, x.transpose(1, 2)):
-        rows = [Shard(2)]
-        s = scatter_like(q, mesh, rows)
-        out = F.scaled_dot_product_attention(s, s, s)
-        assert out.stride() == F.scaled_dot_product_attention(q, q, q).stride()
-
-
-def scatter_like(x, mesh, placements):
-    """A ShardTensor with x's strides."""
-    order = sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
-    back = [order.index(dim) for dim in range(x.dim())]
-    cut = [Shard(order.index(p.dim)) for p in placements]
-    return shard(x.permute(order).contiguous(), mesh, cut).permute(back)
-
-
-@ranks(2)
 def test_the_choice_and_bad_names(mesh):
     assert shardtensor.get_attention_transport() == "auto"
     with pytest.raises(ValueError, match="expected 'auto', 'ring'.*got 'pigeon'"):
