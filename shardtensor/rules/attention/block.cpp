@@ -273,8 +273,9 @@ BlockOptions seen_by_rows(
 }
 
 /// PyTorch's kernel of the CPU says 0 of a row whose scores are all -inf,
-/// whatever made them so; beside other blocks of keys that were a weight.
-Attended with_unseen_rows(
+/// whatever made them so, and of some that overflow to inf. Beside other blocks
+/// of keys the one were a weight, the other a number in the place of NaN.
+Attended with_rows_of_zero(
     Attended result,
     const Tensor& query,
     const Keys& keys,
@@ -285,18 +286,12 @@ Attended with_unseen_rows(
   }
   const auto rows =
       result.log_sum.eq(0).flatten(0, 1).any(0).nonzero().squeeze(1);
-  const auto log_sums = attend_by_scores(
-                            query.index_select(2, rows),
-                            keys,
-                            seen_by_rows(options, rows, keys.key.size(2)))
-                            .log_sum;
-  const auto unseen = log_sums.isneginf();
-  const auto keep = [&](Tensor& all, const Tensor& none, double value) {
-    all.index_copy_(
-        2, rows, all.index_select(2, rows).masked_fill_(none, value));
-  };
-  keep(result.log_sum, unseen, kUnseen);
-  keep(result.output, unseen.unsqueeze(-1), 0);
+  const auto part = attend_by_scores(
+      query.index_select(2, rows),
+      keys,
+      seen_by_rows(options, rows, keys.key.size(2)));
+  result.output.index_copy_(2, rows, part.output);
+  result.log_sum.index_copy_(2, rows, part.log_sum);
   return result;
 }
 
@@ -356,7 +351,7 @@ Attended attend(
   }
   if (flash_takes(query, keys)) {
     return with_hidden(
-        with_unseen_rows(flash(query, keys, options), query, keys, options));
+        with_rows_of_zero(flash(query, keys, options), query, keys, options));
   }
   const auto added = with_added_mask(options, query);
   const auto kernel = choose_kernel(query, keys, added, /*for_backward=*/false);

@@ -560,6 +560,17 @@ def test_a_changed_output_is_an_error(mesh):
         out.sum().backward()
 
 
+@ranks(2, 3)
+def test_scores_that_overflow_are_no_numbers(mesh):
+    """As softmax has it; PyTorch's kernel says 0 of some blocks of keys."""
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+    q, k = q * 1e200, k * 1e200
+    with shardtensor.attention_transport("ring"):
+        parts = (shard(x, mesh, [Shard(2)]) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*parts)
+    assert_close(out, (q @ k.mT).softmax(-1) @ v)
+
+
 @ranks(2)
 def test_the_choice_and_bad_names(mesh):
     assert shardtensor.get_attention_transport() == "auto"
