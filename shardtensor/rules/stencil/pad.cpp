@@ -22,6 +22,8 @@
 #include "shardtensor/layout/plans/transfer.h"
 #include "shardtensor/rules/stencil/plan_tensors.h"
 #include "shardtensor/rules/stencil/run_stencil.h"
+#include "shardtensor/tensor/order_in_memory.h"
+#include "shardtensor/tensor/shard_tensor_impl.h"
 
 namespace shardtensor::detail {
 namespace {
@@ -125,6 +127,17 @@ ConstantPadPlan plan_constant_pad(const SpecPtr& spec, IntArrayRef pad) {
   return plan;
 }
 
+/// PyTorch clones what is left where nothing is added.
+std::vector<int64_t> padded_strides(
+    const Tensor& x,
+    IntArrayRef pad,
+    const std::vector<int64_t>& sizes) {
+  const bool adds =
+      std::ranges::any_of(pad, [](int64_t rows) { return rows > 0; });
+  return adds ? strides_of_format(x.suggest_memory_format(), sizes)
+              : order_in_memory(x, sizes);
+}
+
 Tensor constant_pad_function(
     const Tensor& x,
     IntArrayRef pad,
@@ -141,16 +154,12 @@ Tensor constant_pad_function(
   const auto plan =
       plans.find(key, [&] { return plan_constant_pad(spec(x), pad); });
   const Tensor local = to_local(redistribute(x, plan->input));
-  if (!plan->input->mesh()->contains_this_rank()) {
-    return from_local(
-        local.new_zeros(plan->output->local_sizes()),
-        plan->output,
-        x.suggest_memory_format());
-  }
-  return from_local(
-      at::constant_pad_nd(local, plan->local, value),
+  return from_local_strided(
+      plan->input->mesh()->contains_this_rank()
+          ? at::constant_pad_nd(local, plan->local, value)
+          : local.new_zeros(plan->output->local_sizes()),
       plan->output,
-      x.suggest_memory_format());
+      padded_strides(x, pad, plan->output->sizes()));
 }
 
 // ---- rows of the input again ------------------------------------------------

@@ -83,6 +83,18 @@ def test_many_rows_are_chosen_among_those_gathered(mesh, mode):
     check_op(F.pad, x, (2, 1, 300, 400), mode, mesh=mesh)
 
 
+@ranks(2, 3)
+@pytest.mark.parametrize("pad", [(0, 0), (-1, 0), (-1, -1, 0, -2), (1, -1)])
+def test_strides_are_those_of_one_device(mesh, pad):
+    """Where nothing is added, those of a clone."""
+    for order in ((2, 3, 0, 1), (0, 3, 1, 2), (0, 1, 2, 3)):
+        x = torch.randn(4, 5, 6, 7)
+        part = shard(x, mesh, [Shard(order[2])]).permute(order)
+        expected = F.pad(x.permute(order), pad)
+        assert F.pad(part, pad).stride() == expected.stride()
+        assert_close(F.pad(part, pad), expected)
+
+
 @ranks(2)
 def test_constants_need_no_messages(mesh):
     import shardtensor
