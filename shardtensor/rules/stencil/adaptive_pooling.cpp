@@ -345,12 +345,14 @@ template <class Op, int64_t dims>
 Tensor adaptive_avg_pool_function(const Tensor& input, IntArrayRef size) {
   const Tensor x = autocast_to_float(Op::name, input);
   const auto sizes = expanded(size, dims);
-  if (x.numel() == 0 && (x.dim() == dims + 1 || x.dim() == dims + 2) &&
+  if ((x.dim() == dims + 1 || x.dim() == dims + 2) &&
       sizes == std::vector<int64_t>(dims, 1)) {
-    // A mean, as in PyTorch, which takes windows without rows only so.
+    // A mean, as in PyTorch, which takes windows without rows, and complex
+    // numbers, only so.
     std::vector<int64_t> last(dims);
     std::iota(last.begin(), last.end(), -dims);
-    return x.mean(last, /*keepdim=*/true);
+    const auto mean = x.mean(last, /*keepdim=*/true);
+    return redistribute(mean, without_partial(spec(mean)));
   }
   return averaged({Op::name, dims, sizes, false}, x);
 }

@@ -233,6 +233,15 @@ def test_averaging_everything_gathers_nothing(mesh):
     assert y.shape == (1, 2, 1, 1)
 
 
+@ranks(2, "2x2")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_mean_of_complex_numbers(mesh, dims):
+    x = torch.randn(2, 3, *[5, 4, 6][:dims], dtype=torch.complex128)
+    for placements in layouts(mesh, dims):
+        part = sharded(x.requires_grad_(), placements)
+        check_op(getattr(F, f"adaptive_avg_pool{dims}d"), part, 1, mesh=mesh)
+
+
 @ranks(1, 2)
 def test_one_window_over_no_rows(mesh):
     for shape in ((2, 0), (2, 3, 0), (0, 3, 4)):
