@@ -26,6 +26,27 @@ Tensor norm_input(
   return autocast_to_float(op, redistribute(x, without_partial(spec(x))));
 }
 
+void check_types(
+    const char* op,
+    const Tensor& x,
+    std::initializer_list<OptionalTensor> parameters) {
+  for (const auto& given : parameters) {
+    const auto parameter = value_or_undefined(given);
+    if (!parameter.defined() || autocast_widens(op, parameter)) {
+      continue;
+    }
+    const auto type = parameter.scalar_type();
+    TORCH_CHECK(
+        type == x.scalar_type() ||
+            (type == at::kFloat && at::isReducedFloatingType(x.scalar_type())),
+        op,
+        ": expected parameters of the input's dtype, ",
+        x.scalar_type(),
+        ", or in fp32 beside half precision, got ",
+        type);
+  }
+}
+
 Tensor cut_like(Tensor tensor, const ShardSpec& spec, int64_t first) {
   for (int64_t dim = first; tensor.defined() && dim < first + tensor.dim();
        ++dim) {

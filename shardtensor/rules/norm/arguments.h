@@ -18,6 +18,13 @@ at::Tensor norm_input(
     const at::Tensor& input,
     std::initializer_list<std::optional<at::Tensor>> others);
 
+/// Raises unless kernels take the parameters beside x: of its dtype, or in fp32
+/// beside half precision.
+void check_types(
+    const char* op,
+    const at::Tensor& x,
+    std::initializer_list<std::optional<at::Tensor>> parameters);
+
 /// What this rank needs of a plain tensor whose dims are the dims of `spec`
 /// from `first` on.
 at::Tensor cut_like(at::Tensor tensor, const ShardSpec& spec, int64_t first);

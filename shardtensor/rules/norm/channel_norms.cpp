@@ -150,6 +150,10 @@ ChannelNorm channel_norm(
   check("bias", given.bias);
   check("running_mean", given.running_mean);
   check("running_var", given.running_var);
+  check_types(
+      op.c_str(),
+      x,
+      {given.weight, given.bias, given.running_mean, given.running_var});
   const Running running{
       running_buffer(given.running_mean), running_buffer(given.running_var)};
   TORCH_CHECK(

@@ -78,6 +78,12 @@ Moments merge_ranks(
 } // namespace
 
 Moments norm_moments(const Tensor& input, const NormGeometry& geometry) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      input.is_floating_point(),
+      current_comm_scope(),
+      ": not implemented for '",
+      input.scalar_type(),
+      "'");
   const at::NoGradGuard no_grad;
   const auto x = input.detach();
   if (!geometry.centered) {

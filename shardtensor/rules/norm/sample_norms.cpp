@@ -153,6 +153,7 @@ Tensor group_norm_function(
       groups);
   check_channels("group_norm", "weight", weight, x.size(1));
   check_channels("group_norm", "bias", bias, x.size(1));
+  check_types(op, x, {weight, bias});
   const auto layout = spec(x);
   const auto local = to_local(x);
   if (x.numel() == 0) { // refused or not, as PyTorch's version has it
@@ -227,6 +228,7 @@ Tensor layer_norm_function(
   const auto x = norm_input(op, input, {weight, bias});
   const auto first =
       check_normalized_shape("layer_norm", x, normalized_shape, weight, bias);
+  check_types(op, x, {weight, bias});
   const auto layout = spec(x);
   const auto geometry = geometry_of(layout, dims_from(first, x.dim()));
   const auto affine = local_affine(op, weight, bias, *layout, first);

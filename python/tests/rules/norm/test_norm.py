@@ -506,6 +506,36 @@ def test_wrong_arguments_name_the_norm(mesh):
         )
 
 
+PLAIN = {
+    "group": lambda x, *affine: F.group_norm(x, 2, *affine),
+    "batch": lambda x, *affine: F.batch_norm(x, None, None, *affine, training=True),
+    "instance": lambda x, *affine: F.instance_norm(x, None, None, *affine),
+    "layer": lambda x, *affine: F.layer_norm(x, [4, 4], *affine),
+    "rms": lambda x: F.rms_norm(x, [4, 4]),
+}
+
+
+@ranks(2)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_integers_are_refused_as_on_one_device(mesh, dtype):
+    x = torch.ones(3, 4, 4, 4, dtype=dtype)
+    for given in (x, shard(x, mesh, [Shard(2)])):
+        for norm in PLAIN.values():
+            with pytest.raises(NotImplementedError, match="not implemented for"):
+                norm(given)
+
+
+@ranks(2)
+@pytest.mark.parametrize("kind", ["group", "batch", "instance"])
+def test_parameters_of_another_dtype(mesh, kind):
+    x = torch.randn(3, 4, 4, 4, dtype=torch.float64)
+    for given in (x, shard(x, mesh, [Shard(2)])):
+        with pytest.raises(RuntimeError, match="datatype|input's dtype, Double"):
+            PLAIN[kind](given, torch.ones(4))
+        with pytest.raises(RuntimeError, match="type of Float|input's dtype, Float"):
+            PLAIN[kind](given.float(), None, torch.ones(4).double())
+
+
 @ranks(2)
 def test_no_elements_at_all(mesh):
     for kind in ("group", "batch", "layer", "rms"):
