@@ -3,8 +3,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
+#include "shardtensor/comm/plain_tensors.h"
 #include "shardtensor/layout/plans/plan_cache.h"
 
 namespace shardtensor::detail {
@@ -13,7 +15,7 @@ namespace {
 // Note [Plan tensors on devices]
 // Numbers of the host come to a device by a copy that waits for all that the
 // device has to do. A plan's numbers are the same in every step: they stay
-// there.
+// there, made outside of whatever modes and transforms the call is in.
 template <typename T>
 at::Tensor make_tensor(
     at::ArrayRef<T> values,
@@ -30,7 +32,11 @@ at::Tensor make_tensor(
   for (const T value : values) {
     key.add(value);
   }
-  return *tensors.find(key, make);
+  return *tensors.find(key, [&] {
+    const OnPlainTensors plain;
+    const c10::InferenceMode no_inference(false);
+    return make();
+  });
 }
 
 at::Tensor make_indices(at::IntArrayRef values, const at::Tensor& like) {

@@ -169,6 +169,19 @@ def test_plans_of_millions_of_outputs_are_a_few_numbers(mesh, pools):
 
 
 @ranks(2)
+def test_an_evaluation_before_the_training(mesh):
+    """What a device keeps of a plan serves both."""
+    x = shard(leaf(1, 2, 7, 5), mesh, [Shard(2)])
+    for resize in (
+        partial(F.adaptive_avg_pool2d, output_size=3),
+        partial(F.interpolate, size=(10, 6), mode="bilinear"),
+    ):
+        with torch.inference_mode():
+            resize(x)
+        resize(x).sum().backward()
+
+
+@ranks(2)
 def test_images_of_bytes(mesh):
     x = (torch.rand(1, 3, 8, 8) * 255).to(torch.uint8)
     for mode in ["nearest", "bilinear"]:
