@@ -276,7 +276,8 @@ double Stencil::local_scale() const {
 // s is a small multiple of a small power of two (doubling, halving, ...) there
 // is a small a for which a * s is whole, and positions are exact in floating
 // point: the local operator then repeats the global one's arithmetic. Of some
-// million rows float32 has no exact positions, and PyTorch's are others.
+// million rows float32 has no exact positions, and PyTorch's are others, those
+// of doubles, too: but for antialiasing its kernels round positions to float32.
 bool Stencil::is_shift_invariant() const {
   constexpr double kFinest = 16;
   const double rows_per_output = 1 / local_scale();
@@ -291,7 +292,8 @@ bool Stencil::is_shift_invariant() const {
     finest *= 2;
   }
   const auto largest = static_cast<double>(std::max(input_, output_));
-  return largest * finest <= (how_.double_precision ? 0x1p53 : 0x1p24);
+  const bool doubles = how_.double_precision && is_antialiased(how_);
+  return largest * finest <= (doubles ? 0x1p53 : 0x1p24);
 }
 
 StencilPiece Stencil::shifted_piece(const Interval& outputs) const {

@@ -397,6 +397,16 @@ TEST(Stencil, DoublingAndHalvingInterpolateLocally) {
           .is_shift_invariant());
 }
 
+TEST(Stencil, PositionsOfDoublesAreRoundedAsFloats) {
+  const auto is_exact = [](Resample::Mode mode, int64_t rows) {
+    return Stencil::resample({mode, false, {}, true}, rows, 2 * rows)
+        .is_shift_invariant();
+  };
+  EXPECT_TRUE(is_exact(Resample::Mode::Linear, 1 << 20));
+  EXPECT_FALSE(is_exact(Resample::Mode::Linear, 1 << 24));
+  EXPECT_TRUE(is_exact(Resample::Mode::LinearAntialias, 1 << 24));
+}
+
 // ---- ownership --------------------------------------------------------------
 
 std::vector<int64_t> owned(const Stencil& stencil, const Partition& input) {
