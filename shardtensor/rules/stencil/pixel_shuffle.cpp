@@ -13,8 +13,8 @@ namespace {
 
 using at::Tensor;
 
-/// PyTorch returns a tensor without elements unshuffled as it is: its sizes
-/// cannot be inferred from one.
+/// On the CPU PyTorch returns a tensor without elements unshuffled as it is:
+/// its sizes cannot be inferred from one.
 std::vector<int64_t> shuffled_sizes(
     std::vector<int64_t> sizes,
     bool up,
@@ -49,7 +49,8 @@ StencilCall plan_shuffle(
 
 template <class Op, bool up>
 Tensor shuffle_function(const Tensor& x, int64_t factor) {
-  if (!up && x.dim() > 2 && x.numel() == 0) { // as PyTorch's kernels have it
+  if (!up && x.is_cpu() && x.dim() > 2 && x.numel() == 0) {
+    // As PyTorch's kernel of the CPU has it.
     infer_sizes(
         Op::name, x, 2, [&](const Tensor& t) { return Op::call(t, factor); });
     return x.clone();
