@@ -17,7 +17,15 @@
 namespace shardtensor::detail {
 namespace {
 
-at::Tensor memory_of(const at::Tensor& tensor, const std::string& op) {
+/// Of the others schemas don't say that they are written.
+bool is_read(const std::string& op, const std::string& argument) {
+  return op == "c10d::send" || argument.rfind("input", 0) == 0;
+}
+
+at::Tensor memory_of(
+    const at::Tensor& tensor,
+    const std::string& op,
+    bool written) {
   if (!is_shard_tensor(tensor)) {
     return tensor;
   }
@@ -27,10 +35,17 @@ at::Tensor memory_of(const at::Tensor& tensor, const std::string& op) {
       ": expected plain tensors or Replicate ShardTensors, got ",
       to_string(*spec(tensor)),
       "; use full_tensor() for the whole tensor or to_local() for the piece");
+  auto* impl = impl_of(tensor);
   if (constant_view_of(tensor)) {
-    begin_write(*impl_of(tensor));
+    begin_write(*impl);
   }
-  return impl_of(tensor)->local();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !written || !impl->moved_view(),
+      op,
+      ": cannot write into a view (sizes ",
+      tensor.sizes(),
+      ") of a ShardTensor that is cut, which is a copy; use clone()");
+  return impl->local();
 }
 
 bool is_list_of_lists(const c10::IValue& value) {
@@ -38,9 +53,12 @@ bool is_list_of_lists(const c10::IValue& value) {
       value.toList().elementType()->kind() == c10::TypeKind::ListType;
 }
 
-c10::IValue with_memory(const c10::IValue& value, const std::string& op) {
+c10::IValue with_memory(
+    const c10::IValue& value,
+    const std::string& op,
+    bool written) {
   const auto memory = [&](const at::Tensor& tensor) {
-    return memory_of(tensor, op);
+    return memory_of(tensor, op, written);
   };
   if (!is_list_of_lists(value)) {
     return with_tensors(value, memory);
@@ -58,9 +76,11 @@ void collective_function(
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
   const auto name = c10::toString(op.operator_name());
-  const auto base = stack->size() - op.schema().arguments().size();
-  for (size_t i = base; i < stack->size(); ++i) {
-    (*stack)[i] = with_memory((*stack)[i], name);
+  const auto& arguments = op.schema().arguments();
+  const auto base = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[base + i];
+    value = with_memory(value, name, !is_read(name, arguments[i].name()));
   }
   op.callBoxed(stack);
 }

@@ -51,3 +51,15 @@ def test_replicate_is_reduced_in_place_and_pieces_are_refused(mesh):
     with pytest.raises(NotImplementedError, match=told):
         cut = shard(x, mesh, [Shard(0)])
         dist.all_gather([torch.empty(3)] * 2, cut, group=group)
+
+
+@ranks(2)
+def test_a_view_that_is_a_copy_is_read_and_not_written(mesh):
+    group = mesh.get_group()
+    x = shard(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
+    row = x[1]  # a copy, on each rank
+    with pytest.raises(NotImplementedError, match="cannot write into a view"):
+        dist.all_reduce(row, group=group)
+    rows = torch.zeros(6)
+    dist.all_gather_into_tensor(rows, row, group=group)  # reads it
+    assert_close(rows, torch.tensor([3.0, 4.0, 5.0] * 2))
