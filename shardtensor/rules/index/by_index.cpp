@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/div.h>
@@ -200,16 +201,17 @@ at::Tensor reduced(
       : at::div(joined, divisors.to(self.scalar_type()));
 }
 
-/// What `change` makes of self's own part in a layout is that of the result;
-/// told to write, it is that of self, which lies so.
+/// What `change` makes of self's own part in a layout is that of the result,
+/// which shows these strides; told to write, it is that of self, which lies so.
 void finish_with(
     ByIndex& call,
     const SpecPtr& layout,
+    at::IntArrayRef strides,
     c10::function_ref<at::Tensor(const at::Tensor& own, bool writes)> change) {
   const auto& self = call.self();
   if (!call.in_place()) {
     const auto own = local_of(self, layout).tensor;
-    call.finish(wrap(change(own, /*writes=*/false), layout));
+    call.finish(wrap(change(own, /*writes=*/false), layout, strides));
     return;
   }
   begin_row_write(self, layout);
@@ -261,7 +263,7 @@ bool reduces_rows(ByIndex& call, const at::Tensor& index) {
   }
   const CommScope scope(call.name().c_str());
   const bool adds = reduce == "sum" && call.includes_self();
-  finish_with(call, terms->layout, [&](const at::Tensor& own, bool writes) {
+  finish_with(call, terms->layout, {}, [&](const at::Tensor& own, bool writes) {
     if (adds) {
       return writes ? own.add_(terms->rows, call.alpha())
                     : own.add(terms->rows, call.alpha());
@@ -285,7 +287,11 @@ bool fills_rows(ByIndex& call, const at::Tensor& index) {
   }
   const CommScope scope(call.name().c_str());
   const auto mask = viewed_along(terms->counts.gt(0), call.dim(), self.dim());
-  finish_with(call, terms->layout, [&](const at::Tensor& own, bool writes) {
+  // index_fill fills a copy, which lies as self.
+  const auto strides = call.index_is_of_rows()
+      ? at::infer_dense_strides(self.sizes(), self.strides())
+      : std::vector<int64_t>();
+  finish_with(call, terms->layout, strides, [&](const auto& own, bool writes) {
     return writes ? own.masked_fill_(mask, call.value())
                   : own.masked_fill(mask, call.value());
   });

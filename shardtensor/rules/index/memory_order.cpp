@@ -1,5 +1,7 @@
 #include "shardtensor/rules/index/memory_order.h"
 
+#include <algorithm>
+
 #include "shardtensor/dispatch/nominal_strides.h"
 
 namespace shardtensor::detail {
@@ -18,6 +20,24 @@ Dims named_dims(const Indices& given) {
   return named;
 }
 
+/// Of an index whose last dim is the result's dim `last`, 0 where it is
+/// broadcast; a mask stands for its rows.
+Dims strides_of_index(
+    const at::Tensor& index,
+    int64_t last,
+    const Dims& sizes) {
+  Dims strides(sizes.size(), 0);
+  if (is_mask(index)) {
+    strides[last] = 1;
+    return strides;
+  }
+  for (int64_t dim = 0; dim < index.dim(); ++dim) {
+    const auto place = last - index.dim() + 1 + dim;
+    strides[place] = index.size(dim) == sizes[place] ? index.stride(dim) : 0;
+  }
+  return strides;
+}
+
 } // namespace
 
 Dims indexed_strides(
@@ -25,7 +45,10 @@ Dims indexed_strides(
     const Indices& given,
     const Dims& sizes) {
   const auto named = named_dims(given);
-  if (self.is_contiguous() || named.empty()) {
+  const auto indices = given_indices(given);
+  const bool are_contiguous = std::ranges::all_of(
+      indices, [](const auto& one) { return one.index.is_contiguous(); });
+  if ((self.is_contiguous() && are_contiguous) || named.empty()) {
     return {};
   }
   const auto kept = self.dim() - static_cast<int64_t>(named.size());
@@ -43,13 +66,11 @@ Dims indexed_strides(
     }
   }
   of_self.insert(of_self.begin() + place, added, 0);
-  Dims of_indices(sizes.size(), 0);
-  int64_t stride = 1;
-  for (int64_t dim = place + added - 1; dim >= place; --dim) {
-    of_indices[dim] = stride;
-    stride *= sizes[dim];
+  std::vector<Dims> strides{of_self};
+  for (const auto& one : indices) {
+    strides.push_back(strides_of_index(one.index, place + added - 1, sizes));
   }
-  return dense_strides(memory_order({of_self, of_indices}, sizes), sizes);
+  return dense_strides(memory_order(strides, sizes), sizes);
 }
 
 } // namespace shardtensor::detail

@@ -205,7 +205,14 @@ std::optional<Tensor> read_by_whole_index(
   }
   const std::optional<Tensor> index = given.get(*dim);
   const auto cut = cut_for_rows(kOp, x, *dim, *index, /*may_be_negative=*/true);
-  return cut ? std::optional(read_along(x, *dim, *cut)) : std::nullopt;
+  if (!cut) {
+    return {};
+  }
+  const auto found = read_along(x, *dim, *cut);
+  // What is cut has lost how the index lies.
+  return index->is_contiguous()
+      ? found
+      : in_memory_order(found, indexed_strides(x, given, found.sizes().vec()));
 }
 
 // ---- the call ---------------------------------------------------------------

@@ -297,6 +297,31 @@ def test_results_lie_in_the_memory_order_of_one_device(mesh):
                 assert found.stride() == expected.stride()
 
 
+@ranks(2, "2x2")
+def test_results_lie_as_their_indices_do(mesh):
+    x, index = cloud(), torch.randint(POINTS, (NEAR, CENTERS))
+    rows = torch.randperm(POINTS)[:NEAR]
+
+    def results(x, index, rows):
+        columns = index.t()
+        return (
+            x[:, columns], x[:, :, columns % 3], x.transpose(0, 2)[:, columns],
+            x[rows % 2, columns], x.transpose(0, 2).index_fill(1, rows, 1.0),
+        )  # fmt: skip
+
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        cut = shard(x, mesh, [placement] * mesh.ndim)
+        for of_index in (Shard(0), Shard(1), Replicate()):
+            found = results(
+                cut,
+                shard(index, mesh, [of_index] * mesh.ndim),
+                shard(rows, mesh, [Shard(0)] * mesh.ndim),
+            )
+            for a, b in zip(found, results(x, index, rows), strict=True):
+                assert_close(a, b)
+                assert a.stride() == b.stride()
+
+
 ONE_ROW = {
     "scatter_add": lambda x, dim, index, y: x.scatter_add(dim, index, y),
     "scatter_reduce": lambda x, dim, index, y: x.scatter_reduce(dim, index, y, "amax"),
