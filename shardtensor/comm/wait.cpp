@@ -1,12 +1,14 @@
 #include "shardtensor/comm/wait.h"
 
 #include <atomic>
+#include <cmath>
 
 #include <c10/util/Exception.h>
 
 namespace shardtensor {
 
 namespace {
+constexpr double kLargestTimeout = 1e9; // c10d counts nanoseconds in 64 bits
 std::atomic<int64_t> timeout_milliseconds{0};
 std::atomic<BeforeWait> before_wait{nullptr};
 std::atomic<AfterWait> after_wait{nullptr};
@@ -14,11 +16,11 @@ std::atomic<AfterWait> after_wait{nullptr};
 
 void set_communication_timeout(double seconds) {
   TORCH_CHECK_VALUE(
-      seconds >= 0,
+      seconds >= 0 && seconds <= kLargestTimeout,
       "set_communication_timeout: seconds is ",
       seconds,
-      ", expected 0 (no limit) or more");
-  timeout_milliseconds = static_cast<int64_t>(seconds * 1e3);
+      ", expected 0 (no limit) to 1e9");
+  timeout_milliseconds = static_cast<int64_t>(std::ceil(seconds * 1e3));
 }
 
 std::chrono::milliseconds communication_timeout() {

@@ -1,3 +1,5 @@
+#include <chrono>
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -170,8 +172,13 @@ TEST(CommScope, NamesTheInnermostAndRestoresTheOuter) {
   });
 }
 
-TEST(CommunicationTimeout, RefusesNegativeSeconds) {
-  EXPECT_THROW(set_communication_timeout(-1), c10::ValueError);
+TEST(CommunicationTimeout, RefusesWhatIsNoNumberOfSeconds) {
+  for (const double wrong : {-1.0, 1e300, HUGE_VAL, std::nan("")}) {
+    EXPECT_THROW(set_communication_timeout(wrong), c10::ValueError) << wrong;
+  }
+  set_communication_timeout(1e-6); // 0 would be no limit
+  EXPECT_EQ(communication_timeout(), std::chrono::milliseconds(1));
+  set_communication_timeout(0);
 }
 
 } // namespace
