@@ -268,6 +268,12 @@ void check_launch(const Launch& launch) {
       ": local rank ",
       launch.local_rank,
       " < 0");
+  check(
+      launch.port >= 0 && launch.port < 1 << 16,
+      launch.method,
+      ": port ",
+      launch.port,
+      ", expected 0 to 65535");
 }
 
 std::string address_of_rank_0(const Launch& launch) {

@@ -39,7 +39,7 @@ Launch detect_launch(const Environment& environment);
 /// From this process' environment.
 Launch detect_launch();
 
-/// Raises LaunchError when the rank is outside the job.
+/// Raises LaunchError when the rank is outside the job, or the port is none.
 void check_launch(const Launch& launch);
 
 /// Where the ranks meet, if not by MPI. Raises LaunchError when the launcher

@@ -88,6 +88,7 @@ def test_first_host(nodes, first):
         ({**TORCHRUN, "RANK": "x"}, "RANK='x' is not an integer"),
         ({**TORCHRUN, "RANK": "8"}, "rank 8 is outside a job of 8 processes"),
         ({**TORCHRUN, "LOCAL_RANK": "-1"}, "local rank -1 < 0"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "port 70000, expected 0 to 65535"),
     ],
 )
 def test_wrong_environments_say_what_is_missing(environment, message):
