@@ -352,7 +352,11 @@ Tensor adaptive_avg_pool_function(const Tensor& input, IntArrayRef size) {
     std::vector<int64_t> last(dims);
     std::iota(last.begin(), last.end(), -dims);
     const auto mean = x.mean(last, /*keepdim=*/true);
-    return redistribute(mean, without_partial(spec(mean)));
+    const auto layout = without_partial(spec(mean));
+    return from_local(
+        to_local(redistribute(mean, layout)),
+        layout,
+        x.suggest_memory_format());
   }
   return averaged({Op::name, dims, sizes, false}, x);
 }
