@@ -1,5 +1,7 @@
 """PyTorch's DeviceMesh and the core's Mesh, one for one."""
 
+import collections
+import hashlib
 import itertools
 import sys
 import weakref
@@ -7,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -17,6 +20,8 @@ from shardtensor.compile import as_written
 _core_meshes: dict[DeviceMesh, _C.Mesh] = {}
 _device_meshes: dict[_C.Mesh, DeviceMesh] = {}
 _groups: dict[DeviceMesh, dist.ProcessGroup] = {}
+# In each job, how often the same ranks have made a group.
+_made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _joint_meshes: dict[tuple[_C.Mesh, _C.Mesh], _C.Mesh | None] = {}
 _job: weakref.ref | None = None  # the default group that these belong to
 _forgetters: list[Callable[[], None]] = []
@@ -57,12 +62,20 @@ def check_axis(mesh: DeviceMesh, axis: int | str) -> None:
 
 def _group_of(ranks):
     """A group that these ranks make without the others. A default group that is
-    bound to a device would split its communicator, which takes every rank."""
+    bound to a device would split its communicator, which takes every rank. PyTorch
+    would name it by how many groups this rank is in, and others may be in fewer."""
     world = dist.group.WORLD
+    made = _made.setdefault(world, collections.Counter())
+    made[tuple(ranks)] += 1
+    text = f"shardtensor {ranks} {made[tuple(ranks)]}".encode()
+    name = hashlib.sha1(text, usedforsecurity=False).hexdigest()
     device, world.bound_device_id = world.bound_device_id, None
+    naming = distributed_c10d._process_group_name
+    distributed_c10d._process_group_name = lambda *_, **__: name
     try:
         return dist.new_group(ranks, use_local_synchronization=True)
     finally:
+        distributed_c10d._process_group_name = naming
         world.bound_device_id = device
 
 

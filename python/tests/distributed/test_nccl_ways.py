@@ -98,6 +98,17 @@ def test_a_mesh_of_some_ranks_makes_its_group_alone(mesh):
         world.bound_device_id = None
 
 
+@ranks(3, timeout=60)
+def test_a_mesh_of_ranks_that_are_in_other_groups(mesh):
+    dist.new_group([0, 1])
+    for others in ([[0, 2]], [[1, 2]], [[2], [0]]):
+        some = DeviceMesh("cpu", others)
+        if dist.get_rank() in some.mesh:
+            x = torch.ones(1)
+            dist.all_reduce(x, group=whole_group(some))
+            assert x.item() == 2
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_one_rank_of_nccl(tmp_path):
     program = tmp_path / "program.py"
